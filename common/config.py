@@ -1,0 +1,123 @@
+"""Typed settings from TOML and flags: an unknown key, a wrong type or a value out of range is an error that names it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from common.errors import SettingError, nearest
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Local training on a device."""
+
+    lr: Positive = 0.01
+    momentum: Share = 0.9
+    weight_decay: NonNegative = 0.0
+    batch_size: Count = 64
+    local_epochs: Count = 5
+    local_steps: CountOrZero = 0  # mini-batch steps instead of epochs; 0: by epochs
+    clip_norm: NonNegative = 0.0  # gradient norm; 0: no clipping
+    mixed_precision: Literal["off", "bf16"] = "off"
+
+
+class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who takes part in a round, and when it closes."""
+
+    rounds: Count = 40
+    clients: CountOrZero = 0  # sampled a round; 0: all that are connected
+    min_clients: Count = 2  # devices needed before a round starts
+    quorum: CountOrZero = 0  # updates that suffice at the deadline; 0: as many as min_clients, at most the cohort
+    deadline_s: Positive = 600.0
+    grace_s: Positive = 30.0  # a sampled device disconnected for longer no longer holds a round that has its quorum
+    over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
+    train: Literal["sampled", "all"] = "sampled"
+    evaluate_every: CountOrZero = 0  # also evaluate all devices every so many rounds; the end is always evaluated
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits on what a peer can send, and how quickly a silent peer is noticed."""
+
+    max_blob_bytes: Count = 8 << 30
+    max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
+    keepalive_s: Positive = 2.0
+    certificate_days: Count = 90
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole federation.toml."""
+
+    seed: int = 0
+    method: dict[str, Any] = {}  # name, and the options of its parts: checked by common.methods
+    model: dict[str, Any] = {}  # name, and the architecture's options: checked by common.models
+    train: dict[str, Any] = {}  # TrainSettings over the method's defaults
+    round: dict[str, Any] = {}  # RoundSettings over the method's defaults
+    server: dict[str, Any] = {}  # ServerSettings
+
+
+def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
+    """`values` as a typed struct. Errors: SettingError that names the key, what is wrong with it and the nearest known key."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    for key in values:
+        if key not in known:
+            raise SettingError(f"unknown setting {where}{key}{nearest(key, known)}")
+    try:
+        return msgspec.convert(dict(values), kind)
+    except msgspec.ValidationError as error:
+        raise SettingError(f"setting {where or 'at the top level'}: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested dictionaries. Errors: SettingError that names the file and the line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path} is not valid TOML: {error}") from None
+
+
+def parse_assignment(text: str) -> tuple[list[str], Any]:
+    """`a.b=c` as (["a", "b"], c), with c read as a TOML value where it is one and as a string otherwise."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.split(".")):
+        raise SettingError(f"--set takes section.key=value, not {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return path.split("."), parsed
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries, the second over the first; neither is changed."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def load_settings(config: Path | None, assignments: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said explicitly, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
+    said: dict[str, Any] = read_toml(config) if config else {}
+    for text in assignments:
+        path, value = parse_assignment(text)
+        for key in reversed(path):
+            value = {key: value}
+        said = merge(said, value)
+    said = merge(said, flags)
+    convert(Settings, said, "")
+    return said

@@ -1,0 +1,217 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Work(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORK_UNSPECIFIED: _ClassVar[Work]
+    WORK_TRAIN: _ClassVar[Work]
+    WORK_EVALUATE: _ClassVar[Work]
+WORK_UNSPECIFIED: Work
+WORK_TRAIN: Work
+WORK_EVALUATE: Work
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("name", "csr_der")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CSR_DER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    csr_der: bytes
+    def __init__(self, name: _Optional[str] = ..., csr_der: _Optional[bytes] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("csr_der",)
+    CSR_DER_FIELD_NUMBER: _ClassVar[int]
+    csr_der: bytes
+    def __init__(self, csr_der: _Optional[bytes] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("certificate_pem", "ca_pem", "name")
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    ca_pem: bytes
+    name: str
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeviceMessage(_message.Message):
+    __slots__ = ("hello", "progress", "trouble")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    progress: Progress
+    trouble: Trouble
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "software", "profile_json")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    software: str
+    profile_json: bytes
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., profile_json: _Optional[bytes] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("order_id", "done")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    done: float
+    def __init__(self, order_id: _Optional[str] = ..., done: _Optional[float] = ...) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("order_id", "reason")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    reason: str
+    def __init__(self, order_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("welcome", "notice", "order", "finish")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    notice: Notice
+    order: Order
+    finish: Finish
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("plan_json",)
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    plan_json: bytes
+    def __init__(self, plan_json: _Optional[bytes] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOADS_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    round: int
+    work: Work
+    downloads: _containers.RepeatedCompositeFieldContainer[BlobRef]
+    returns: _containers.RepeatedScalarFieldContainer[str]
+    deadline_s: float
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class BlobRef(_message.Message):
+    __slots__ = ("part", "digest", "size")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    digest: str
+    size: int
+    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Update(_message.Message):
+    __slots__ = ("order_id", "parts", "samples", "metrics")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    parts: _containers.RepeatedCompositeFieldContainer[BlobRef]
+    samples: int
+    metrics: Metrics
+    def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
+
+class Metrics(_message.Message):
+    __slots__ = ("loss", "accuracy_before", "accuracy_after", "test_samples", "seconds", "bytes_up", "bytes_down")
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_AFTER_FIELD_NUMBER: _ClassVar[int]
+    TEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    loss: float
+    accuracy_before: float
+    accuracy_after: float
+    test_samples: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    def __init__(self, loss: _Optional[float] = ..., accuracy_before: _Optional[float] = ..., accuracy_after: _Optional[float] = ..., test_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("status", "message")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATUS_UNSPECIFIED: _ClassVar[Receipt.Status]
+        STATUS_ACCEPTED: _ClassVar[Receipt.Status]
+        STATUS_LATE: _ClassVar[Receipt.Status]
+    STATUS_UNSPECIFIED: Receipt.Status
+    STATUS_ACCEPTED: Receipt.Status
+    STATUS_LATE: Receipt.Status
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    status: Receipt.Status
+    message: str
+    def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("digest", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    offset: int
+    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class UploadTarget(_message.Message):
+    __slots__ = ("order_id", "part", "digest", "size", "offset")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    part: str
+    digest: str
+    size: int
+    offset: int
+    def __init__(self, order_id: _Optional[str] = ..., part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ("received",)
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    def __init__(self, received: _Optional[int] = ...) -> None: ...
+
+class UploadOffsetReply(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,46 @@
+"""What a device declares about its shard (Profile) and what the server fixes for everyone at round 1 (Plan)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from common.config import TrainSettings
+
+Kind = Literal["images", "tokens", "series", "tabular"]
+Label = int | str
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """A shard in numbers: all that leaves the device about its data before training."""
+
+    kind: Kind
+    shape: tuple[int, ...]  # of one sample: (H, W, C), (T,), (T, C) or (F,)
+    labels: list[Label]  # distinct labels, sorted; the declared `classes` where meta.json has them
+    samples: int  # training samples
+    test_samples: int
+    vocabulary: int = 0  # tokens only: largest token + 1, or as declared
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """All that is needed to build the architecture; saved beside every model as JSON."""
+
+    name: str  # a registered name, or "package.module:factory"
+    kind: Kind
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int = 0
+    options: dict[str, Any] = {}
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Fixed when the first round starts; every device receives it and it never changes afterwards."""
+
+    federation: str  # id of the federation (the CA's fingerprint)
+    seed: int
+    model: ModelSpec
+    classes: list[Label]  # class index -> original label
+    method: str
+    method_options: dict[str, Any]  # checked by common.methods
+    train: TrainSettings

@@ -1,0 +1,1 @@
+"""The device: trains on data that never leaves it and keeps what is private."""

@@ -1,0 +1,1 @@
+"""The aggregation server: one long-lived process that owns the federation's state."""
