@@ -1,0 +1,73 @@
+"""Who got what, for people: a plain table, and a picture of the class counts of every client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from common.data.partition import Partition
+from common.errors import SettingError, ShardError
+
+_MAX_COLUMNS = 20  # of the table: more classes are summed up
+_MAX_CELLS = 400  # with a number in each
+_MAX_TICKS = 40
+
+
+def table(parts: Partition) -> str:
+    """One line a client: training samples of each class (or how many classes, if there are many), and both totals."""
+    count_NC = parts.counts()
+    many = count_NC.shape[1] > _MAX_COLUMNS
+    heads = ["classes"] if many else [str(label) for label in parts.dataset.classes]
+    rows = [["client", *heads, "train", "test"]]
+    for name, count_C, test in zip(parts.names, count_NC, parts.test, strict=True):
+        cells = [str((count_C > 0).sum())] if many else [str(count) if count else "." for count in count_C]
+        rows.append([name, *cells, str(count_C.sum()), str(len(test))])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([f"{parts.title} (training samples by class)", *lines])
+
+
+def save_picture(parts: Partition, path: Path) -> None:
+    """A PNG: one row a client, one column a class, darker for more training samples, the number in each cell where it fits.
+
+    Errors: SettingError without matplotlib, ShardError if `path` cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SettingError("pictures need matplotlib, which is not installed: pip install 'attune[data]'") from None
+    count_NC = parts.counts()
+    clients, classes = count_NC.shape
+    figure = Figure(
+        figsize=(min(max(5.0, 2.2 + 0.55 * classes), 16), min(max(2.8, 1.6 + 0.34 * clients), 24)), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    image = axes.imshow(np.ma.masked_equal(count_NC, 0), cmap="YlGnBu", vmin=0, aspect="auto")
+    axes.set_title(parts.title)
+    axes.set_xlabel("class")
+    axes.set_ylabel("client (training + test samples)")
+    shown_C, shown_N = (range(0, size, -(-size // _MAX_TICKS)) for size in (classes, clients))
+    axes.set_xticks(shown_C, [str(parts.dataset.classes[c]) for c in shown_C], rotation=90 if classes > _MAX_COLUMNS else 0)
+    axes.set_yticks(shown_N, [f"{parts.names[n]} ({len(parts.train[n])} + {len(parts.test[n])})" for n in shown_N])
+    axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(clients + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="0.9", linewidth=0.8)
+    axes.tick_params(which="minor", length=0)
+    if clients * classes <= _MAX_CELLS:
+        for n, c in np.argwhere(count_NC):
+            dark = count_NC[n, c] > 0.55 * count_NC.max()
+            axes.text(c, n, str(count_NC[n, c]), ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    figure.colorbar(image, ax=axes, label="training samples (white: none)")
+    try:
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+    except OSError as error:
+        raise ShardError(f"cannot write the picture {path}: {error.strerror or error}") from None

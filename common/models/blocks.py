@@ -1,0 +1,54 @@
+"""Self-attention and the pre-norm Transformer block that the ViT and the sequence Transformer share.
+
+B samples, T positions, D model width, H heads, E head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with scale 1/sqrt(E).
+
+    `to_qkv` holds [W_Q; W_K; W_V] of shape (3*H*E, D) without a bias: what FedTP's hypernetwork generates for one block.
+    """
+
+    def __init__(self, width: int, heads: int, head_dim: int, dropout: float, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.causal = heads, head_dim, causal
+        self.to_qkv = nn.Linear(width, 3 * heads * head_dim, bias=False)
+        self.to_out = nn.Linear(heads * head_dim, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        batch, steps, _ = x_BTD.shape
+        qkv = self.to_qkv(x_BTD).view(batch, steps, 3, self.heads, self.head_dim)
+        q_BHTE, k_BHTE, v_BHTE = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        # Spelt out rather than scaled_dot_product_attention: one kernel choice on every machine, and second derivatives work.
+        score_BHTT = (q_BHTE * self.head_dim**-0.5) @ k_BHTE.transpose(-2, -1)
+        if self.causal:
+            later_TT = torch.ones(steps, steps, dtype=torch.bool, device=x_BTD.device).triu(1)
+            score_BHTT = score_BHTT.masked_fill(later_TT, -torch.inf)
+        mixed_BHTE = score_BHTT.softmax(dim=-1) @ v_BHTE
+        out_BTD: Tensor = self.dropout(self.to_out(mixed_BHTE.transpose(1, 2).reshape(batch, steps, -1)))
+        return out_BTD
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, mlp: int, dropout: float, causal: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, head_dim, dropout, causal)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, mlp), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp, width), nn.Dropout(dropout)
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        out_BTD: Tensor = x_BTD + self.mlp(self.norm2(x_BTD))
+        return out_BTD

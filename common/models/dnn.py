@@ -1,0 +1,23 @@
+"""Fully connected network with ReLU on flattened samples (FedMCSA's DNN)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+
+from torch import nn
+
+from common.models.options import DnnOptions
+from common.plan import ModelSpec
+
+
+def make_dnn(spec: ModelSpec, options: DnnOptions) -> nn.Sequential:
+    """(B, any shape) -> logits (B, classes); layers hidden0, hidden1, ... and head."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    width = prod(spec.shape)
+    for position, hidden in enumerate(options.hidden):
+        layers[f"hidden{position}"] = nn.Linear(width, hidden)
+        layers[f"relu{position}"] = nn.ReLU()
+        width = hidden
+    layers["head"] = nn.Linear(width, spec.classes)
+    return nn.Sequential(layers)

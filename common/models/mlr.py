@@ -1,0 +1,16 @@
+"""Multinomial logistic regression on flattened samples (FedMCSA's MLR)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+
+from torch import nn
+
+from common.models.options import MlrOptions
+from common.plan import ModelSpec
+
+
+def make_mlr(spec: ModelSpec, options: MlrOptions) -> nn.Sequential:
+    """(B, any shape) -> logits (B, classes) of one linear layer, `head`."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(prod(spec.shape), spec.classes)))

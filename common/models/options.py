@@ -1,0 +1,94 @@
+"""The options of each built-in model, their defaults and checks; no torch here.
+
+A width, head count or other size of 0 stands for the default that follows from the other options.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from common.config import Count, CountOrZero, Share
+from common.errors import SettingError
+
+HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1)]
+
+
+class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Vision Transformer. `preset = "paper"` is FedTP's for 32 x 32 images; single options override it."""
+
+    preset: Literal["small", "paper"] = "small"
+    patch: CountOrZero = 0  # pixels a side; 0: the smallest that gives at most 16 patches
+    width: CountOrZero = 0
+    depth: CountOrZero = 0
+    heads: CountOrZero = 0
+    head_dim: CountOrZero = 0  # 0: width / heads
+    mlp: CountOrZero = 0  # hidden width of a block's MLP; 0: twice the width
+    dropout: Share | None = None
+
+    def resolved(self, shape: tuple[int, ...]) -> VitOptions:
+        """With every default filled in, for images of `shape` (H, W, C). Errors: SettingError."""
+        paper = self.preset == "paper"
+        width = self.width or (128 if paper else 32)
+        heads = self.heads or (8 if paper else 4)
+        return VitOptions(
+            preset=self.preset,
+            patch=self.patch or (4 if paper else _patch(shape[0], shape[1])),
+            width=width,
+            depth=self.depth or (8 if paper else 2),
+            heads=heads,
+            head_dim=self.head_dim or (64 if paper else _head_dim(width, heads)),
+            mlp=self.mlp or 2 * width,
+            dropout=self.dropout if self.dropout is not None else (0.1 if paper else 0.0),
+        )
+
+
+class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Transformer encoder for token sequences (causal) and time series (not causal)."""
+
+    width: Count = 32
+    depth: Count = 2
+    heads: Count = 4
+    head_dim: CountOrZero = 0  # 0: width / heads
+    mlp: CountOrZero = 0  # 0: twice the width
+    dropout: Share = 0.0
+
+    def resolved(self, shape: tuple[int, ...]) -> TransformerOptions:
+        """With every default filled in. Errors: SettingError."""
+        head_dim = self.head_dim or _head_dim(self.width, self.heads)
+        return msgspec.structs.replace(self, head_dim=head_dim, mlp=self.mlp or 2 * self.width)
+
+
+class DnnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fully connected layers with ReLU."""
+
+    hidden: HiddenWidths = msgspec.field(default_factory=lambda: [100])
+
+    def resolved(self, shape: tuple[int, ...]) -> DnnOptions:
+        return self
+
+
+class MlrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Multinomial logistic regression: one linear layer, nothing to set."""
+
+    def resolved(self, shape: tuple[int, ...]) -> MlrOptions:
+        return self
+
+
+Options = VitOptions | TransformerOptions | DnnOptions | MlrOptions
+
+
+def _patch(height: int, width: int) -> int:
+    patch = 1
+    while -(-height // patch) * -(-width // patch) > 16:
+        patch += 1
+    return patch
+
+
+def _head_dim(width: int, heads: int) -> int:
+    if width % heads:
+        raise SettingError(
+            f"setting model.width: {width} is not a multiple of model.heads = {heads}; change one, or set model.head_dim"
+        )
+    return width // heads

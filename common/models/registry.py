@@ -1,0 +1,117 @@
+"""Architectures by name: which there are, what suits which data, and building one; torch is imported only to build."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from common.config import convert
+from common.errors import SettingError, nearest
+from common.models.options import DnnOptions, MlrOptions, Options, TransformerOptions, VitOptions
+from common.plan import Kind, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class _Entry:
+    factory: str  # package.module:factory; called as factory(spec, options)
+    options: type[Options]
+    kinds: tuple[Kind, ...]
+
+
+_MODELS = {
+    "vit": _Entry("common.models.vit:VisionTransformer", VitOptions, ("images",)),
+    "transformer": _Entry("common.models.transformer:SequenceTransformer", TransformerOptions, ("tokens", "series")),
+    "dnn": _Entry("common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular")),
+    "mlr": _Entry("common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular")),
+}
+_DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
+_RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
+_MAX_VALUES = 1 << 26  # of one sample: what peers declare decides how large a model we build
+_MAX_VOCABULARY = 1 << 20
+
+
+def names() -> list[str]:
+    """The built-in models, sorted."""
+    return sorted(_MODELS)
+
+
+def default_spec(
+    kind: Kind, shape: tuple[int, ...], classes: int, vocabulary: int, name: str | None, options: Mapping[str, Any]
+) -> ModelSpec:
+    """The model for data of this kind: `name`, or the usual one for the kind, with every default of its options filled in.
+
+    shape: of one sample, (H, W, C), (T,), (T, C) or (F,). `options` may hold no `name`. The options of a user's own
+    `package.module:factory` are passed on unchecked.
+    Errors: SettingError for an unknown model, option or value, and for a model that does not take this kind of data.
+    """
+    spec = ModelSpec(name or _DEFAULTS[kind], kind, tuple(shape), classes, vocabulary, dict(options))
+    if ":" in spec.name:
+        _check_data(spec)
+        return spec
+    return msgspec.structs.replace(spec, options=msgspec.to_builtins(_checked(spec)))
+
+
+def build(spec: ModelSpec, seed: int) -> nn.Module:
+    """A new model on the CPU with initial weights that depend on `spec` and `seed` alone; no random state outside is touched.
+
+    Errors: SettingError as for `default_spec`, and for a factory that cannot be imported or makes no module.
+    """
+    import torch
+
+    own = ":" in spec.name
+    options = None if own else _checked(spec)
+    if own:
+        _check_data(spec)
+    factory = _load(spec.name if own else _MODELS[spec.name].factory)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        model = factory(spec) if own else factory(spec, options)
+    if not isinstance(model, torch.nn.Module):
+        raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
+    return model
+
+
+def _checked(spec: ModelSpec) -> Options:
+    if spec.name not in _MODELS:
+        raise SettingError(
+            f"unknown model {spec.name!r}{nearest(spec.name, _MODELS)}; package.module:factory names one of your own"
+        )
+    entry = _MODELS[spec.name]
+    if spec.kind not in entry.kinds:
+        fitting = ", ".join(name for name in names() if spec.kind in _MODELS[name].kinds)
+        raise SettingError(f"model {spec.name} does not take {spec.kind}; models that do: {fitting}")
+    _check_data(spec)
+    return convert(entry.options, spec.options, "model.").resolved(spec.shape)
+
+
+def _check_data(spec: ModelSpec) -> None:
+    values = 1
+    for size in spec.shape:
+        values *= size
+    if len(spec.shape) != _RANKS[spec.kind] or min(spec.shape) < 1 or values > _MAX_VALUES:
+        raise SettingError(f"no model can be built for {spec.kind} of shape {spec.shape}")
+    if spec.classes < 1:
+        raise SettingError(f"a model needs at least one class, not {spec.classes}")
+    if spec.kind == "tokens" and not 1 <= spec.vocabulary <= _MAX_VOCABULARY:
+        raise SettingError(f"a vocabulary holds 1 to {_MAX_VOCABULARY} tokens, not {spec.vocabulary}")
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory: Any = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingError(
+            f"model {name!r} cannot be imported: {error}; install its package on the server and on every device"
+        ) from None
+    if not callable(factory):
+        raise SettingError(f"model {name!r} is a {type(factory).__name__}, not a function or class that makes a module")
+    made: Callable[..., Any] = factory
+    return made

@@ -1,0 +1,168 @@
+"""What each tensor of a model is for, found by structure: attention projections, norms, blocks, head, components."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+Tensors = dict[str, Tensor]
+ROLES = ("qkv", "head", "norm", "mlp", "encoder")
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
+_HEAD_NAMES = {"head", "classifier", "fc"}
+_OUTPUT_NAMES = {"out", "to_out", "out_proj", "o_proj", "wo", "w_o", "c_proj", "proj", "to_o", "o"}
+_AFFIXES = re.compile(r"^(to|w|in|proj|linear|lin|fc)_|_(proj|linear|lin|layer|weight|bias|w)$")
+_PROJECTIONS = {
+    "q": "q", "query": "q", "queries": "q", "wq": "q",
+    "k": "k", "key": "k", "keys": "k", "wk": "k",
+    "v": "v", "value": "v", "values": "v", "wv": "v",
+    "kv": "kv", "key_value": "kv", "wkv": "kv",
+    "qkv": "qkv", "query_key_value": "qkv", "wqkv": "qkv", "c_attn": "qkv",
+}  # fmt: skip
+_WHOLE = ({"qkv"}, {"q", "kv"}, {"q", "k", "v"})
+
+
+def tensors_of(model: nn.Module) -> Tensors:
+    """Parameters and persistent buffers, detached (not copied), module by module; a tied tensor once, by its first name."""
+    return {name: tensor.detach() for name, tensor, _, _ in _walk(model)}
+
+
+def components(model: nn.Module) -> dict[str, list[str]]:
+    """Component -> names of its tensors, in model order; together they are exactly `tensors_of`.
+
+    A component is a leaf module with its own parameters (FedMCSA's layers). A parameter of a module that has children,
+    and every persistent buffer, is a component of its own: running statistics would swamp the direction of a layer's weights.
+    """
+    found: dict[str, list[str]] = {}
+    for name, _, prefix, is_layer in _walk(model):
+        found.setdefault((prefix or "model") if is_layer else name, []).append(name)
+    return found
+
+
+def roles(model: nn.Module) -> dict[str, frozenset[str]]:
+    """For every tensor of `tensors_of`, which of ROLES it has.
+
+    qkv: the projections to queries, keys and values of any attention. norm: all of a normalisation layer, with its running
+    statistics. head: the last Linear inside an attribute `head`, `classifier` or `fc`, else the last Linear outside the
+    blocks. encoder: all of the repeated blocks. mlp: the Linears of the blocks that belong to no attention.
+    """
+    names = list(tensors_of(model))
+    blocks = _blocks(model)
+    qkv, attentions = _attention(model, blocks)
+    head = _head(model, blocks)
+    norms = [path for path, module in model.named_modules() if _is_norm(module)]
+    mlp = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and _within(path, blocks) and not _within(path, qkv | attentions)
+    ]
+    owners = {"qkv": qkv, "head": head, "norm": norms, "mlp": mlp, "encoder": blocks}
+    return {name: frozenset(role for role in ROLES if _within(name, owners[role])) for name in names}
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, Tensor, str, bool]]:
+    """(name, tensor, path of its module, whether it is a parameter of a leaf module)."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        leaf = next(module.children(), None) is None
+        kept = (
+            (key, tensor, False) for key, tensor in module._buffers.items() if key not in module._non_persistent_buffers_set
+        )
+        for key, tensor, is_parameter in (*((key, tensor, True) for key, tensor in module._parameters.items()), *kept):
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield _join(prefix, key), tensor, prefix, leaf and is_parameter
+
+
+def _join(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def _within(name: str, paths: Iterable[str]) -> bool:
+    return any(not path or name == path or name.startswith(path + ".") for path in paths)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, _NORMS) or (type(module).__name__.endswith("Norm") and next(module.children(), None) is None)
+
+
+def _blocks(model: nn.Module) -> list[str]:
+    """Paths of repeated blocks: children of one composite class in a ModuleList, or in a Sequential (several, or attention)."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        if _within(path, found) or not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
+            continue
+        first = module[0]
+        alike = all(type(child) is type(first) for child in module)
+        composite = all(any(True for _ in child.children()) and any(True for _ in child.parameters()) for child in module)
+        repeated = isinstance(module, nn.ModuleList) or len(module) > 1 or _has_attention(module)
+        if alike and composite and repeated:
+            found += [_join(path, key) for key, _ in module.named_children()]
+    return found
+
+
+def _projection(name: str) -> str | None:
+    """Which projection an attribute is by its name: q, k, v, kv or qkv."""
+    name = name.lower()
+    if name in ("in_proj_weight", "in_proj_bias"):
+        return "qkv"
+    while name not in _PROJECTIONS:
+        shorter = _AFFIXES.sub("", name, count=1)
+        if shorter == name:
+            return None
+        name = shorter
+    return _PROJECTIONS[name]
+
+
+def _projections(module: nn.Module) -> list[str]:
+    """The own attributes of an attention module that project to queries, keys and values; none if they are not complete."""
+    own = [key for key, child in module.named_children() if any(True for _ in child.parameters())]
+    own += [key for key, tensor in module._parameters.items() if tensor is not None]
+    named = {key: _projection(key) for key in own}
+    kinds = {kind for kind in named.values() if kind}
+    return [key for key, kind in named.items() if kind] if any(whole <= kinds for whole in _WHOLE) else []
+
+
+def _has_attention(module: nn.Module) -> bool:
+    return any(_projections(inner) for inner in module.modules())
+
+
+def _attention(model: nn.Module, blocks: list[str]) -> tuple[set[str], set[str]]:
+    """Paths of the projections, and of everything else that belongs to an attention (such as its output layer)."""
+    qkv: set[str] = set()
+    attentions: set[str] = set()
+    for path, module in model.named_modules():
+        found = _projections(module)
+        qkv.update(_join(path, key) for key in found)
+        if found and (
+            not path or path in blocks
+        ):  # the block is the attention module itself: its MLP is beside the projections
+            attentions.update(_join(path, key) for key, _ in module.named_children() if key.lower() in _OUTPUT_NAMES)
+        elif found:
+            attentions.add(_outermost_attention(path, blocks))
+    return qkv, attentions
+
+
+def _outermost_attention(path: str, blocks: list[str]) -> str:
+    """The outermost module around `path`, inside its block, that is called an attention (BERT keeps its output layer there)."""
+    parts = path.split(".")
+    start = max((len(block.split(".")) for block in blocks if _within(path, [block])), default=0)
+    for depth in range(start, len(parts)):
+        if "attn" in parts[depth].lower() or "attention" in parts[depth].lower():
+            return ".".join(parts[: depth + 1])
+    return path
+
+
+def _head(model: nn.Module, blocks: list[str]) -> list[str]:
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    outside = [path for path in linears if not _within(path, blocks)]
+    named = [path for path in outside if _HEAD_NAMES & set(path.lower().split("."))]
+    return (named or outside or linears)[-1:]
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers `tensors_of` holds."""
+    return sum(tensor.numel() for tensor in tensors_of(model).values())
