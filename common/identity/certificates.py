@@ -1,0 +1,113 @@
+"""The two shapes of X.509 certificate in a federation: the authority's, and a leaf for one purpose."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
+SERVER = ExtendedKeyUsageOID.SERVER_AUTH
+# Every server answers to this name, whatever its address: who it is follows from the authority alone.
+SERVER_NAME = "attune-server"
+# RFC 5280, 4.1.2.5: the last date stands for "does not expire".
+FIRST_DAY = datetime(2020, 1, 1, tzinfo=UTC)
+LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+def subject(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+# The same for every federation, so that a device can rebuild a trust anchor from the public key in its token.
+AUTHORITY = subject("Attune federation authority")
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    not_before: datetime
+    not_after: datetime
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    # digitalSignature only, on leaves: without this extension the chain check lets a leaf that is itself a trust root
+    # (a token's bootstrap certificate) vouch for others, even though it says CA:FALSE.
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def authority_certificate(key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """The authority's certificate for `key`, which never expires (a pinned key gains nothing by it).
+
+    Signed by its own key it is ca.pem; signed by any other it still serves as a trust anchor, whose own signature TLS
+    libraries do not check.
+    """
+    return (
+        x509.CertificateBuilder(
+            issuer_name=AUTHORITY,
+            subject_name=AUTHORITY,
+            public_key=key,
+            serial_number=x509.random_serial_number(),
+            not_valid_before=FIRST_DAY,
+            not_valid_after=LAST_DAY,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+
+
+def leaf_certificate(
+    key: ec.EllipticCurvePublicKey,
+    name: x509.Name,
+    purpose: x509.ObjectIdentifier,
+    lifetime: Lifetime,
+    *,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str] = (),
+    serial: int | None = None,
+) -> x509.Certificate:
+    """A certificate good for `purpose` alone, never for issuing others. Byte-identical for equal arguments with a serial."""
+    builder = (
+        x509.CertificateBuilder(
+            issuer_name=issuer,
+            subject_name=name,
+            public_key=key,
+            serial_number=x509.random_serial_number() if serial is None else serial,
+            not_valid_before=lifetime.not_before,
+            not_valid_after=lifetime.not_after,
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        # By key id only: a rebuilt trust anchor has another serial number than ca.pem.
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    return builder.sign(signer, hashes.SHA256(), ecdsa_deterministic=serial is not None)
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,35 @@
+"""Names of devices: what people call them. They prove nothing; identity is the certificate's fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from common.errors import SettingError
+
+MAX_LENGTH = 64
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def check_name(name: str) -> str:
+    """`name` itself if it may name a device: it becomes a file name and an argument of commands. Raises SettingError."""
+    if not _NAME.fullmatch(name):
+        raise SettingError(
+            f"{name!r} cannot name a device: use 1 to {MAX_LENGTH} letters (a-z), digits, '.', '_' and '-', "
+            "starting with neither '.' nor '-'. Choose another with --name."
+        )
+    return name
+
+
+def default_name(hostname: str, shard_name: str) -> str:
+    """HOSTNAME-SHARD with foreign characters replaced by '-'.
+
+    A name over 64 characters ends in a digest of the whole, so that two long ones that begin alike stay different.
+    """
+    parts = [_FOREIGN.sub("-", part).strip(".-") for part in (hostname, shard_name)]
+    name = "-".join(part for part in parts if part) or "device"
+    if len(name) > MAX_LENGTH:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{name[: MAX_LENGTH - 9]}-{digest}"
+    return check_name(name)

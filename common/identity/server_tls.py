@@ -1,0 +1,48 @@
+"""The server's side of mutual TLS: whom the next handshake lets in, and who the peer of a call is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import grpc
+
+from common.errors import Forbidden
+from common.identity.credential import Credential, fingerprint_of
+
+
+class LiveServerCredentials:
+    """Credentials of a port that requires a client certificate, whose trust roots and certificate change while it serves.
+
+    Open connections are not touched by a change: who must go at once is refused by fingerprint, call by call.
+    """
+
+    def __init__(self, roots_pem: Sequence[bytes], server: Credential) -> None:
+        self._configuration = _configuration(roots_pem, server)
+        self.credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            self._configuration,
+            # gRPC asks in a thread of its own at every handshake. Handing the object over each time, changed or not, also
+            # makes the core forget its session-ticket keys, so no handshake is ever skipped by resuming an old session.
+            lambda: self._configuration,
+            require_client_authentication=True,
+        )
+
+    def update(self, roots_pem: Sequence[bytes], server: Credential) -> None:
+        """From the next handshake on: let in who is under one of `roots_pem`, and show `server`. Any thread may call it.
+
+        Raises ValueError for an empty list, which gRPC would take for "trust the system's public authorities".
+        """
+        self._configuration = _configuration(roots_pem, server)
+
+
+def _configuration(roots_pem: Sequence[bytes], server: Credential) -> grpc.ServerCertificateConfiguration:
+    if not roots_pem:
+        raise ValueError("mutual TLS needs at least one trust root")
+    pairs = [(server.key_pem, server.certificate_pem)]
+    return grpc.ssl_server_certificate_configuration(pairs, root_certificates=b"".join(roots_pem))
+
+
+def peer_fingerprint(auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    """Lower hex SHA-256 of the peer's leaf certificate (DER), from `context.auth_context()`. Raises Forbidden without one."""
+    for pem in auth_context.get("x509_pem_cert", ()):
+        return fingerprint_of(pem)
+    raise Forbidden("This call came without a client certificate. Connect over mutual TLS, as fedclient does.")

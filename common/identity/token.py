@@ -1,0 +1,99 @@
+"""The join token: 76 characters that pin the federation's authority and open the one call that enrols a device.
+
+Server and device derive the same bootstrap certificate from it, byte for byte. The server trusts exactly this certificate
+in handshakes for as long as the token lives, and needs to keep no secret for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from common.errors import FingerprintMismatch, TokenRefused
+from common.identity.authority import public_key_of
+from common.identity.certificates import CLIENT, FIRST_DAY, LAST_DAY, Lifetime, authority_certificate, leaf_certificate, subject
+from common.identity.credential import Credential, key_pem, load_key, new_key, short_form
+
+ID_BYTES, SECRET_BYTES, KEY_BYTES = 8, 16, 33
+LENGTH = (ID_BYTES + SECRET_BYTES + KEY_BYTES) // 3 * 4
+_ALPHABET = re.compile(r"[A-Za-z0-9_-]*")
+# The order of P-256's group (FIPS 186-5, SP 800-186 section 3.2.1.3).
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_PURPOSE = b"attune join token 1: bootstrap key"
+
+
+@dataclass(frozen=True)
+class JoinToken:
+    """id: 8 bytes, no secret (it may be logged); secret: 16 bytes; ca_public_key: compressed P-256 point, 33 bytes."""
+
+    id: bytes
+    secret: bytes = field(repr=False)
+    ca_public_key: bytes
+
+    @classmethod
+    def new(cls, ca_public_key: bytes) -> JoinToken:
+        """A token that nobody can guess (128 bits) for the authority with this key."""
+        while True:
+            token = cls(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES), ca_public_key)
+            # A token that began with '-' would be taken for a flag by whoever pastes it into a command.
+            if token.encode()[0].isalnum():
+                return token
+
+    def encode(self) -> str:
+        """base64url of id, secret and key, without padding: 76 characters."""
+        return base64.urlsafe_b64encode(self.id + self.secret + self.ca_public_key).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> JoinToken:
+        """The token in `text`, whatever space is around it. Raises TokenRefused, which never repeats the token."""
+        text = text.strip()
+        again = "Copy the whole token that `fedserver token` printed."
+        if not _ALPHABET.fullmatch(text):
+            raise TokenRefused(f"The join token has characters that no token has (only A-Z a-z 0-9 _ -). {again}")
+        if len(text) != LENGTH:
+            raise TokenRefused(f"The join token has {len(text)} characters instead of {LENGTH}. {again}")
+        data = base64.urlsafe_b64decode(text)
+        key = data[ID_BYTES + SECRET_BYTES :]
+        try:
+            ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), key)
+        except ValueError:
+            raise TokenRefused(f"The join token is damaged: it names no authority's key. {again}") from None
+        return cls(data[:ID_BYTES], data[ID_BYTES : ID_BYTES + SECRET_BYTES], key)
+
+    def bootstrap(self) -> Credential:
+        """The client credential that opens enrolment and nothing else; equal bytes wherever it is derived.
+
+        It never expires by date: the server decides how long it trusts it. The subject holds the token's id, because among
+        trust roots of one name a handshake looks at the first only.
+        """
+        key = ec.derive_private_key(self._scalar(), ec.SECP256R1())
+        name = subject(f"Attune join {self.id.hex()}")
+        certificate = leaf_certificate(
+            key.public_key(), name, CLIENT, Lifetime(FIRST_DAY, LAST_DAY), issuer=name, signer=key, serial=1
+        )
+        return Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
+
+    def _scalar(self) -> int:
+        # 16 bytes more than the order has, so that the remainder is uniform (FIPS 186-5, A.2.1).
+        derive = HKDF(hashes.SHA256(), length=48, salt=self.id, info=_PURPOSE + self.ca_public_key)
+        return int.from_bytes(derive.derive(self.secret), "big") % (_ORDER - 1) + 1
+
+    def trust_anchor_pem(self) -> bytes:
+        """What a joining device passes as root certificate: the authority's name and key, under a throw-away signature."""
+        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), self.ca_public_key)
+        return authority_certificate(key, load_key(new_key())).public_bytes(Encoding.PEM)
+
+    def check_authority(self, ca_pem: bytes) -> None:
+        """Raises FingerprintMismatch unless `ca_pem`, as enrolment returned it, is for the key this token pins."""
+        if public_key_of(ca_pem) != self.ca_public_key:
+            raise FingerprintMismatch(
+                f"The server returned an authority ({short_form(ca_pem)}) that is not the one the join token pins. "
+                "Do not trust it; ask the operator for a new token."
+            )

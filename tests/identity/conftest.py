@@ -1,0 +1,118 @@
+"""A mutual-TLS gRPC server on a free port that tells each caller its fingerprint, and calls to it."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from common.identity.authority import Authority
+from common.identity.client_tls import channel_credentials, channel_options
+from common.identity.credential import Credential, csr_der, new_key
+from common.identity.server_tls import LiveServerCredentials, peer_fingerprint
+
+METHOD = "/attune.test.Identity/Who"
+
+
+class Served:
+    """A running server: its port, and the fingerprints of everybody whose call reached it."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.callers: list[str] = []
+
+    async def who(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        self.callers.append(peer_fingerprint(context.auth_context()))
+        return self.callers[-1].encode()
+
+
+@asynccontextmanager
+async def _serve(live: LiveServerCredentials) -> AsyncIterator[Served]:
+    served = Served()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    handler = grpc.unary_unary_rpc_method_handler(served.who)
+    service, method = METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    served.port = server.add_secure_port("127.0.0.1:0", live.credentials)
+    await server.start()
+    try:
+        yield served
+    finally:
+        await server.stop(None)
+
+
+async def _call(port: int, credentials: grpc.ChannelCredentials) -> str:
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=channel_options()) as channel:
+        reply: bytes = await channel.unary_unary(METHOD)(b"", timeout=10)
+        return reply.decode()
+
+
+@pytest.fixture
+def serve() -> Callable[[LiveServerCredentials], AbstractAsyncContextManager[Served]]:
+    return _serve
+
+
+@pytest.fixture
+def call() -> Callable[[int, grpc.ChannelCredentials], Coroutine[None, None, str]]:
+    return _call
+
+
+@pytest.fixture
+def refused(call: Callable[..., Coroutine[None, None, str]]) -> Callable[..., Coroutine[None, None, bool]]:
+    """Whether a connection under `root_pem` with `credential` ends before any call gets through."""
+
+    async def attempt(port: int, root_pem: bytes, credential: Credential) -> bool:
+        try:
+            await call(port, channel_credentials(root_pem, credential))
+        except grpc.aio.AioRpcError as error:
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+            return True
+        return False
+
+    return attempt
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Another federation's authority: the same subject, another key."""
+    return Authority.create(tmp_path_factory.mktemp("theirs"))
+
+
+def _device(authority: Authority, name: str = "pi", days: float = 30, **options: object) -> Credential:
+    key = new_key()
+    return Credential(key, authority.issue_device(csr_der(key, name), name, days, **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def device() -> Callable[..., Credential]:
+    """Enrols a device as the server does: `device(authority, name, days, now=...)`."""
+    return _device
+
+
+@pytest.fixture
+def live(authority: Authority) -> LiveServerCredentials:
+    return LiveServerCredentials([authority.certificate_pem], authority.issue_server())
+
+
+@pytest.fixture
+def run_on_loop() -> Callable[[Coroutine[None, None, None]], None]:
+    return asyncio.run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
