@@ -1,0 +1,126 @@
+"""Keeping a credential on disk, and reading its dates."""
+
+from __future__ import annotations
+
+import errno
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import CertificateRefused, DiskFull, NotEnrolled
+from common.identity.authority import Authority
+from common.identity.credential import (
+    Credential,
+    check_dates,
+    csr_der,
+    fingerprint_of,
+    key_fingerprint_of,
+    load_or_new_key,
+    needs_renewal,
+    new_key,
+    not_after,
+)
+from common.identity.files import write_file
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def test_saved_is_loaded_and_private(authority: Authority, device: Any, home: Path) -> None:
+    credential = device(authority)
+    path = credential.save(home)
+    assert Credential.load(home) == credential
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in home.iterdir()] == ["device.pem"]
+
+
+def test_a_renewed_credential_replaces_key_and_certificate_together(authority: Authority, device: Any, home: Path) -> None:
+    device(authority).save(home)
+    renewed = device(authority)
+    renewed.save(home)
+    assert Credential.load(home) == renewed
+
+
+def test_a_full_disk_leaves_the_old_credential(
+    authority: Authority, device: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = device(authority)
+    old.save(home)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskFull, match="Free some space"):
+            device(authority).save(home)
+    assert Credential.load(home) == old
+    assert len(list(home.iterdir())) == 1
+
+
+def test_other_failures_keep_their_own_name(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_file(tmp_path / "folder", b"")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_none_yet(home: Path) -> None:
+    with pytest.raises(NotEnrolled, match="fedclient join"):
+        Credential.load(home)
+
+
+@pytest.mark.parametrize("damage", ["cut", "another key", "no key", "garbage"])
+def test_a_damaged_credential_is_refused(authority: Authority, device: Any, home: Path, damage: str) -> None:
+    credential = device(authority)
+    path = credential.save(home)
+    path.write_bytes(
+        {
+            "cut": path.read_bytes()[:-40],
+            "another key": new_key() + credential.certificate_pem,
+            "no key": credential.certificate_pem,
+            "garbage": b"\0\xff",
+        }[damage]
+    )
+    with pytest.raises(CertificateRefused, match="damaged"):
+        Credential.load(home)
+
+
+def test_the_key_outlives_a_lost_answer(home: Path) -> None:
+    first = load_or_new_key(home / "key.pem")
+    assert load_or_new_key(home / "key.pem") == first
+    assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_two_certificates_for_one_key(authority: Authority) -> None:
+    key = new_key()
+    first, second = (authority.issue_device(csr_der(key, "pi"), "pi", 1) for _ in range(2))
+    assert fingerprint_of(first) != fingerprint_of(second)
+    assert key_fingerprint_of(first) == key_fingerprint_of(second)
+    assert key_fingerprint_of(first) != key_fingerprint_of(authority.certificate_pem)
+
+
+def test_renewal_is_due_after_two_thirds_of_life(authority: Authority) -> None:
+    pem = authority.issue_device(csr_der(new_key(), "pi"), "pi", 30, now=START + timedelta(hours=1))
+    # Valid from START (an hour's allowance) to START + 30 days 1 hour = 721 hours; two thirds are 480 hours 40 minutes.
+    due = START + timedelta(hours=480, minutes=40)
+    assert not_after(pem) == START + timedelta(hours=721)
+    assert not needs_renewal(pem, due - timedelta(seconds=1))
+    assert needs_renewal(pem, due)
+
+
+def test_dates_are_checked_at_both_ends(authority: Authority) -> None:
+    pem = authority.issue_device(csr_der(new_key(), "pi"), "pi", 30, now=START + timedelta(hours=1))
+    check_dates(pem, START)
+    check_dates(pem, START + timedelta(hours=721))
+    with pytest.raises(CertificateRefused, match="expired on 2030-01-31 01:00 UTC"):
+        check_dates(pem, START + timedelta(hours=721, seconds=1))
+    with pytest.raises(CertificateRefused, match="valid from 2030-01-01 00:00 UTC"):
+        check_dates(pem, START - timedelta(seconds=1))
+
+
+def test_what_is_no_certificate_is_refused() -> None:
+    with pytest.raises(CertificateRefused, match="cannot be read"):
+        fingerprint_of(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")

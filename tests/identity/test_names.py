@@ -1,0 +1,55 @@
+"""Device names, and that identity is cheap to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import SettingError
+from common.identity.names import check_name, default_name
+
+
+@pytest.mark.parametrize("name", ["a", "pi-3.kitchen_2", "_x", "7", "a" * 64])
+def test_good_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".pi", "-pi", "a/b", "a b", "pi\n", "küche", "a" * 65, "a\0"])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(SettingError, match="--name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("hostname", "shard", "expected"),
+    [
+        ("pi", "shard3", "pi-shard3"),
+        ("pi.local", "client 3 (new).npz", "pi.local-client-3-new-.npz"),
+        ("", "shard3", "shard3"),
+        (".pi", "..", "pi"),
+        ("日本", "東京", "device"),
+    ],
+)
+def test_default_names(hostname: str, shard: str, expected: str) -> None:
+    assert default_name(hostname, shard) == expected
+
+
+@given(st.text(max_size=90), st.text(max_size=90))
+def test_default_names_are_always_good(hostname: str, shard: str) -> None:
+    assert check_name(default_name(hostname, shard))
+
+
+def test_long_default_names_that_begin_alike_stay_different() -> None:
+    first, second = (default_name("h" * 60, f"shard{number}") for number in (1, 2))
+    assert first != second
+    assert len(first) == len(second) == 64
+
+
+def test_identity_is_imported_without_torch() -> None:
+    modules = "authority, certificates, client_tls, credential, files, names, server_tls, token"
+    script = f"import sys; from common.identity import {modules}; import fedclient.diagnose; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
