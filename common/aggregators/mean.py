@@ -1,0 +1,77 @@
+"""Weighted mean: one value for all clients (FedAvg; the shared rest of every other method)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from common.aggregators.base import Tensors, Update, Vault, cohort, write
+from common.aggregators.settings import MeanSettings
+from common.wire.tensors import Manifest, manifest_of
+
+VALUE = "value"
+
+
+class Mean:
+    """xi <- sum_i (m_i / M) xi_i, M the cohort's total (McMahan et al. 2017, Algorithm 1; errata E2).
+
+    Memory: one tensor of one update and its running sum.
+    """
+
+    returns: Literal["values", "change"] = "values"
+
+    def __init__(self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._uniform = settings.uniform
+        self._vault = vault
+        self._manifest: Manifest | None = None
+
+    def __repr__(self) -> str:
+        return f"Mean(uniform={self._uniform})"
+
+    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
+        write(self._vault, VALUE, initial)
+
+    def admit(self, client: str) -> None:
+        """Nothing to keep: a new client is served what all are."""
+
+    def slot(self, client: str) -> str | None:
+        return VALUE
+
+    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
+        """Nobody: every client has a slot."""
+        return iter(())
+
+    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+        counted = cohort(updates)
+        if not counted:
+            return {}
+        shares = shares_of(counted, self._uniform)
+        if self._manifest is None:
+            self._manifest = manifest_of(self._vault.read(VALUE))
+        with self._vault.writer(VALUE, self._manifest) as writer:
+            for name in self._manifest:
+                writer.put(name, weighted_mean(name, counted, shares))
+        return {}
+
+
+def shares_of(updates: Sequence[Update], uniform: bool) -> list[float]:
+    """m_i / M of each update, or 1 / S; they sum to one."""
+    weights = [1.0 if uniform else update.weight for update in updates]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def weighted_mean(name: str, updates: Sequence[Update], shares: Sequence[float]) -> torch.Tensor:
+    """sum_i share_i * tensor_i, folded in the order given, in at least float32, in the tensor's own dtype.
+
+    Integers (a normalisation layer's batch counter) take the rounded mean: the maximum would let one client with many
+    batches speak for all, and a counter that is off by less than one batch changes nothing.
+    """
+    first = updates[0].tensors[name]
+    exact = first.is_floating_point()
+    total = torch.zeros(first.shape, dtype=torch.promote_types(first.dtype, torch.float32) if exact else torch.float64)
+    for update, share in zip(updates, shares, strict=True):
+        total.add_(update.tensors[name].to(total.dtype), alpha=share)
+    return total.to(first.dtype) if exact else total.round_().to(first.dtype)

@@ -1,0 +1,64 @@
+"""The aggregators by name, and the settings of each: importable without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from common.config import Count, NonNegative, Positive, Share
+
+Sigma = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # finite, so that sigma * cosine is
+
+
+class MeanSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Weighted mean: docs/methods/fedavg.md."""
+
+    uniform: bool = False  # every client of the cohort counts the same, instead of by its samples
+
+
+class AttentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """MCSA: docs/methods/fedmcsa.md. sigma = 0 is the mean; sigma -> infinity leaves each client its own value."""
+
+    sigma: Sigma = 50.0
+    components: Literal["layer", "tensor"] = "layer"  # "tensor": each tensor by itself, as the published code (E4)
+    weighting: Literal["none", "samples"] = "none"  # "samples": attention times data share, as the published code (E4)
+
+
+class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """FedTP's hypernetwork and its optimiser on the server: docs/methods/fedtp.md."""
+
+    embedding: Literal["trained", "fixed"] = "trained"
+    embedding_dim: Count = 32
+    hidden: Count = 150
+    layers: Count = 4
+    server_optimiser: Literal["adam", "sgd"] = "adam"
+    server_lr: Positive | None = None  # None: 1e-3 for adam, 0.01 for sgd
+    server_momentum: Share = 0.9  # sgd only
+    server_weight_decay: NonNegative | None = None  # None: 0 for adam, 1e-3 for sgd
+
+    @property
+    def lr(self) -> float:
+        """The learning rate in force."""
+        if self.server_lr is not None:
+            return self.server_lr
+        return 1e-3 if self.server_optimiser == "adam" else 0.01
+
+    @property
+    def weight_decay(self) -> float:
+        """The weight decay in force."""
+        if self.server_weight_decay is not None:
+            return self.server_weight_decay
+        return 0.0 if self.server_optimiser == "adam" else 1e-3
+
+
+SETTINGS: dict[str, type[msgspec.Struct]] = {
+    "mean": MeanSettings,
+    "attention": AttentionSettings,
+    "hypernetwork": HypernetworkSettings,
+}
+CLASSES = {
+    "mean": "common.aggregators.mean:Mean",
+    "attention": "common.aggregators.attention:Attention",
+    "hypernetwork": "common.aggregators.hypernetwork:Hypernetwork",
+}

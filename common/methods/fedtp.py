@@ -1,0 +1,25 @@
+"""FedTP: Li, Cai, Wang, Tang, Ding, Lin, Shi, 'FedTP: Federated Learning by Transformer Personalization', IEEE TNNLS 2023.
+
+The q,k,v projections of every block are generated per client by a hypernetwork; the rest is averaged. Two rows vary it.
+"""
+
+from __future__ import annotations
+
+from common.methods.algebra import Method
+
+_CITATION = "Li et al., IEEE TNNLS 2023"
+
+FEDTP = Method(name="fedtp", citation=_CITATION, parts=(("@qkv", "generated"), ("*", "shared")))
+
+FEDTP_FEDPER = Method(
+    name="fedtp+fedper",
+    citation=f"{_CITATION} (extensions); Arivazhagan et al., 2019",
+    parts=(("@qkv", "generated"), ("@head", "private"), ("*", "shared")),
+)
+
+FEDTP_MCSA = Method(
+    name="fedtp+mcsa",
+    citation=f"ours, of {_CITATION} and Guo et al., Neurocomputing 2023",
+    parts=(("@qkv", "generated"), ("*", "attended")),
+    defaults={"method": {"sigma": 50.0}},
+)

@@ -1,0 +1,11 @@
+"""Vanilla Personalized-T: the baseline of FedTP's paper (section III) in which each device keeps its own q,k,v projections."""
+
+from __future__ import annotations
+
+from common.methods.algebra import Method
+
+VANILLA_PERSONALIZED = Method(
+    name="vanilla-personalized",
+    citation="Li et al., IEEE TNNLS 2023, section III",
+    parts=(("@qkv", "private"), ("*", "shared")),
+)

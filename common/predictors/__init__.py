@@ -1,0 +1,1 @@
+"""How a device turns a trained model into scores."""
