@@ -133,7 +133,7 @@ def request_key(csr_der: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_der_x509_csr(csr_der)
         key = request.public_key()
         signed = request.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise RequestRefused(f"The certificate request cannot be read ({error}).") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise RequestRefused("The certificate request is for a key that is not on P-256. Make the key with this version.")
@@ -144,7 +144,10 @@ def request_key(csr_der: bytes) -> ec.EllipticCurvePublicKey:
 
 def public_key_of(authority_pem: bytes) -> bytes:
     """An authority's public key as a compressed P-256 point, 33 bytes. Raises CertificateRefused for another kind of key."""
-    key = load_certificate(authority_pem).public_key()
+    try:
+        key = load_certificate(authority_pem).public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CertificateRefused(f"The authority's key cannot be read ({error}).") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise CertificateRefused("The authority's key is not on P-256.")
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)

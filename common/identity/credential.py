@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -56,8 +57,8 @@ class Credential:
         """Whether the certificate is for this key (False too if either cannot be read)."""
         try:
             key = load_key(self.key_pem)
-            return key.public_key() == x509.load_pem_x509_certificate(self.certificate_pem).public_key()
-        except (ValueError, CertificateRefused):
+            return key.public_key() == load_certificate(self.certificate_pem).public_key()
+        except (ValueError, UnsupportedAlgorithm, CertificateRefused):
             return False
 
 
@@ -106,7 +107,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
     """The first certificate in `pem`. Raises CertificateRefused if there is none."""
     try:
         return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise CertificateRefused(f"The certificate cannot be read ({error}). Enrol again.") from error
 
 

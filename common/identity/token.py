@@ -70,8 +70,7 @@ class JoinToken:
     def bootstrap(self) -> Credential:
         """The client credential that opens enrolment and nothing else; equal bytes wherever it is derived.
 
-        It never expires by date: the server decides how long it trusts it. The subject holds the token's id, because among
-        trust roots of one name a handshake looks at the first only.
+        It never expires by date: the server decides how long it trusts it. The subject holds the token's id, for people.
         """
         key = ec.derive_private_key(self._scalar(), ec.SECP256R1())
         name = subject(f"Attune join {self.id.hex()}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,20 @@ def test_dates_are_checked_at_both_ends(authority: Authority) -> None:
 def test_what_is_no_certificate_is_refused() -> None:
     with pytest.raises(CertificateRefused, match="cannot be read"):
         fingerprint_of(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_a_certificate_with_any_one_bit_flipped_never_crashes(authority: Authority) -> None:
+    key = new_key()
+    good = ssl.PEM_cert_to_DER_cert(authority.issue_device(csr_der(key, "pi"), "pi", 30).decode())
+    refused = 0
+    for bit in range(8 * len(good)):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        pem = ssl.DER_cert_to_PEM_cert(bytes(flipped)).encode()
+        Credential(key, pem).fits()
+        try:
+            assert fingerprint_of(pem) == hashlib.sha256(flipped).hexdigest()
+        except CertificateRefused:
+            refused += 1
+    assert 0 < refused < 8 * len(good)
