@@ -9,7 +9,6 @@ from typing import Any
 from common.errors import SettingError, nearest
 from common.methods.algebra import Method, custom_method
 from common.plan import Plan
-from common.plan import Plan
 
 DEFAULT = "fedtp"
 
@@ -52,9 +51,4 @@ def method_from_options(options: Mapping[str, Any]) -> Method:
 
 def method_of(plan: Plan) -> Method:
     """The method that a federation's plan has fixed. Errors: SettingError where this installation does not know it."""
-    return method_from_options({**plan.method_options, "name": plan.method})
-
-
-def method_of(plan: Plan) -> Method:
-    """The method that a plan fixed. Errors: SettingError."""
     return method_from_options({**plan.method_options, "name": plan.method})
