@@ -71,8 +71,8 @@ def _probe(host: str, port: int, context: ssl.SSLContext, root_pem: bytes, deadl
     address = f"{host}:{port}"
     try:
         plain = socket.create_connection((host, port), timeout=_left_s(deadline))
-    except socket.gaierror as error:
-        return Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error.strerror}). Check --server.")
+    except (socket.gaierror, UnicodeError) as error:
+        return Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error}). Check --server.")
     except ConnectionRefusedError:
         return Unreachable(f"Nobody listens at {address}. Is the server running, and is this its port?")
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import grpc
 
 from common.errors import Forbidden
+from common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
 from common.identity.credential import Credential, fingerprint_of
 
 
@@ -39,6 +40,26 @@ def _configuration(roots_pem: Sequence[bytes], server: Credential) -> grpc.Serve
         raise ValueError("mutual TLS needs at least one trust root")
     pairs = [(server.key_pem, server.certificate_pem)]
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=b"".join(roots_pem))
+
+
+def server_options(
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    keepalive_s: float = KEEPALIVE_S,
+    keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
+) -> list[tuple[str, int]]:
+    """Options for `grpc.aio.server` that fit the clients' `channel_options`."""
+    return [
+        # Without this, gRPC shares a port in use with whoever has it, and says nothing.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # gRPC's own 5 minutes would make the server hang up on clients whose stream is silent but watched.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(keepalive_s * 1000 / 2)),
+    ]
 
 
 def peer_fingerprint(auth_context: Mapping[str, Iterable[bytes]]) -> str:

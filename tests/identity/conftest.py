@@ -6,7 +6,6 @@ import os
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from common.identity.authority import Authority
 from common.identity.client_tls import channel_credentials, channel_options
 from common.identity.credential import Credential, csr_der, new_key
-from common.identity.server_tls import LiveServerCredentials, peer_fingerprint
+from common.identity.server_tls import LiveServerCredentials, peer_fingerprint, server_options
 
 METHOD = "/attune.test.Identity/Who"
 
@@ -38,7 +37,7 @@ class Served:
 @asynccontextmanager
 async def _serve(live: LiveServerCredentials) -> AsyncIterator[Served]:
     served = Served()
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=server_options())
     handler = grpc.unary_unary_rpc_method_handler(served.who)
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
@@ -106,11 +105,6 @@ def device() -> Callable[..., Credential]:
 @pytest.fixture
 def live(authority: Authority) -> LiveServerCredentials:
     return LiveServerCredentials([authority.certificate_pem], authority.issue_server())
-
-
-@pytest.fixture
-def run_on_loop() -> Callable[[Coroutine[None, None, None]], None]:
-    return asyncio.run
 
 
 @pytest.fixture

@@ -76,10 +76,11 @@ def test_nobody_there(authority: Authority, device: Any) -> None:
     assert "Nobody listens" in str(found)
 
 
-def test_unknown_host(authority: Authority, device: Any) -> None:
-    found = diagnose("host.invalid", 50051, authority.certificate_pem, device(authority), 5.0)
+@pytest.mark.parametrize("host", ["host.invalid", "x" * 70])
+def test_unknown_host(authority: Authority, device: Any, host: str) -> None:
+    found = diagnose(host, 50051, authority.certificate_pem, device(authority), 5.0)
     assert type(found) is Unreachable
-    assert "host.invalid" in str(found)
+    assert f"{host!r}, cannot be resolved" in str(found)
 
 
 def test_a_server_that_hangs(authority: Authority, device: Any) -> None:

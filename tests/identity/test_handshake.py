@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -181,3 +184,37 @@ def test_an_empty_list_of_roots_is_refused(authority: Authority, live: LiveServe
 def test_a_call_without_a_certificate_has_no_peer() -> None:
     with pytest.raises(Forbidden, match="without a client certificate"):
         peer_fingerprint({"transport_security_type": [b"ssl"]})
+
+
+def test_a_session_ticket_does_not_outlive_the_trust_in_its_owner(
+    authority: Authority, live: LiveServerCredentials, serve: Any, tmp_path: Path
+) -> None:
+    bootstrap = JoinToken.new(authority.public_key_compressed).bootstrap()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authority.certificate_pem.decode())
+    context.load_cert_chain(bootstrap.save(tmp_path))
+    context.set_alpn_protocols(["h2"])
+
+    def connect(port: int, session: ssl.SSLSession | None) -> tuple[bytes, bool, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname="attune-server", session=session) as secure,
+        ):
+            return secure.recv(1), bool(secure.session_reused), secure.session
+
+    async def scenario() -> None:
+        server = authority.issue_server()
+        async with serve(live) as served:
+            live.update([authority.certificate_pem, bootstrap.certificate_pem], server)
+            first, _, session = await asyncio.to_thread(connect, served.port, None)
+            assert first and session and session.has_ticket
+            _, reused, _ = await asyncio.to_thread(connect, served.port, session)
+            assert not reused
+            live.update([authority.certificate_pem], server)
+            try:
+                let_in, _, _ = await asyncio.to_thread(connect, served.port, session)
+            except (ssl.SSLError, ConnectionError):
+                let_in = b""
+            assert let_in == b""
+
+    asyncio.run(scenario())
