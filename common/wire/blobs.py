@@ -1,0 +1,112 @@
+"""A blob on disk: its digest, and file operations whose errors say what to do (no torch here)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from common.errors import DiskFull
+from common.wire.frames import FRAME_BYTES
+from common.wire.malformed import BadDigest, Truncated
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A whole file of tensors. `digest` is the SHA-256 of all its bytes, lower-case hexadecimal; `size` is in bytes."""
+
+    path: Path
+    digest: str
+    size: int
+
+
+class Hash(Protocol):
+    """What hashlib.sha256() returns."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def check_digest(digest: str, who: str) -> None:
+    """Errors: BadDigest. A digest becomes part of file names, so a peer's is checked before anything else."""
+    if not _DIGEST.fullmatch(digest):
+        raise BadDigest(f"{who}: {digest[:80]!a} is not a SHA-256 digest in lower-case hexadecimal")
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns a full disk, or a full quota, into DiskFull; other OSErrors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise DiskFull(f"the disk of {path.parent} is full; free some space, then start again") from error
+        raise
+
+
+def check_space(path: Path, needed_bytes: int) -> None:
+    """Errors: DiskFull, before the first byte is written, where `needed_bytes` more do not fit beside `path`."""
+    free_bytes = shutil.disk_usage(path.parent).free
+    if needed_bytes > free_bytes:
+        missing_mib = (needed_bytes - free_bytes + FRAME_BYTES - 1) // FRAME_BYTES
+        raise DiskFull(f"the disk of {path.parent} has too little space for {path.name}: free another {missing_mib} MiB")
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> Iterator[int]:
+    """Writes `data` at `offset`, yielding how many bytes each call to the kernel took: what is yielded is in the file."""
+    done = 0
+    while done < len(data):
+        count = os.pwrite(fd, data[done:], offset + done)
+        done += count
+        yield count
+
+
+def read_into(fd: int, target: memoryview, offset: int, who: str) -> None:
+    """Fills `target` from `offset`. Errors: Truncated where the file ends too early."""
+    done = 0
+    while done < len(target):
+        count = os.preadv(fd, [target[done:]], offset + done)
+        if count == 0:
+            raise Truncated(f"{who}: the file ends {len(target) - done} bytes too early; it was changed while in use")
+        done += count
+
+
+def hash_span(fd: int, start: int, end: int, digest: Hash, who: str) -> None:
+    """Feeds the bytes [start, end) of a file to `digest`, frame by frame through one buffer."""
+    buffer = memoryview(bytearray(min(FRAME_BYTES, end - start)))
+    for offset in range(start, end, FRAME_BYTES):
+        piece = buffer[: min(FRAME_BYTES, end - offset)]
+        read_into(fd, piece, offset, who)
+        digest.update(piece)
+
+
+def digest_file(path: Path) -> Blob:
+    """The blob that a file is, by reading it once."""
+    digest = hashlib.sha256()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        hash_span(fd, 0, size, digest, str(path))
+    finally:
+        os.close(fd)
+    return Blob(path, digest.hexdigest(), size)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable: without it a power loss can undo a creation or a rename."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

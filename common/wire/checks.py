@@ -1,0 +1,67 @@
+"""Checks of tensors against what was expected of them: the same names, dtypes and shapes, finite values; norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from common.wire.header import TensorSpec
+from common.wire.malformed import MissingTensor, NotFinite, UnexpectedTensor, WrongDtype, WrongShape
+
+_BLOCK = 1 << 18  # elements at a time, so that a check needs no second copy of a large tensor
+
+
+def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec], who: str) -> None:
+    """Errors: MissingTensor, UnexpectedTensor, WrongDtype, WrongShape, each naming `who` and the first tensor by name.
+
+    The order of the names does not count.
+    """
+    if missing := sorted(expected.keys() - actual.keys()):
+        raise MissingTensor(f"{who}: {_first(missing)} missing; both sides must run the same model")
+    if unexpected := sorted(actual.keys() - expected.keys()):
+        raise UnexpectedTensor(f"{who}: {_first(unexpected)} not expected; both sides must run the same model")
+    for name, spec in sorted(expected.items()):
+        check_spec(name, actual[name], spec, who)
+
+
+def check_spec(name: str, actual: TensorSpec, expected: TensorSpec, who: str) -> None:
+    """Errors: WrongDtype, WrongShape."""
+    if actual.dtype != expected.dtype:
+        raise WrongDtype(f"{who}: {name!r} is {actual.dtype}; {expected.dtype} was expected")
+    if actual.shape != expected.shape:
+        raise WrongShape(f"{who}: {name!r} has shape {list(actual.shape)}; {list(expected.shape)} was expected")
+
+
+def _first(names: list[str]) -> str:
+    return f"{names[0][:80]!a} is" if len(names) == 1 else f"{names[0][:80]!a} and {len(names) - 1} more are"
+
+
+def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
+    """Errors: NotFinite, with the number of NaN and infinite values. Integers and empty tensors pass."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    low, high = torch.aminmax(tensor.detach())  # both are NaN if any value is, and need no temporary tensor
+    if math.isfinite(low) and math.isfinite(high):
+        return
+    nans = infinite = 0
+    for block in _blocks(tensor):
+        nans += int(block.isnan().sum())
+        infinite += int(block.isinf().sum())
+    raise NotFinite(
+        f"{who}: {name!r} has {nans} NaN and {infinite} infinite of {tensor.numel()} values; lower the learning rate or clip"
+    )
+
+
+def squared_norm(tensor: torch.Tensor) -> float:
+    """Sum of squares, accumulated in float64 block by block (L2 norm of an update: sqrt of the sum over its tensors)."""
+    total = 0.0
+    for block in _blocks(tensor):
+        wide = block.to(torch.float64)
+        total += float(wide @ wide)
+    return total
+
+
+def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(tensor.detach().reshape(-1), _BLOCK)

@@ -1,0 +1,115 @@
+"""Receiving into memory: one buffer, every promise of the peer checked; tensors against what was expected of them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import safetensors.torch
+import torch
+
+from common.errors import LimitExceeded
+from common.wire import malformed as bad
+from common.wire.buffers import ReceiveBuffer
+from common.wire.checks import check_finite, check_manifest, squared_norm
+from common.wire.tensors import TensorSpec, manifest_of
+
+
+def received(data: bytes, frame_bytes: int = 100) -> ReceiveBuffer:
+    buffer = ReceiveBuffer(len(data), hashlib.sha256(data).hexdigest(), len(data), "device kiel")
+    for start in range(0, len(data), frame_bytes):
+        buffer.write(data[start : start + frame_bytes])
+    return buffer
+
+
+@pytest.mark.parametrize("frame_bytes", [1, 100, 1 << 20])
+def test_frames_become_views_of_one_buffer(zoo, same_bits, frame_bytes):
+    tensors = received(safetensors.torch.save(zoo), frame_bytes).finish(manifest_of(zoo))
+    same_bits(tensors, zoo)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()}) == 1
+
+
+def test_announcements_are_checked_before_anything_is_allocated():
+    digest = hashlib.sha256(b"").hexdigest()
+    for size in (101, 1 << 62, -1):
+        with pytest.raises(LimitExceeded, match="device kiel"):
+            ReceiveBuffer(size, digest, 100, "device kiel")
+    for wrong in ("", digest.upper(), digest + "0", "../../../etc/passwd", digest[:63] + "\n"):
+        with pytest.raises(bad.BadDigest):
+            ReceiveBuffer(10, wrong, 100)
+
+
+def test_a_frame_too_many_is_refused_and_changes_nothing():
+    data = safetensors.torch.save({"w": torch.ones(2)})
+    buffer = received(data)
+    with pytest.raises(LimitExceeded, match=f"{len(data) + 1} bytes after it had announced {len(data)}"):
+        buffer.write(b"x")
+    assert buffer.finish()["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_missing_end_and_a_flipped_bit():
+    data = safetensors.torch.save({"w": torch.ones(2)})
+    buffer = ReceiveBuffer(len(data), hashlib.sha256(data).hexdigest(), 1000)
+    buffer.write(data[:-1])
+    with pytest.raises(bad.Truncated, match=f"go on at offset {len(data) - 1}"):
+        buffer.finish()
+    buffer.write(bytes([data[-1] ^ 1]))
+    with pytest.raises(bad.DigestMismatch):
+        buffer.finish()
+
+
+def test_a_right_digest_does_not_make_a_right_blob():
+    with pytest.raises(bad.HeaderTooLarge):
+        received(b"\xff" * 50).finish()
+    with pytest.raises(bad.WrongDtype, match="device kiel: 'w' is F32; F64 was expected"):
+        received(safetensors.torch.save({"w": torch.ones(2)})).finish({"w": TensorSpec("F64", (2,))})
+    data = safetensors.torch.save({"flags": torch.tensor([True, False])})
+    with pytest.raises(bad.NotBoolean):
+        received(data[:-1] + b"\x02").finish()
+
+
+@pytest.mark.parametrize(
+    ("error", "actual", "match"),
+    [
+        (bad.MissingTensor, {"a": TensorSpec("F32", (2,))}, "'b' is missing"),
+        (bad.MissingTensor, {}, "'a' and 1 more are missing"),
+        (
+            bad.UnexpectedTensor,
+            {"a": TensorSpec("F32", (2,)), "b": TensorSpec("I64", ()), "c": TensorSpec("U8", ())},
+            "'c' is not",
+        ),
+        (bad.WrongDtype, {"a": TensorSpec("F16", (2,)), "b": TensorSpec("I64", ())}, "'a' is F16; F32"),
+        (bad.WrongShape, {"a": TensorSpec("F32", (2,)), "b": TensorSpec("I64", (1,))}, r"'b' has shape \[1\]; \[\]"),
+    ],
+)
+def test_manifests_are_compared_by_name(error, actual, match):
+    expected = {"a": TensorSpec("F32", (2,)), "b": TensorSpec("I64", ())}
+    with pytest.raises(error, match=f"device kiel: {match}"):
+        check_manifest(actual, expected, "device kiel")
+    check_manifest(dict(reversed(expected.items())), expected, "device kiel")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_non_finite_values_are_counted(dtype):
+    tensor = torch.zeros(10, 60_000, dtype=dtype)
+    tensor[0] = torch.finfo(dtype).max
+    check_finite("w", tensor, "device kiel")
+    tensor[9, 5] = -torch.inf
+    with pytest.raises(bad.NotFinite, match="device kiel: 'w' has 0 NaN and 1 infinite of 600000 values"):
+        check_finite("w", tensor, "device kiel")
+    tensor[0, 3] = tensor[9, 59_999] = torch.nan
+    with pytest.raises(bad.NotFinite, match="2 NaN and 1 infinite"):
+        check_finite("w", tensor.T, "device kiel")
+    check_finite("n", torch.tensor([1]), "x")
+    check_finite("none", torch.empty(0, dtype=dtype), "x")
+    with pytest.raises(bad.NotFinite):
+        check_finite("scalar", torch.tensor(torch.nan, dtype=dtype), "x")
+
+
+def test_squared_norm_is_summed_in_float64():
+    assert squared_norm(torch.tensor([[3.0, 4.0], [0.0, 12.0]])) == 169.0
+    assert squared_norm(torch.empty(0)) == 0.0
+    assert squared_norm(torch.tensor(2, dtype=torch.bfloat16)) == 4.0
+    # 2^24 + 1 ones are more than float32 can count one by one; 600^2 overflows float16
+    assert squared_norm(torch.ones(1, dtype=torch.float16).expand((1 << 24) + 1)) == 16_777_217.0
+    assert squared_norm(torch.tensor([600.0], dtype=torch.float16)) == 360_000.0

@@ -1,0 +1,214 @@
+"""Tensor files: byte-exact against the safetensors package both ways, any order of writing, lazy reading, clean failure."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import DiskFull
+from common.wire import blobs
+from common.wire import malformed as bad
+from common.wire.checks import check_manifest
+from common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
+from common.wire.tensors import DTYPES, TensorSpec, bytes_of, manifest_of
+
+
+def test_writes_exactly_the_bytes_of_the_package(tmp_path, zoo):
+    ours = write_tensors(tmp_path / "ours", zoo, metadata='é "quoted" \\ \n \x01 \x7f')
+    theirs = safetensors.torch.save(zoo, metadata={"attune": 'é "quoted" \\ \n \x01 \x7f'})
+    assert ours.path.read_bytes() == theirs
+    assert ours == Blob(tmp_path / "ours", hashlib.sha256(theirs).hexdigest(), len(theirs))
+    bare = write_tensors(tmp_path / "bare", zoo)
+    assert bare.path.read_bytes() == safetensors.torch.save(zoo)
+
+
+def test_golden_bytes(tmp_path):
+    blob = write_tensors(tmp_path / "golden", {"w": torch.tensor([[1.0, -2.0]]), "n": torch.tensor(3)})
+    header = b'{"n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[1,2],"data_offsets":[8,16]}}'
+    assert len(header) == 109
+    data = b"\x03\0\0\0\0\0\0\0" + b"\0\0\x80\x3f" + b"\0\0\0\xc0"
+    assert blob.path.read_bytes() == b"\x70\0\0\0\0\0\0\0" + header + b"   " + data
+
+
+def test_reads_what_the_package_writes_and_the_package_reads_what_we_write(tmp_path, zoo, same_bits):
+    theirs = tmp_path / "theirs"
+    safetensors.torch.save_file(zoo, theirs, metadata={"format": "pt"})
+    same_bits(read_tensors(theirs), zoo)
+    with TensorFile(theirs) as file:
+        same_bits(file, zoo)
+        assert file.metadata is None
+    ours = write_tensors(tmp_path / "ours", zoo, metadata="text").path
+    same_bits(safetensors.torch.load_file(ours), zoo)
+    with safetensors.safe_open(ours, "pt") as file:
+        assert file.metadata() == {"attune": "text"}
+    with TensorFile(ours) as mine:
+        assert mine.metadata == "text"
+        check_manifest(mine.manifest, manifest_of(zoo), "ours")
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+names = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(names, st.tuples(st.sampled_from(sorted(DTYPES)), shapes, st.integers(0, 99)), max_size=6))
+def test_any_dtypes_shapes_and_names_come_back(tmp_path, same_bits, drawn):
+    tensors = {}
+    for name, (dtype, shape, seed) in drawn.items():
+        generator = torch.Generator().manual_seed(seed)
+        tensors[name] = torch.randint(0, 2, shape, generator=generator).to(DTYPES[dtype])
+    path = write_tensors(tmp_path / "file", tensors).path
+    assert path.read_bytes() == safetensors.torch.save(tensors)
+    same_bits(read_tensors(path), tensors)
+    with TensorFile(path) as file:
+        same_bits(file, tensors)
+
+
+def test_tied_strided_expanded_and_negated_tensors(tmp_path):
+    base = torch.arange(24, dtype=torch.bfloat16).reshape(4, 6)
+    tensors = {"base": base, "tied": base, "turned": base.T, "slice": base[1:3, ::2], "row": base[0:1].expand(5, 6)}
+    tensors["negative"] = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    read = read_tensors(write_tensors(tmp_path / "file", tensors).path)
+    for name, tensor in tensors.items():
+        assert read[name].equal(tensor), name
+    assert read["negative"].tolist() == [-2.0, 4.0]
+
+
+def test_parameters_are_written_without_their_graph(tmp_path):
+    layer = torch.nn.Linear(3, 2)
+    read = read_tensors(write_tensors(tmp_path / "file", dict(layer.named_parameters())).path)
+    assert read["weight"].equal(layer.weight.detach())
+    assert not read["weight"].requires_grad
+
+
+@pytest.mark.parametrize("turn", [lambda names: names, reversed, lambda names: names[1:] + names[:1]])
+def test_any_order_of_puts_gives_the_same_blob(tmp_path, zoo, turn):
+    expected = write_tensors(tmp_path / "expected", zoo)
+    with TensorWriter(tmp_path / "file", manifest_of(zoo)) as writer:
+        for name in turn(list(writer.layout.manifest)):
+            writer.put(name, zoo[name])
+    assert writer.blob == Blob(tmp_path / "file", expected.digest, expected.size)
+    assert writer.blob.path.read_bytes() == expected.path.read_bytes()
+    assert blobs.digest_file(writer.blob.path) == writer.blob
+
+
+def test_equal_tensors_in_another_order_have_one_digest(tmp_path, zoo):
+    turned = dict(reversed(zoo.items()))
+    assert write_tensors(tmp_path / "a", zoo).digest == write_tensors(tmp_path / "b", turned, durable=True).digest
+
+
+def test_read_all_is_one_buffer(tmp_path):
+    tensors = {"a": torch.ones(100), "b": torch.ones(50, dtype=torch.float16), "c": torch.ones(3, dtype=torch.bool)}
+    read = read_tensors(write_tensors(tmp_path / "file", tensors).path)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 1
+
+
+def test_tensor_file_is_lazy_and_its_tensors_are_independent(tmp_path):
+    path = write_tensors(tmp_path / "file", {"a": torch.zeros(2), "b": torch.ones(2)}).path
+    file = TensorFile(path)
+    assert list(file) == ["a", "b"]
+    assert len(file) == 2
+    file["a"].add_(5)
+    assert file["a"].tolist() == [0.0, 0.0]
+    assert "c" not in file
+    with pytest.raises(KeyError):
+        file["c"]
+    os.truncate(path, path.stat().st_size - 1)
+    assert "b" in file
+    with pytest.raises(bad.Truncated):
+        file["b"]
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="Bad file"):
+        file["a"]
+
+
+def test_writer_refuses_what_is_not_in_the_manifest(tmp_path):
+    writer = TensorWriter(tmp_path / "file", {"w": TensorSpec("F32", (2, 3)), "v": TensorSpec("BF16", ())})
+    for error, name, tensor in [
+        (bad.UnexpectedTensor, "x", torch.zeros(2, 3)),
+        (bad.WrongDtype, "w", torch.zeros(2, 3, dtype=torch.float64)),
+        (bad.WrongShape, "w", torch.zeros(3, 2)),
+        (bad.UnsupportedTensor, "w", torch.zeros(2, 3, device="meta")),
+        (bad.UnsupportedTensor, "w", torch.zeros(2, 3).to_sparse()),
+    ]:
+        with pytest.raises(error, match=repr(name)):
+            writer.put(name, tensor)
+    writer.put("w", torch.ones(2, 3))
+    with pytest.raises(bad.PutTwice):
+        writer.put("w", torch.ones(2, 3))
+    with pytest.raises(bad.MissingTensor, match="'v'"):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_removes_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
+    with pytest.raises(ZeroDivisionError), TensorWriter(tmp_path / "file", {"w": TensorSpec("F32", (2,))}):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    old = write_tensors(tmp_path / "file", {"w": torch.zeros(2)})
+    with pytest.raises(bad.UnsupportedTensor, match="complex64"):
+        write_tensors(tmp_path / "file", {"w": torch.zeros(2, dtype=torch.complex64)})
+
+    def full(fd: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFull, match="free some space"):
+        write_tensors(tmp_path / "file", {"w": torch.ones(2)})
+    assert list(tmp_path.iterdir()) == [old.path]
+    assert read_tensors(old.path)["w"].tolist() == [0.0, 0.0]
+
+
+def test_short_writes_are_continued(tmp_path, zoo, monkeypatch):
+    expected = write_tensors(tmp_path / "expected", zoo)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
+    assert write_tensors(tmp_path / "short", zoo).digest == expected.digest
+    assert (tmp_path / "short").read_bytes() == expected.path.read_bytes()
+
+
+def test_a_full_disk_is_noticed_before_the_first_byte(tmp_path):
+    with pytest.raises(DiskFull, match="MiB"):
+        TensorWriter(tmp_path / "huge", {"w": TensorSpec("F64", (1 << 50,))})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sparse_file_of_over_4_gib_is_read_at_its_far_end(tmp_path):
+    rows = (4 << 30) // 1024 + 3
+    writer = TensorWriter(tmp_path / "big", {"a": TensorSpec("F64", (rows, 128)), "b": TensorSpec("F32", (3,))})
+    os.ftruncate(writer._fd, writer.layout.size)
+    writer.put("b", torch.tensor([1.0, 2.0, 3.0]))
+    with TensorFile(tmp_path / "big") as file:
+        assert file.manifest == writer.layout.manifest
+        assert writer.layout.spans["b"][0] > 4 << 30
+        assert file["b"].tolist() == [1.0, 2.0, 3.0]
+    with safetensors.safe_open(tmp_path / "big", "pt") as theirs:
+        assert theirs.get_slice("a").get_shape() == [rows, 128]
+        assert theirs.get_tensor("b").tolist() == [1.0, 2.0, 3.0]
+    writer.abort()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_tensors_on_an_accelerator(tmp_path, zoo, same_bits):
+    there = {name: tensor.to("cuda") for name, tensor in zoo.items()}
+    same_bits(read_tensors(write_tensors(tmp_path / "file", there).path), zoo)
+
+
+def test_the_bytes_of_a_contiguous_tensor_are_not_copied():
+    tensor = torch.zeros(10, 100, dtype=torch.bfloat16)
+    view = bytes_of(tensor)
+    tensor[0, 0] = 1.0
+    assert len(view) == 2000
+    assert bytes(view[:2]) == b"\x80\x3f"  # 1.0 in bfloat16: sign 0, exponent 127, fraction 0
