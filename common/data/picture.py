@@ -47,14 +47,14 @@ def save_picture(parts: Partition, path: Path) -> None:
     count_NC = parts.counts()
     clients, classes = count_NC.shape
     figure = Figure(
-        figsize=(min(max(5.0, 2.2 + 0.55 * classes), 16), min(max(2.8, 1.6 + 0.34 * clients), 24)), layout="constrained"
+        figsize=(min(max(5.0, 2.2 + 0.55 * classes), 16), min(max(3.0, 1.6 + 0.34 * clients), 24)), layout="constrained"
     )
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(np.ma.masked_equal(count_NC, 0), cmap="YlGnBu", vmin=0, aspect="auto")
     axes.set_title(parts.title)
     axes.set_xlabel("class")
-    axes.set_ylabel("client (training + test samples)")
+    axes.set_ylabel("client (train + test)")
     shown_C, shown_N = (range(0, size, -(-size // _MAX_TICKS)) for size in (classes, clients))
     axes.set_xticks(shown_C, [str(parts.dataset.classes[c]) for c in shown_C], rotation=90 if classes > _MAX_COLUMNS else 0)
     axes.set_yticks(shown_N, [f"{parts.names[n]} ({len(parts.train[n])} + {len(parts.test[n])})" for n in shown_N])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.models.blocks import Block
+from common.models.blocks import Block, initialise
 from common.models.options import TransformerOptions
 from common.plan import ModelSpec
 
@@ -42,6 +42,7 @@ class SequenceTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, spec.classes)
+        initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x_BTD = self.embed(x)

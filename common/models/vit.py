@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.blocks import Block
+from common.models.blocks import Block, initialise
 from common.models.options import VitOptions
 from common.plan import ModelSpec
+
+
+_PIXEL_MEAN, _PIXEL_DEVIATION = 0.35, 0.25  # of usual images in [0, 1]: the initial embedding takes them as standardised
+_TOKEN_SCALE = 0.5  # against embedded patches of about 1; with the usual 0.02, positions are not seen for many epochs
 
 
 class VisionTransformer(nn.Module):
@@ -24,8 +28,8 @@ class VisionTransformer(nn.Module):
         self.padding = (0, -width % self.patch, 0, -height % self.patch)
         patches = -(-height // self.patch) * -(-width // self.patch)
         self.embed = nn.Linear(channels * self.patch**2, options.width)
-        self.class_token = nn.Parameter(0.02 * torch.randn(1, 1, options.width))
-        self.position = nn.Parameter(0.02 * torch.randn(1, patches + 1, options.width))
+        self.class_token = nn.Parameter(_TOKEN_SCALE * torch.randn(1, 1, options.width))
+        self.position = nn.Parameter(_TOKEN_SCALE * torch.randn(1, patches + 1, options.width))
         self.dropout = nn.Dropout(options.dropout or 0.0)
         self.blocks = nn.ModuleList(
             Block(options.width, options.heads, options.head_dim, options.mlp, options.dropout or 0.0)
@@ -33,6 +37,10 @@ class VisionTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(options.width)
         self.head = nn.Linear(options.width, spec.classes)
+        initialise(self)
+        with torch.no_grad():
+            self.embed.weight /= _PIXEL_DEVIATION
+            self.embed.bias -= _PIXEL_MEAN * self.embed.weight.sum(dim=1)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x_BPD = self.embed(self.patches(x_BCHW))
