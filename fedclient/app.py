@@ -1,0 +1,396 @@
+"""One device's life: enrols if it must, then does what the session decides until the federation is done.
+
+Three things run at once: the control stream, the order at hand (download, train, commit) or the hand-in of its result, and
+the loop that feeds their events to the session and performs its effects. Tensors belong to the one worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from common import homes
+from common.data.shard import Shard, load_shard
+from common.errors import (
+    AttuneError,
+    CertificateRefused,
+    DiskFull,
+    FingerprintMismatch,
+    Forbidden,
+    HomeMismatch,
+    NoModel,
+    NotEnrolled,
+    SettingError,
+    UnknownBlob,
+    Unreachable,
+    UpdateRefused,
+    WireError,
+)
+from common.identity.credential import needs_renewal
+from common.identity.files import PUBLIC, write_file
+from common.identity.names import default_name
+from common.plan import Plan
+from fedclient import session
+from fedclient.address import Address
+from fedclient.connection import Broken, Connection
+from fedclient.diagnose import diagnose
+from fedclient.enrol import DIAGNOSIS_S, enrol
+from fedclient.home import Home, Identity, Record, check_name, local_token
+from fedclient.report import Reporter, line_of
+
+if TYPE_CHECKING:
+    from fedclient.learner import Learner
+
+PROGRESS_S = 1.0
+FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError)  # end the process
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said."""
+
+    data: Path
+    server: Address
+    home: Path | None = None
+    name: str | None = None
+    token: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    connect_timeout_s: float = 300.0
+    allow_models: tuple[str, ...] = ()
+
+
+def run(options: Options, reporter: Reporter) -> Path:
+    """The whole life; returns where the finished model lies. Errors: AttuneError of the kind that ended it."""
+    shard = load_shard(options.data)
+    for warning in shard.warnings:
+        reporter.say(f"warning: {warning}")
+    home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
+    with home.locked():
+        return asyncio.run(live(options, shard, home, reporter))
+
+
+async def live(options: Options, shard: Shard, home: Home, reporter: Reporter) -> Path:
+    identity = await _identity(options, shard, home, reporter)
+    home.remember(Record(identity.name, str(options.server), str(options.data.expanduser().resolve())))
+    device = Device(options, shard, home, identity, reporter)
+    return await device.live()
+
+
+async def _identity(options: Options, shard: Shard, home: Home, reporter: Reporter) -> Identity:
+    """Who this home is; if it is nobody yet: what `join` left, else by the token given, else by this machine's server's."""
+    address = options.server
+    name = options.name or default_name(socket.gethostname(), shard.name)
+    record = Record(name, str(address), str(options.data.expanduser().resolve()))
+    identity = home.identity()
+    if identity is None and options.home is None and options.token is None:
+        joined = Home(homes.joined_home(address.host, address.port))
+        if (waiting := joined.identity()) is not None:
+            check_name(joined, options.name, waiting)
+        if home.adopt(joined, record):
+            identity = home.identity()
+    if identity is not None:
+        check_name(home, options.name, identity)
+        if options.token is not None:
+            reporter.say(f"already enrolled as {identity.name}; --token is ignored")
+        return identity
+    token = options.token or local_token(address)
+    if token is None:
+        raise NotEnrolled(
+            f"this device is not enrolled with {address}: run `fedserver token` there, then here "
+            f"`fedclient join --server {address} --token TOKEN`"
+        )
+    identity = await enrol(home, record, address, token, options.connect_timeout_s, reporter.say)
+    reporter.say(f"enrolled as {identity.name}")
+    return identity
+
+
+@dataclass
+class Job:
+    """The order being worked on, or the result being handed in."""
+
+    task: asyncio.Task[None]
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Device:
+    """Performs what the session decides."""
+
+    def __init__(self, options: Options, shard: Shard, home: Home, identity: Identity, reporter: Reporter) -> None:
+        self.options, self.shard, self.home, self.reporter = options, shard, home, reporter
+        self.connection = Connection(options.server, identity)
+        self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
+        self.events: asyncio.Queue[session.Event | BaseException] = asyncio.Queue(64)
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="tensors")
+        self.job: Job | None = None  # the session has one order at hand at most
+        self.learner: Learner | None = None
+        self.plan: Plan | None = None
+        self.last_contact = time.monotonic()
+        self.last_progress = 0.0
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.connection.identity.name}: {self.session}>"
+
+    async def live(self) -> Path:
+        """Until the model is kept. Errors: AttuneError."""
+        try:
+            self._spawn(self._stream(0.0))
+            while True:
+                event = await self.events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                for effect in self.session.on(event):
+                    if isinstance(effect, session.Keep):
+                        return await self._keep(effect.message)
+                    await self._perform(effect)
+        finally:
+            self._stop_job()
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await self.connection.close()
+            self.worker.shutdown(wait=False, cancel_futures=True)
+
+    async def _perform(self, effect: session.Effect) -> None:
+        match effect:
+            case session.Say(text):
+                self.reporter.say(text)
+            case session.Prepare(plan_json):
+                await self._prepare(plan_json)
+            case session.Start(order):
+                self._start(order)
+            case session.Send(order_id, resume):
+                self.job = Job(self._spawn(self._send(order_id, resume)))
+            case session.StopWork() | session.StopSending():
+                self._stop_job()
+            case session.ReportTrouble(order_id, reason):
+                self.connection.trouble(order_id, reason)
+            case session.Reconnect(after_s):
+                self._spawn(self._stream(after_s))
+            case session.GiveUp(reason):
+                raise Unreachable(f"{reason}. Gave up {self.options.connect_timeout_s:g} s after the last contact.")
+            case session.Refuse(reason):
+                raise HomeMismatch(reason)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of this device; whatever ends it other than by plan ends the device with that error."""
+        task = asyncio.create_task(self._guard(work))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self.events.put(error)
+
+    # --- the control stream --------------------------------------------------------------------------------------------
+
+    async def _stream(self, after_s: float) -> None:
+        """One connection, from the wait before it to the break."""
+        await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not come in step)
+        opened_at: float | None = None
+
+        async def handle(event: session.Event) -> None:
+            nonlocal opened_at
+            self.last_contact = time.monotonic()
+            opened_at = opened_at or self.last_contact
+            await self.events.put(event)
+
+        try:
+            await self._renew_if_due()
+            profile_json = msgspec.json.encode(self.shard.profile())
+            await self.connection.control(f"attune {version('attune')}", profile_json, handle)
+        except Broken as broken:
+            now = time.monotonic()
+            if opened_at is not None:
+                self.last_contact = now
+            reason = str(broken)
+            if broken.connecting and opened_at is None:
+                reason = await self._diagnosis()
+            lived_s = 0.0 if opened_at is None else now - opened_at
+            await self.events.put(session.Broke(reason, now - self.last_contact, lived_s))
+
+    async def _diagnosis(self) -> str:
+        """Why nobody answered, if waiting can help. Errors: FingerprintMismatch, CertificateRefused if it cannot."""
+        address, identity = self.options.server, self.connection.identity
+        error = await asyncio.to_thread(diagnose, address.host, address.port, identity.ca_pem, identity.credential, DIAGNOSIS_S)
+        if isinstance(error, Unreachable):
+            return str(error)
+        raise error
+
+    async def _renew_if_due(self) -> None:
+        if not needs_renewal(self.connection.identity.credential.certificate_pem, datetime.now(UTC)):
+            return
+        identity = await self.connection.renew()
+        self.home.keep(identity)
+        await self.connection.use(identity)
+        self.reporter.say("renewed this device's certificate")
+
+    # --- work ----------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, plan_json: bytes) -> None:
+        try:
+            plan = msgspec.json.decode(plan_json, type=Plan)
+        except msgspec.DecodeError as error:
+            raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
+        check_plan(plan, self.home, self.options.allow_models)
+        self.learner = await self._in_worker(
+            _make_learner, plan, self.shard, self.connection.identity.name, self.home, self.options
+        )
+        # The plan counts once the model was built from it: a home must not be bound to what cannot work.
+        write_file(self.home.plan, plan_json, PUBLIC)
+        self.plan = plan
+        if self.learner.newest is not None:
+            self.session.finished = self.learner.newest.order_id
+
+    def _start(self, order: session.Order) -> None:
+        stop = threading.Event()
+        self.job = Job(self._spawn(self._work(order, stop)), stop)
+
+    def _stop_job(self) -> None:
+        if self.job is not None:
+            self.job.stop.set()
+            self.job.task.cancel()
+            self.job = None
+
+    async def _work(self, order: session.Order, stop: threading.Event) -> None:
+        from fedclient.trainer import Cancelled
+        from fedclient.transfer import fetch, together
+
+        learner = self._ready()
+        try:
+            missing = learner.missing(order)
+            tensors = await together([fetch(self.connection, ref, learner.expected(ref.part)) for ref in missing])
+            fetched = dict(zip((ref.part for ref in missing), tensors, strict=True))
+            bytes_down = sum(ref.size for ref in missing)
+            progress = self._progress_of(order)
+            result = await self._in_worker(learner.carry_out, order, fetched, bytes_down, progress, stop.is_set)
+        except (Cancelled, DiskFull, *FINAL) as error:
+            if not isinstance(error, Cancelled):
+                raise
+            return
+        except Exception as error:
+            # Whatever goes wrong in one order (memory, numbers, a user's model) is the round's loss, not the device's end.
+            await self.events.put(session.WorkFailed(order.id, str(error) or type(error).__name__))
+            return
+        self.reporter.say(line_of(result))
+        await self.events.put(session.WorkDone(order.id))
+
+    def _progress_of(self, order: session.Order) -> Any:
+        loop, name = asyncio.get_running_loop(), f"round {order.round}"
+
+        def tell(done: float) -> None:
+            self.reporter.progress(name, done)
+            self.connection.progress(order.id, done)
+
+        def progress(done: float) -> None:
+            now = time.monotonic()
+            if now - self.last_progress >= PROGRESS_S:
+                self.last_progress = now
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the device is ending
+                    loop.call_soon_threadsafe(tell, done)
+
+        return progress
+
+    async def _send(self, order_id: str, resume: bool) -> None:
+        from fedclient.transfer import send
+
+        learner = self._ready()
+        result = learner.newest
+        if result is None or result.order_id != order_id:
+            return
+        try:
+            in_time = await send(self.connection, learner.orders, result, resume)
+        except (UpdateRefused, UnknownBlob, WireError, DiskFull, Forbidden) as error:
+            await self.events.put(session.SendRefused(order_id, str(error)))
+            return
+        await self.events.put(session.Sent(order_id, late=not in_time))
+
+    async def _keep(self, message: str) -> Path:
+        if self.learner is None or self.learner.newest is None or self.plan is None:
+            raise NoModel(
+                f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
+            )
+        path = await self._in_worker(_save_model, self.learner, self.home)
+        accuracy = self.learner.newest.accuracy
+        said = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
+        self.reporter.say(f"done: {message}" if message else "done")
+        self.reporter.say(f"model{said}  {path}")
+        return Path(path)
+
+    def _ready(self) -> Learner:
+        if self.learner is None:
+            raise AttuneError("an order was started before the plan was known")
+        return self.learner
+
+    async def _in_worker(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.worker, partial(work, *arguments))
+
+
+def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:
+    """Errors: HomeMismatch if the home is bound to another federation; SettingError for code that nobody here allowed."""
+    if home.plan.exists():
+        stored = msgspec.json.decode(home.plan.read_bytes(), type=Plan)
+        if stored.federation != plan.federation:
+            raise HomeMismatch(f"{home.path} holds the state of another federation; use another --home for this one")
+        if stored != plan:
+            raise HomeMismatch(
+                f"the server's plan differs from the one this device trained under ({home.plan}); use another --home"
+            )
+    if ":" in plan.model.name and plan.model.name not in allow_models:
+        raise SettingError(
+            f"the federation's model is code of its own, {plan.model.name}: if you trust it and it is installed here, "
+            f"say --allow-model {plan.model.name}"
+        )
+
+
+def _make_learner(plan: Plan, shard: Shard, name: str, home: Home, options: Options) -> Learner:
+    from common.data.prepare import prepare
+    from fedclient import device
+    from fedclient.learner import Learner
+    from fedclient.state import Orders
+
+    # Threads are counted for each thread that computes, so this is set in the worker.
+    device.set_threads(options.threads)
+    return Learner(plan, prepare(shard, plan), name, Orders(home.orders), device.choose(options.device))
+
+
+def _save_model(learner: Learner, home: Home) -> Path:
+    from fedclient.artifact import ModelInfo, save
+
+    plan, result = learner.plan, learner.newest
+    if result is None:
+        raise NoModel("no order was carried out yet")
+    standardiser = learner.data.standardiser
+    info = ModelInfo(
+        name=learner.name,
+        federation=plan.federation,
+        method=plan.method,
+        method_options=plan.method_options,
+        model=plan.model,
+        classes=plan.classes,
+        train=plan.train,
+        standardiser=standardiser.to_dict() if standardiser else None,
+        accuracy=result.accuracy,
+        samples=result.samples,
+        test_samples=result.test_samples,
+        round=result.round,
+    )
+    return save(home.model, info, learner.theta)

@@ -1,0 +1,105 @@
+"""The finished model: two files that need neither server nor federation to predict.
+
+model/model.safetensors holds the tensors; model/model.json what they are, how features are prepared and what classes mean.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.config import TrainSettings
+from common.data import labels
+from common.data.prepare import Standardiser, prepare_features
+from common.data.shard import Shard
+from common.errors import NoModel, ShapeMismatch, ShardError
+from common.identity.files import PUBLIC, write_file
+from common.methods.build import objective_for, predictor_for
+from common.methods.registry import method_from_options
+from common.models.registry import build
+from common.plan import Label, ModelSpec
+from common.wire.files import read_tensors, write_tensors
+from fedclient.device import choose
+from fedclient.trainer import Trainer
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """model.json."""
+
+    name: str  # of the device
+    federation: str
+    method: str
+    method_options: dict[str, Any]
+    model: ModelSpec
+    classes: list[Label]  # class index -> original label
+    train: TrainSettings
+    standardiser: dict[str, list[float]] | None = None
+    accuracy: float | None = None  # on the device's test part
+    samples: int = 0
+    test_samples: int = 0
+    round: int = 0
+
+
+def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Tensor]) -> Path:
+    """Writes both files beside `folder`, then puts them in its place. Errors: DiskFull."""
+    fresh, old = folder.with_name(f"{folder.name}.tmp"), folder.with_name(f"{folder.name}.old")
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    write_tensors(fresh / "model.safetensors", tensors, durable=True)
+    write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+class Model:
+    """A finished model, loaded. Errors: NoModel if `folder` holds none, or one that is damaged."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        try:
+            self.info = msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelInfo)
+        except (OSError, msgspec.DecodeError) as error:
+            raise NoModel(f"there is no finished model in {folder} ({error})") from None
+        info = self.info
+        options = {**info.method_options, "name": info.method}
+        method = method_from_options(options)
+        self.tensors = read_tensors(folder / "model.safetensors")
+        self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
+        self.trainer = Trainer(
+            build(info.model, 0), objective_for(method, options), predictor_for(method, options), info.train, choose(device)
+        )
+
+    def __repr__(self) -> str:
+        return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
+
+    def predict(self, x: npt.NDArray[Any], who: str) -> list[Label]:
+        """The original label of each sample of x (N, ...). Errors: ShapeMismatch, NonFiniteFeatures."""
+        features = prepare_features(x, self.info.model, self.standardiser, who)
+        return [self.info.classes[index] for index in self._classes(features)]
+
+    def evaluate(self, shard: Shard) -> tuple[float, int]:
+        """(accuracy, samples) on the test part. Errors: as predict; UndeclaredLabels; ShardError if there is no test part."""
+        if shard.kind != self.info.model.kind:
+            raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
+        if not len(shard.test_x):
+            raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
+        features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
+        y = labels.to_indices(shard.test_y, self.info.classes, f"the test part of shard {shard.name}")
+        right = np.fromiter(self._classes(features), dtype=np.int64) == y
+        return float(right.mean()), len(right)
+
+    def _classes(self, features: Tensor) -> Iterator[int]:
+        torch.set_num_threads(1)
+        for _, logits_BC in self.trainer.logits(self.tensors, features):
+            yield from logits_BC.argmax(-1).tolist()

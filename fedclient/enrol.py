@@ -1,0 +1,91 @@
+"""Turns a join token into a certificate for a key that never leaves this device."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from cryptography.exceptions import InvalidSignature
+from grpc.aio import AioRpcError
+
+from common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
+from common.identity.client_tls import channel_credentials, channel_options
+from common.identity.credential import Credential, csr_der, load_certificate, load_or_new_key
+from common.identity.names import check_name
+from common.identity.token import JoinToken
+from common.pb.federation_pb2 import Certificate, EnrolRequest
+from common.pb.federation_pb2_grpc import FederationStub
+from common.status import from_rpc
+from fedclient.address import Address
+from fedclient.diagnose import diagnose
+from fedclient.home import Home, Identity, Record
+from fedclient.session import backoff_s
+
+_stub: Any = FederationStub  # generated without types
+CALL_S = 30.0
+DIAGNOSIS_S = 5.0
+
+
+async def enrol(
+    home: Home, record: Record, address: Address, token_text: str, connect_timeout_s: float, say: Callable[[str], None]
+) -> Identity:
+    """Asks the server at `address` for a certificate in `record.name`, and keeps it in `home`.
+
+    The key is kept before it is used: if the answer gets lost, the same key asks again and gets a fresh certificate.
+    Errors: TokenRefused, FingerprintMismatch and NameTaken at once; Unreachable after `connect_timeout_s`.
+    """
+    token = JoinToken.parse(token_text)
+    key_path = home.identity_folder / "key.pem"
+    key = load_or_new_key(key_path)
+    request = EnrolRequest(name=check_name(record.name), csr_der=csr_der(key, record.name))
+    answer = await _ask(address, token, request, connect_timeout_s, say)
+    credential = Credential(key, answer.certificate_pem)
+    _check(token, credential, answer.ca_pem)
+    identity = Identity(answer.name or record.name, credential, answer.ca_pem)
+    home.remember(Record(identity.name, record.server, record.data))
+    home.keep(identity)
+    key_path.unlink(missing_ok=True)
+    return identity
+
+
+async def _ask(
+    address: Address, token: JoinToken, request: EnrolRequest, connect_timeout_s: float, say: Callable[[str], None]
+) -> Certificate:
+    anchor, bootstrap = token.trust_anchor_pem(), token.bootstrap()
+    started, failures = time.monotonic(), 0
+    while True:
+        # A channel of its own for every try: no back-off but ours.
+        async with grpc.aio.secure_channel(str(address), channel_credentials(anchor, bootstrap), channel_options()) as channel:
+            try:
+                answer: Certificate = await _stub(channel).Enrol(request, timeout=CALL_S)
+                return answer
+            except AioRpcError as error:
+                reason: AttuneError = from_rpc(error) or await asyncio.to_thread(
+                    diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True
+                )
+        if not isinstance(reason, Unreachable):
+            raise reason
+        failures += 1
+        left_s = connect_timeout_s - (time.monotonic() - started)
+        if left_s <= 0:
+            raise Unreachable(f"{reason} Gave up after {connect_timeout_s:g} s.")
+        if failures == 1:
+            say(f"{reason} Trying again for {connect_timeout_s:g} s.")
+        await asyncio.sleep(min(left_s, backoff_s(failures) * random.uniform(0.5, 1.0)))  # noqa: S311 (jitter)
+
+
+def _check(token: JoinToken, credential: Credential, ca_pem: bytes) -> None:
+    """The certificate is for our key, and issued by the authority that the token pins."""
+    token.check_authority(ca_pem)
+    if not credential.fits():
+        raise CertificateRefused("the server sent a certificate that is not for this device's key; ask the operator why")
+    try:
+        load_certificate(credential.certificate_pem).verify_directly_issued_by(load_certificate(ca_pem))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise FingerprintMismatch(
+            "the server sent a certificate that its own authority did not sign; do not trust it, ask the operator"
+        ) from error

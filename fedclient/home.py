@@ -1,0 +1,147 @@
+"""One device's folder: who it is, what it belongs to, and that only one process uses it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from common import homes
+from common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
+from common.identity.credential import Credential
+from common.identity.files import PUBLIC, write_file
+from fedclient.address import Address
+
+
+class Record(msgspec.Struct, frozen=True):
+    """device.json: for people, and to find the home again."""
+
+    name: str
+    server: str
+    data: str | None = None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this device is: its name, its key and certificate, and the only authority it trusts (PEM)."""
+
+    name: str
+    credential: Credential
+    ca_pem: bytes
+
+
+class Home:
+    """The layout of a device's folder. Nothing is created before `locked`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity_folder = path / "identity"
+        self.orders = path / "orders"
+        self.model = path / "model"
+        self.plan = path / "plan.json"
+
+    def __repr__(self) -> str:
+        return f"<Home {self.path}>"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the home. Errors: HomeBusy if another live process does."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(self.path / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise HomeBusy(
+                f"another fedclient is running on {self.path}; stop it, or give this device a home of its own with --home"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def record(self) -> Record | None:
+        """device.json. Errors: HomeMismatch if it is damaged."""
+        path = self.path / "device.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Record)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use another --home") from None
+
+    def remember(self, record: Record) -> None:
+        if record != self.record():
+            write_file(self.path / "device.json", msgspec.json.format(msgspec.json.encode(record)), PUBLIC)
+
+    def identity(self) -> Identity | None:
+        """The enrolled identity, or None before enrolment. Errors: CertificateRefused if it is damaged."""
+        ca = self.identity_folder / "ca.pem"
+        record = self.record()
+        if record is None or not ca.exists() or not (self.identity_folder / "device.pem").exists():
+            return None
+        return Identity(record.name, Credential.load(self.identity_folder), ca.read_bytes())
+
+    def keep(self, identity: Identity) -> None:
+        """Makes a new or renewed identity durable; the credential, which makes it count, comes last."""
+        write_file(self.identity_folder / "ca.pem", identity.ca_pem, PUBLIC)
+        identity.credential.save(self.identity_folder)
+
+    def adopt(self, joined: Home, record: Record) -> bool:
+        """Takes over the identity that `fedclient join` left. False if there is none (any more)."""
+        if joined.identity() is None:
+            return False
+        old = joined.record()
+        self.remember(Record(old.name if old else record.name, record.server, record.data))
+        try:
+            # One rename, so that of two devices started at once only one gets it.
+            joined.identity_folder.rename(self.identity_folder)
+        except OSError:
+            return False
+        (joined.path / "device.json").unlink(missing_ok=True)
+        return True
+
+
+def check_name(home: Home, asked: str | None, identity: Identity) -> None:
+    """Errors: HomeMismatch if --name contradicts who this home is."""
+    if asked is not None and asked != identity.name:
+        raise HomeMismatch(
+            f"{home.path} belongs to device {identity.name!r}, not {asked!r}; drop --name, or use another --home"
+        )
+
+
+def local_token(address: Address) -> str | None:
+    """The join token that a server of this user on this machine, in its default home, left for its own devices."""
+    if not address.is_this_machine:
+        return None
+    folder = homes.server_home()
+    try:
+        said = msgspec.json.decode((folder / "server.json").read_bytes())
+        if not isinstance(said, dict) or said.get("port") != address.port:
+            return None
+        return (folder / "local-token").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def with_model(home: Path | None, address: Address | None, shard: Path | None) -> Home:
+    """The home whose finished model is meant: --home, else the shard's, else the only one. Errors: NoModel, SettingError."""
+    if home is not None:
+        found = [home]
+    else:
+        under = homes.devices_home() / (homes.address_folder(address.host, address.port) if address else "*")
+        everywhere = sorted(homes.devices_home().glob(f"{under.name}/*"))
+        own = [path for path in everywhere if shard is not None and path.name == homes.shard_folder(shard)]
+        found = own or everywhere
+    ready = [path for path in found if (path / "model" / "model.json").exists()]
+    if len(ready) == 1:
+        return Home(ready[0])
+    if ready:
+        raise SettingError(
+            "several devices have a model here; say which with --home:\n" + "\n".join(f"  {path}" for path in ready)
+        )
+    where = f"in {home}" if home else f"under {homes.devices_home()}"
+    raise NoModel(f"there is no finished model {where}; run fedclient --data ... --server ... until the federation is done")

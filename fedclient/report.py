@@ -1,0 +1,63 @@
+"""What the person at the device sees: plain lines, and on a terminal one line of progress below them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from fedclient.state import Result
+
+
+class Reporter:
+    """Plain lines, never wrapped: for logs, pipes and tests."""
+
+    def say(self, text: str) -> None:
+        click.echo(text)
+
+    def progress(self, what: str, done: float) -> None:
+        """`done` is a share, 0 to 1."""
+
+    def close(self) -> None:
+        """Nothing is drawn after it."""
+
+
+class TerminalReporter(Reporter):
+    """Lines as above, over a bar for the order at hand."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"))
+        self._bar: Progress = Progress(*columns, TimeElapsedColumn(), transient=True, refresh_per_second=4)
+        self._task = self._bar.add_task("", total=1.0, visible=False)
+        self._bar.start()
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, what: str, done: float) -> None:
+        self._bar.update(self._task, description=what, completed=done, visible=done < 1.0)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def reporter() -> Reporter:
+    """The one that suits stdout."""
+    return TerminalReporter() if sys.stdout.isatty() else Reporter()
+
+
+def line_of(result: Result) -> str:
+    """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with what there is of it."""
+    words = [f"round {result.round}" if result.trained else f"evaluated after round {result.round}"]
+    if result.loss is not None:
+        words.append(f"loss {result.loss:.4g}")
+    accuracies = [f"{value:.3f}" for value in (result.accuracy_before, result.accuracy_after) if value is not None]
+    if accuracies:
+        words.append(f"accuracy {' -> '.join(accuracies)}")
+    return "  ".join(words)

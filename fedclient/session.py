@@ -1,0 +1,288 @@
+"""What the device does next after any message or break: pure decisions, events in and effects out; no clock, no I/O.
+
+The same order may arrive many times (streams break, either side restarts): its id decides. An order that is finished on disk
+is handed in again without training, one being worked on is left alone, and any other replaces what was going on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 10.0
+STEADY_S = 5.0  # a stream that lived this long starts the back-off anew
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait after so many failures in a row (1, 2, ...): doubling, bounded."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 10))
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """One part's tensors, by the SHA-256 of their bytes."""
+
+    part: str
+    digest: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server wants done; `id` survives restarts of either side."""
+
+    id: str
+    round: int
+    train: bool  # else evaluate only
+    downloads: tuple[BlobRef, ...] = ()
+    returns: tuple[str, ...] = ()
+
+
+# --- events: what happened -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The control stream is open."""
+
+
+@dataclass(frozen=True)
+class Noticed:
+    text: str
+
+
+@dataclass(frozen=True)
+class Welcomed:
+    plan_json: bytes
+
+
+@dataclass(frozen=True)
+class Ordered:
+    order: Order
+
+
+@dataclass(frozen=True)
+class Finished:
+    message: str
+
+
+@dataclass(frozen=True)
+class Broke:
+    """The stream is gone, or could not be opened. Seconds since the server was last heard, and for how long it was open."""
+
+    reason: str
+    silent_s: float
+    lived_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """The order's result is durable on disk."""
+
+    order_id: str
+
+
+@dataclass(frozen=True)
+class WorkFailed:
+    order_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sent:
+    order_id: str
+    late: bool
+
+
+@dataclass(frozen=True)
+class SendRefused:
+    order_id: str
+    reason: str
+
+
+Event = Opened | Noticed | Welcomed | Ordered | Finished | Broke | WorkDone | WorkFailed | Sent | SendRefused
+
+# --- effects: what to do ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Build the model and tensors for this plan, or refuse it."""
+
+    plan_json: bytes
+
+
+@dataclass(frozen=True)
+class Start:
+    order: Order
+
+
+@dataclass(frozen=True)
+class StopWork:
+    order_id: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """Upload and submit. `resume`: the server may hold some of it already."""
+
+    order_id: str
+    resume: bool
+
+
+@dataclass(frozen=True)
+class StopSending:
+    order_id: str
+
+
+@dataclass(frozen=True)
+class ReportTrouble:
+    order_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """Open the stream again after this long (the caller adds jitter)."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The server contradicts what it said before: stop rather than guess."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The federation is over: write the finished model and end."""
+
+    message: str
+
+
+Effect = Say | Prepare | Start | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Refuse | Keep
+
+
+class Session:
+    """One device's decisions from start to end.
+
+    finished: id of the newest order whose result is on disk, if any.
+    connect_timeout_s: give up after so long without a word from the server.
+    """
+
+    def __init__(self, finished: str | None = None, connect_timeout_s: float = 300.0) -> None:
+        self.finished = finished
+        self.connect_timeout_s = connect_timeout_s
+        self.plan_json: bytes | None = None
+        self.working: str | None = None
+        self.sending: str | None = None
+        self.breaks = 0  # in a row
+        self.lost = False  # and said so
+        self.over = False
+
+    def __repr__(self) -> str:
+        phase = "over" if self.over else f"working on {self.working}" if self.working else "waiting"
+        return f"<Session {phase}, sending {self.sending}, finished {self.finished}, breaks {self.breaks}>"
+
+    def on(self, event: Event) -> list[Effect]:
+        """The effects of `event`, in order. After Finished nothing has any effect."""
+        if self.over:
+            return []
+        match event:
+            case Opened():
+                back, self.lost = self.lost, False
+                return [Say("connected again")] if back else []
+            case Noticed(text):
+                return [Say(text)]
+            case Welcomed(plan_json):
+                return self._welcomed(plan_json)
+            case Ordered(order):
+                return self._ordered(order)
+            case Finished(message):
+                self.over = True
+                return [*self._stop(), Keep(message)]
+            case Broke(reason, silent_s, lived_s):
+                return self._broke(reason, silent_s, lived_s)
+            case WorkDone(order_id):
+                return self._done(order_id)
+            case WorkFailed(order_id, reason):
+                return self._failed(order_id, reason)
+            case Sent(order_id, late):
+                return self._sent(order_id, late)
+            case SendRefused(order_id, reason):
+                return self._refused(order_id, reason)
+
+    def _welcomed(self, plan_json: bytes) -> list[Effect]:
+        if self.plan_json is None:
+            self.plan_json = plan_json
+            return [Prepare(plan_json)]
+        if plan_json != self.plan_json:
+            return [Refuse("the server now describes another federation than it did before")]
+        return []
+
+    def _ordered(self, order: Order) -> list[Effect]:
+        if self.plan_json is None:
+            return [Refuse(f"the server sent order {order.id} before saying what the federation is about")]
+        if order.id == self.working or order.id == self.sending:
+            return []
+        effects = self._stop()
+        if order.id == self.finished:
+            self.sending = order.id
+            return [*effects, Send(order.id, resume=True)]
+        self.working = order.id
+        return [*effects, Start(order)]
+
+    def _stop(self) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.working is not None:
+            effects.append(StopWork(self.working))
+        if self.sending is not None:
+            effects.append(StopSending(self.sending))
+        self.working = self.sending = None
+        return effects
+
+    def _done(self, order_id: str) -> list[Effect]:
+        self.finished = order_id
+        if order_id != self.working:
+            return []
+        self.working, self.sending = None, order_id
+        return [Send(order_id, resume=False)]
+
+    def _failed(self, order_id: str, reason: str) -> list[Effect]:
+        if order_id != self.working:
+            return []
+        self.working = None
+        return [Say(f"cannot carry out this order: {reason}"), ReportTrouble(order_id, reason)]
+
+    def _sent(self, order_id: str, late: bool) -> list[Effect]:
+        if order_id != self.sending:
+            return []
+        self.sending = None
+        return [Say("the round closed before this update arrived; waiting for the next")] if late else []
+
+    def _refused(self, order_id: str, reason: str) -> list[Effect]:
+        if order_id != self.sending:
+            return []
+        self.sending = None
+        return [Say(f"THE SERVER REFUSED THIS UPDATE: {reason} (private state is kept; waiting for the next order)")]
+
+    def _broke(self, reason: str, silent_s: float, lived_s: float) -> list[Effect]:
+        if silent_s >= self.connect_timeout_s:
+            return [GiveUp(reason)]
+        self.breaks = 1 if lived_s >= STEADY_S else self.breaks + 1
+        first: list[Effect] = [] if self.lost else [Say(f"{reason}; trying again")]
+        self.lost = True
+        # The last try falls on the end of the connect timeout, not far behind it.
+        return [*first, Reconnect(min(backoff_s(self.breaks), self.connect_timeout_s - silent_s))]

@@ -1,0 +1,141 @@
+"""What a device keeps between orders: one folder per carried-out order, made by a single rename.
+
+The rename commits the private state and the update to send together, so a device that dies at any moment either has done
+the order or has not. The folder with the highest sequence number is the current state.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from common.errors import HomeMismatch, WireError
+from common.wire.blobs import disk_errors, sync_folder
+from common.wire.files import read_tensors, write_tensors
+
+Tensors = dict[str, Tensor]
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_STATE, _RECEIVED = "state", "received"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One blob of the update."""
+
+    part: str
+    digest: str  # SHA-256, lower-case hexadecimal
+    size: int  # bytes
+
+
+class Result(msgspec.Struct, frozen=True):
+    """update.json: what carrying out an order came to."""
+
+    order_id: str
+    round: int
+    trained: bool
+    samples: int  # training samples
+    test_samples: int
+    loss: float | None = None
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    seconds: float = 0.0
+    bytes_down: int = 0
+    parts: list[Part] = []
+    served: dict[str, str] = {}  # part -> digest of what received.safetensors holds of it
+    sequence: int = 0
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the tensors in state.safetensors."""
+        return self.accuracy_after if self.trained else self.accuracy_before
+
+
+def check_order_id(order_id: str) -> str:
+    """`order_id` if it can name a folder. Errors: WireError."""
+    if not _ID.fullmatch(order_id) or order_id.endswith(".tmp"):
+        raise WireError(f"the server sent an order with the impossible id {order_id[:80]!r}")
+    return order_id
+
+
+class Orders:
+    """The folders under `path`. One process at a time (the home's lock sees to it)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def newest(self) -> Result | None:
+        """The current state's result. Sweeps up what a crash left behind. Errors: HomeMismatch if it is damaged."""
+        found = [self._result(folder) for folder in sorted(self.path.glob("*/")) if folder.suffix != ".tmp"]
+        newest = max(found, key=lambda result: result.sequence, default=None)
+        for folder in self.path.glob("*/"):
+            if newest is None or folder.name != newest.order_id:
+                shutil.rmtree(folder)
+        return newest
+
+    def state(self, result: Result) -> Tensors:
+        """All tensors of the model after this order."""
+        return read_tensors(self.path / result.order_id / f"{_STATE}.safetensors")
+
+    def received(self, result: Result) -> Tensors | None:
+        """What the server had served up to this order, if it was kept."""
+        path = self.path / result.order_id / f"{_RECEIVED}.safetensors"
+        return read_tensors(path) if path.exists() else None
+
+    def blob(self, order_id: str, part: str) -> Path:
+        """Where the bytes of one part of the update lie."""
+        return self.path / order_id / f"{part}.safetensors"
+
+    def commit(
+        self,
+        result: Result,
+        state: Mapping[str, Tensor],
+        received: Mapping[str, Tensor] | None,
+        parts: Mapping[str, Mapping[str, Tensor]],
+    ) -> Result:
+        """Makes everything durable, then deletes older orders; returns `result` with its parts. Errors: DiskFull."""
+        final = self.path / check_order_id(result.order_id)
+        folder = final.with_name(f"{final.name}.tmp")
+        with disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            blobs = []
+            for name, tensors in parts.items():
+                blob = write_tensors(folder / f"{name}.safetensors", tensors, durable=True)
+                blobs.append(Part(name, blob.digest, blob.size))
+            write_tensors(folder / f"{_STATE}.safetensors", state, durable=True)
+            if received is not None:
+                write_tensors(folder / f"{_RECEIVED}.safetensors", received, durable=True)
+            result = msgspec.structs.replace(result, parts=blobs)
+            _write_durably(folder / "update.json", msgspec.json.format(msgspec.json.encode(result)))
+            folder.rename(final)
+            sync_folder(self.path)
+        for other in self.path.glob("*/"):
+            if other != final:
+                shutil.rmtree(other, ignore_errors=True)
+        return result
+
+    def _result(self, folder: Path) -> Result:
+        path = folder / "update.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Result)
+        except (OSError, msgspec.DecodeError) as error:
+            raise HomeMismatch(
+                f"{path} is damaged ({error}); restore {self.path} from a backup, or delete it to lose the private state"
+            ) from None
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
