@@ -53,7 +53,8 @@ def diagnose(
 
 def _context(root_pem: bytes, credential: Credential) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # In 1.2 a refusal comes within the handshake, where it looks like a proxy whose server is down.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=root_pem.decode())
     context.set_alpn_protocols(["h2"])
     # Python's ssl reads keys from files only; the password lives in memory alone, so the file gives nothing away.
@@ -86,8 +87,8 @@ def _probe(host: str, port: int, context: ssl.SSLContext, root_pem: bytes, deadl
             return Unreachable(f"{address} accepts connections but does not answer. The server may be overloaded or hung.")
         except ssl.SSLCertVerificationError as error:
             return _wrong_server(address, root_pem, error)
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError) as error:
-            raise _Closed from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError):
+            return Unreachable(f"{address} closes connections before it says who it is. Is there a proxy whose server is down?")
         except ssl.SSLError as error:
             if "ALERT" in (error.reason or ""):
                 return _refusal(address, str(error.reason).lower().replace("_", " "), bootstrap)
@@ -98,7 +99,11 @@ def _listen(secure: ssl.SSLSocket, address: str, deadline: float) -> AttuneError
     # In TLS 1.3 our side of the handshake ends before the server has judged our certificate. A gRPC server that lets us in
     # speaks first (HTTP/2 settings), so the first byte, or its absence, is the verdict.
     secure.settimeout(_left_s(deadline))
-    if not secure.recv(1):
+    try:
+        verdict = secure.recv(1)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError) as error:
+        raise _Closed from error
+    if not verdict:
         raise _Closed
     return Unreachable(f"{address} broke the connection off but is there again, and lets this device in.")
 

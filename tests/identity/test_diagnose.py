@@ -97,11 +97,31 @@ def test_something_else_on_the_port(authority: Authority, device: Any) -> None:
     assert "does not speak TLS" in str(found)
 
 
-def test_closed_three_times_is_a_refusal(authority: Authority, device: Any) -> None:
-    with _listener(lambda connection: connection.recv(1 << 16) and None) as (port, accepted):
+def test_a_proxy_without_its_server(authority: Authority, device: Any) -> None:
+    with _listener(lambda connection: connection.recv(1 << 16) and None) as (port, _):
         found = diagnose("127.0.0.1", port, authority.certificate_pem, device(authority), 5.0)
-        assert len(accepted) == 3
-    assert type(found) is CertificateRefused
+    assert type(found) is Unreachable
+    assert "proxy" in str(found)
+
+
+@pytest.mark.parametrize("closed_first", [1, 2, 3])
+def test_only_three_closed_handshakes_are_a_refusal(
+    authority: Authority, device: Any, tmp_path: Path, closed_first: int
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.issue_server().save(tmp_path))
+    handshakes: list[bool] = []
+
+    def answer(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            handshakes.append(len(handshakes) >= closed_first)
+            if handshakes[-1]:
+                secure.sendall(b"settings")
+
+    with _listener(answer) as (port, _):
+        found = diagnose("127.0.0.1", port, authority.certificate_pem, device(authority), 5.0)
+    assert len(handshakes) == min(closed_first + 1, 3)
+    assert type(found) is (CertificateRefused if closed_first == 3 else Unreachable)
 
 
 def test_a_server_that_is_back(authority: Authority, live: LiveServerCredentials, device: Any, serve: Any) -> None:
