@@ -1,0 +1,119 @@
+"""A small part of a model, aggregators over it, and updates that a seed determines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from common.aggregators.attention import Attention
+from common.aggregators.base import Aggregator, MemoryVault, Tensors, Update, Vault
+from common.aggregators.hypernetwork import Hypernetwork
+from common.aggregators.mean import Mean
+from common.aggregators.settings import AttentionSettings, HypernetworkSettings, MeanSettings
+
+COMPONENTS = {
+    "blocks.0.qkv": ["blocks.0.qkv.weight"],
+    "blocks.1.qkv": ["blocks.1.qkv.weight", "blocks.1.qkv.bias"],
+    "token": ["token"],
+    "scale": ["scale"],
+}
+SHAPES = {
+    "blocks.0.qkv.weight": (6, 4),
+    "blocks.1.qkv.weight": (6, 4),
+    "blocks.1.qkv.bias": (6,),
+    "token": (1, 2, 3),
+    "scale": (),
+}
+SMALL = {"embedding_dim": 5, "hidden": 7}
+KINDS: dict[str, Callable[[Vault], Aggregator]] = {
+    "mean": lambda vault: Mean(MeanSettings(), vault, 3, COMPONENTS),
+    "mean-uniform": lambda vault: Mean(MeanSettings(uniform=True), vault, 3, COMPONENTS),
+    "attention": lambda vault: Attention(AttentionSettings(), vault, 3, COMPONENTS),
+    "attention-tensor-samples": lambda vault: Attention(
+        AttentionSettings(components="tensor", weighting="samples"), vault, 3, COMPONENTS
+    ),
+    "hypernetwork-adam": lambda vault: Hypernetwork(HypernetworkSettings(**SMALL), vault, 3, COMPONENTS),
+    "hypernetwork-sgd": lambda vault: Hypernetwork(HypernetworkSettings(server_optimiser="sgd", **SMALL), vault, 3, COMPONENTS),
+    "hypernetwork-plain-sgd": lambda vault: Hypernetwork(
+        HypernetworkSettings(server_optimiser="sgd", server_momentum=0.0, **SMALL), vault, 3, COMPONENTS
+    ),
+    "hypernetwork-fixed": lambda vault: Hypernetwork(HypernetworkSettings(embedding="fixed", **SMALL), vault, 3, COMPONENTS),
+}
+
+
+def draw(seed: int, scale: float = 1.0) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def served(aggregator: Aggregator, vault: Vault, client: str) -> Tensors:
+    """What this client would be sent now."""
+    aggregator.admit(client)
+    slot = aggregator.slot(client)
+    tensors: Mapping[str, torch.Tensor] = vault.read(slot) if slot else dict(aggregator.generate([client]))[client]
+    return {name: tensors[name].clone() for name in SHAPES}
+
+
+class Bench:
+    """One aggregator with its vault: plays rounds in which what a client hands in depends on seed, round and client."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.vault = MemoryVault()
+        self.reopen()
+        self.aggregator.start(draw(0))
+
+    def reopen(self) -> None:
+        """As after a restart: a new object over what the vault holds."""
+        self.aggregator = KINDS[self.kind](self.vault)
+
+    def play(self, number: int, samples: Mapping[str, int], zero: bool = False) -> dict[str, float]:
+        return self.aggregator.close_round([self.update(number, client, m, zero) for client, m in samples.items()])
+
+    def update(self, number: int, client: str, samples: int, zero: bool = False) -> Update:
+        change = draw(1000 * number + sum(client.encode()), 0.0 if zero else 0.1)
+        if self.aggregator.returns == "values":
+            start = served(self.aggregator, self.vault, client)
+            change = {name: start[name] + change[name] for name in SHAPES}
+        return Update(client, samples, change)
+
+    def state(self) -> dict[str, Tensors]:
+        return {key: {name: self.vault.read(key)[name].clone() for name in self.vault.read(key)} for key in self.vault.keys()}
+
+    def served(self, client: str) -> Tensors:
+        return served(self.aggregator, self.vault, client)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bit-identical, through dictionaries."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+
+
+@pytest.fixture(params=sorted(KINDS))
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
+
+
+@pytest.fixture
+def new_bench() -> Callable[[str], Bench]:
+    return Bench
+
+
+@pytest.fixture
+def identical() -> Callable[[Any, Any], bool]:
+    return same
+
+
+@pytest.fixture
+def updates_of() -> Callable[[torch.Tensor, Sequence[float]], list[Update]]:
+    """Rows of a matrix as the updates of clients a, b, c ... with one tensor `x`."""
+
+    def make(X_SD: torch.Tensor, samples: Sequence[float]) -> list[Update]:
+        return [Update(f"c{i:03}", m, {"x": row}) for i, (row, m) in enumerate(zip(X_SD, samples, strict=True))]
+
+    return make
