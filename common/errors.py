@@ -125,6 +125,12 @@ class UnknownBlob(AttuneError):
     kind, exit_code, status = "unknown-blob", 20, "NOT_FOUND"
 
 
+class OrderClosed(AttuneError):
+    """The order that a device answers is no longer open: its result is late, and nothing is wrong."""
+
+    kind, exit_code, status = "order-closed", 23, "ABORTED"
+
+
 class WireError(AttuneError):
     """Bytes that are not what they claim to be. Subclasses name each way of being malformed."""
 

@@ -1,0 +1,154 @@
+"""One run of the server: home, identity, port, coordinator; from the start to a signal or the end of the rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from common.errors import PortInUse
+from common.identity.files import write_file
+from common.pb import admin_pb2, admin_pb2_grpc, federation_pb2, federation_pb2_grpc
+from fedserver import planning
+from fedserver.coordinator import Coordinator
+from fedserver.guard import Guard
+from fedserver.home import Address, Home
+from fedserver.intake import Intake
+from fedserver.operators import Operators
+from fedserver.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
+from fedserver.service import AdminService, BlobService, FederationService
+from fedserver.store import Store
+from fedserver.threads import Threads
+from fedserver.uploads import Uploads
+
+LOG = logging.getLogger("fedserver")
+MAX_MESSAGE_BYTES = 4 << 20  # of a control message or a frame
+REFRESH_S = 3600.0
+STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
+JOIN_USES, JOIN_TTL_S = 100, 86400.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a start may say that is not a setting of the federation."""
+
+    home: Path
+    host: str
+    port: int
+    exit_when_done: bool
+    say: Callable[[str], None]
+
+
+async def run(options: Options, said: dict[str, Any]) -> None:
+    """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
+    home = Home(options.home)
+    with home.locked():
+        authority = home.create()
+        store = Store(home.database)
+        threads = Threads()
+        try:
+            merged = planning.reconcile(store.get("said"), said)
+            settings = planning.resolve(merged)
+            store.put("said", merged)
+            registrar = Registrar(authority, store, settings.server.certificate_days)
+            coordinator = Coordinator(home, store, settings, authority.fingerprint, threads)
+            server, port = _server(options, settings, registrar, coordinator, store, threads, home)
+            install_operator(authority, store, home.operator)
+            local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, local=True)
+            write_file(home.local_token, local.encode())
+            join = new_token(authority.public_key_compressed, store, JOIN_USES, JOIN_TTL_S)
+            registrar.refresh()
+            await coordinator.start()
+            await server.start()
+            home.write_address(Address(options.host, port, os.getpid()))
+            _greet(options, port, authority.short_fingerprint, join, settings)
+            await _until_told(coordinator, registrar, options.exit_when_done)
+            await server.stop(STOP_GRACE_S)
+            if options.exit_when_done and coordinator.error is not None:
+                raise coordinator.error
+        finally:
+            threads.shutdown()
+            store.close()
+
+
+def _server(
+    options: Options,
+    settings: planning.Effective,
+    registrar: Registrar,
+    coordinator: Coordinator,
+    store: Store,
+    threads: Threads,
+    home: Home,
+) -> tuple[grpc.aio.Server, int]:
+    """The gRPC server with all its services on one port. Errors: PortInUse."""
+    guard = Guard(registrar)
+    keepalive_ms = int(settings.server.keepalive_s * 1000)
+    server = grpc.aio.server(
+        interceptors=[guard],
+        options=[
+            ("grpc.so_reuseport", 0),  # else a port in use is bound silently
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # devices may ping as often
+            ("grpc.http2.max_ping_strikes", 0),
+        ],
+    )
+    intake = Intake(coordinator, Uploads(home.uploads), store, threads)
+    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, intake, registrar, guard), server)
+    server.add_generic_rpc_handlers((BlobService(coordinator, intake, guard, threads).handler(),))
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(Operators(coordinator, registrar, store)), server)
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    services = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
+    reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
+    try:
+        port = server.add_secure_port(f"{options.host}:{options.port}", registrar.tls.credentials)
+    except RuntimeError:
+        raise PortInUse(
+            f"port {options.port} on {options.host} is in use: stop what uses it, or choose another --port"
+        ) from None
+    return server, port
+
+
+def _services(file: Any) -> list[Any]:
+    return list(file.DESCRIPTOR.services_by_name.values())
+
+
+def _greet(options: Options, port: int, fingerprint: str, join: str, settings: planning.Effective) -> None:
+    host = socket.gethostname() if options.host in ("0.0.0.0", "[::]") else options.host  # noqa: S104
+    options.say(f"fedserver listens on {options.host}:{port} (home {options.home})")
+    options.say(f"certificate authority {fingerprint}")
+    options.say(
+        f"method {settings.method.name}, {settings.round.rounds} rounds; waiting for {settings.round.min_clients} devices"
+    )
+    options.say(f"on a device: fedclient join --server {host}:{port} --token {join}")
+
+
+async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait())}
+    if exit_when_done:
+        waits.add(asyncio.create_task(coordinator.goodbye()))
+    while True:
+        done, _ = await asyncio.wait(waits, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            break
+        registrar.refresh()
+    for task in waits:
+        task.cancel()

@@ -1,0 +1,179 @@
+"""The command line of the server. Heavy imports wait until a command needs them: --help answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from common import homes
+from common.config import load_settings
+from common.errors import AttuneError, SettingError
+
+HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="Where the server keeps its state.")
+
+
+def main() -> None:
+    """The entry point: an AttuneError becomes one line on stderr and its exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except AttuneError as error:
+        click.echo(f"fedserver: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        click.echo(f"fedserver: {error}", err=True)
+        sys.exit(1)
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="0 picks a free one.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
+@HOME
+@click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
+@click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp).")
+@click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
+@click.option("--min-clients", type=click.IntRange(1), help="Devices needed before a round starts (default 2).")
+@click.option("--clients-per-round", type=click.IntRange(1), help="Devices sampled a round (default: all connected).")
+@click.option("--seed", type=int, help="Of every random draw (default 0).")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
+@click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
+@click.version_option(package_name="attune")
+@click.pass_context
+def cli(
+    context: click.Context,
+    /,
+    port: int,
+    host: str,
+    home: Path | None,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    exit_when_done: bool,
+    **flags: Any,
+) -> None:
+    """Runs the aggregation server; with a command, looks at or changes the home of one."""
+    if context.invoked_subcommand is not None:
+        return
+    said = load_settings(config, assignments, _as_settings(flags))
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    from fedserver.app import Options, run
+
+    asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), said))
+
+
+def _as_settings(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags in the shape of a federation.toml; what was not said is absent."""
+    places = {
+        "method": ("method", "name"),
+        "model": ("model", "name"),
+        "rounds": ("round", "rounds"),
+        "min_clients": ("round", "min_clients"),
+        "clients_per_round": ("round", "clients"),
+    }
+    said: dict[str, Any] = {} if flags["seed"] is None else {"seed": flags["seed"]}
+    for flag, (section, key) in places.items():
+        if flags[flag] is not None:
+            said.setdefault(section, {})[key] = flags[flag]
+    return said
+
+
+@cli.command()
+@HOME
+@click.option("--uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices may join with it.")
+@click.option("--ttl", default="24h", show_default=True, help="How long it is valid: 30m, 24h, 7d.")
+def token(home: Path | None, uses: int, ttl: str) -> None:
+    """Prints a join token for new devices, and nothing else."""
+    from common.identity.authority import Authority
+    from fedserver.registrar import new_token
+
+    place, store = _open(home)
+    click.echo(new_token(Authority.load(place.authority).public_key_compressed, store, uses, _seconds(ttl)))
+    _wake(place)
+
+
+@cli.command()
+@HOME
+@click.argument("name")
+def revoke(home: Path | None, name: str) -> None:
+    """Shuts the device NAME out at once; its certificates are refused from now on."""
+    from common.errors import nearest
+
+    place, store = _open(home)
+    if store.device(name) is None:
+        raise SettingError(f"no device {name!r} is enrolled here{nearest(name, [d.name for d in store.devices()])}")
+    store.update_device(name, revoked=1)
+    _wake(place)
+    click.echo(f"{name} is revoked")
+
+
+@cli.command()
+@HOME
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+def status(home: Path | None, as_json: bool) -> None:
+    """Round, phase, who is connected, who is awaited and since when, accuracies."""
+    import msgspec
+
+    from fedserver.report import status as report
+
+    place, store = _open(home)
+    found = report(place, store)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        from fedserver.render import render_status
+
+        click.echo(render_status(found))
+
+
+@cli.command()
+@HOME
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+def export(home: Path | None, out: Path) -> None:
+    """Writes the shared and every client's weights, the server's own state and metrics.csv."""
+    from fedserver.export import export_home
+
+    place, store = _open(home)
+    for line in export_home(place, store, out):
+        click.echo(line)
+
+
+def _open(home: Path | None) -> tuple[Any, Any]:
+    """The home and its database. Errors: HomeMismatch if there is none."""
+    from fedserver.home import Home
+    from fedserver.store import Store
+
+    place = Home(home or homes.server_home())
+    place.require()
+    return place, Store(place.database)
+
+
+def _wake(place: Any) -> None:
+    """Tells the running server, if there is one."""
+    if place.is_served():
+        from fedserver.wake import wake
+
+        wake(place)
+
+
+def _seconds(text: str) -> float:
+    """`30m`, `24h`, `7d` or seconds. Errors: SettingError."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 3650 * 86400:
+        raise SettingError(f"--ttl takes a time such as 30m, 24h or 7d, not {text!r}")
+    return seconds

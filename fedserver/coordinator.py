@@ -1,0 +1,358 @@
+"""Performs what the round decides: one event at a time through the pure machine, then its effects.
+
+Decisions are in fedserver.round, tensors in fedserver.engine (on the worker's thread). What is here is the order in which
+things become true: durable first, then known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common.errors import AttuneError, OrderClosed, UnknownBlob
+from common.pb import federation_pb2 as pb
+from common.plan import Plan, Profile
+from common.wire.blobs import Blob
+from fedserver import planning, round
+from fedserver.home import Home
+from fedserver.inbox import Inbox
+from fedserver.orders import OrderId
+from fedserver.report import summary
+from fedserver.sessions import Replaced, Session
+from fedserver.store import Device, Store
+from fedserver.threads import Threads
+
+if TYPE_CHECKING:
+    from fedserver.engine import Engine
+
+LOG = logging.getLogger("fedserver")
+GOODBYE_S, GOODBYE_STEPS = 10.0, 100
+WORK = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
+
+
+class Coordinator:
+    """The federation on the event loop: who is connected, which orders are out, and what is durable."""
+
+    def __init__(self, home: Home, store: Store, settings: planning.Effective, federation: str, threads: Threads) -> None:
+        self.settings = settings
+        self.finished = asyncio.Event()  # done, or failed
+        self.error: AttuneError | None = None
+        self.inbox = Inbox(home.inbox)
+        self._home, self._store, self._federation, self._threads = home, store, federation, threads
+        saved = store.get("plan")
+        self._plan: Plan | None = msgspec.convert(saved, Plan) if saved else None
+        self._engine: Engine | None = None
+        self._sessions: dict[str, Session] = {}
+        self._orders: dict[str, pb.Order] = {}
+        self._offers: dict[str, dict[str, Blob]] = {}
+        self._receipts: dict[str, bool] = {}
+        self._turn = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        record = store.record().revive()
+        self._saved_record = b""
+        self.machine = round.RoundMachine(settings.round, settings.seed, record, self._reported(record))
+
+    def __repr__(self) -> str:
+        return f"Coordinator({self.machine!r}, connected={sorted(self._sessions)})"
+
+    @property
+    def engine(self) -> Engine:
+        """There is one as soon as there is a plan, and so before any order."""
+        assert self._engine is not None  # noqa: S101
+        return self._engine
+
+    def _reported(self, record: round.Record) -> set[str]:
+        """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
+        if record.phase is round.Phase.DONE:
+            return {row.client for row in self._store.rows() if (row.work, row.round) == ("evaluate", record.round)}
+        return set(self.inbox.entries(*record.open_orders))
+
+    async def start(self) -> None:
+        """Takes up the step at which the last process stopped."""
+        self._store.disconnect_all()
+        await self._threads.disk(self.inbox.clear_except, *self.machine.record.open_orders)
+        if self._plan is not None:
+            await self._make_engine(self._plan)
+        async with self._turn:
+            effects = self.machine.resume(time.time())
+            self._save_record()
+            await self._follow(effects)
+        if self.machine.record.phase is round.Phase.DONE:
+            self.finished.set()
+
+    # --- devices come and go
+
+    async def connect(self, name: str, profile: Profile) -> Session:
+        """A device's new stream; it owns the device's orders from now on. Errors: ShapeMismatch, UndeclaredLabels."""
+        self._check_profile(name, profile)
+        older = self._sessions.pop(name, None)
+        if older is not None:
+            older.close(Replaced(f"{name} opened a newer stream"))
+        session = self._sessions[name] = Session(name, profile)
+        self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="")
+        LOG.info("%s connected (%d samples)", name, profile.samples)
+        self._spawn(self._welcome(session))
+        return session
+
+    def _check_profile(self, name: str, profile: Profile) -> None:
+        if self._plan is not None:
+            planning.check_fits(profile, self._plan, name)
+            return
+        others = [session for session in self._sessions.values() if session.name != name]
+        if others:
+            planning.check_like(profile, others[0].profile, name)
+
+    async def _welcome(self, session: Session) -> None:
+        async with self._turn:
+            if self._sessions.get(session.name) is not session:
+                return
+            if self._plan is not None:
+                self._send_plan(session, self._plan)
+            elif len(self._sessions) >= self.settings.round.min_clients:
+                await self._make_plan()
+            await self._handle(round.Connected(session.name, time.time()))
+        self._tell_who_waits(session)
+
+    @staticmethod
+    def _send_plan(session: Session, plan: Plan) -> None:
+        session.send(welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
+
+    def _tell_who_waits(self, session: Session) -> None:
+        record = self.machine.record
+        missing = self.settings.round.min_clients - len(self._sessions)
+        if record.phase is round.Phase.WAITING and missing > 0:
+            session.send(notice=pb.Notice(text=f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
+        elif record.phase is round.Phase.TRAINING and session.name not in record.devices:
+            session.send(notice=pb.Notice(text=f"round {record.round + 1} is under way; waiting for the next"))
+
+    async def disconnect(self, session: Session) -> None:
+        """The stream is gone. An older stream of a device that has reconnected changes nothing."""
+        session.close()
+        if self._sessions.get(session.name) is not session:
+            return
+        del self._sessions[session.name]
+        now = time.time()
+        self._store.update_device(session.name, connected=0, since=now)
+        LOG.info("%s disconnected", session.name)
+        await self.dispatch(round.Disconnected(session.name, now))
+
+    async def excuse(self, name: str, reason: str) -> None:
+        """The round does not wait for this device any longer; the reason is shown to the operator."""
+        LOG.warning("%s: %s", name, reason)
+        self._store.update_device(name, note=reason[:500])
+        await self.dispatch(round.Excused(name, time.time()))
+
+    async def goodbye(self) -> None:
+        """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
+        await self.finished.wait()
+        for _ in range(GOODBYE_STEPS):
+            if not self._sessions:
+                return
+            await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)
+
+    async def trouble(self, name: str, order_id: str, reason: str) -> None:
+        """A device says that it cannot carry out an order."""
+        order = self._orders.get(name)
+        if order is not None and order.id == order_id:
+            await self.excuse(name, reason)
+
+    async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
+        """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
+        for name, error in error_for.items():
+            session = self._sessions.get(name)
+            if session is not None:
+                await self.disconnect(session)
+                session.close(error)
+                await self.excuse(name, str(error))
+        return len(self._sessions)
+
+    # --- orders
+
+    def order(self, name: str, order_id: str) -> pb.Order:
+        """The open order that a device answers. Errors: OrderClosed if it is open no longer, UpdateRefused if it never was."""
+        OrderId.parse(order_id, name)
+        order = self._orders.get(name)
+        if order is None or order.id != order_id:
+            raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
+        return order
+
+    def offer(self, name: str, digest: str) -> Blob:
+        """A blob that this device was offered. Errors: UnknownBlob, also for what is another device's."""
+        blob = self._offers.get(name, {}).get(digest)
+        if blob is None:
+            raise UnknownBlob(f"{name} was not offered a blob {digest[:12]!r}: ask for those of the present order")
+        return blob
+
+    async def report(self, name: str, round_number: int) -> bool:
+        """An update (or evaluation) of this device is durable in the inbox. False: too late, it does not count."""
+        await self.dispatch(round.Reported(name, round_number, time.time()))
+        return self._receipts.pop(name, False)
+
+    async def _open(self, work: str, number: int, devices: Iterable[str]) -> None:
+        """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
+        record = self.machine.record
+        served = await self._threads.worker(self.engine.serve, record.devices)
+        LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
+        for name in devices:
+            blobs = served[name] if self._needs_download(self._store.device(name), work) else {}
+            self._offers[name] = {blob.digest: blob for blob in blobs.values()}
+            self._orders[name] = pb.Order(
+                id=str(OrderId(work, number, name)),
+                round=number,
+                work=WORK[work],
+                downloads=[pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())],
+                returns=self.engine.parts if work == "train" and name in record.cohort else [],
+                deadline_s=max(0.0, record.deadline - time.time()),
+            )
+            if name in self._sessions:
+                self._sessions[name].send(order=self._orders[name])
+
+    def _needs_download(self, device: Device | None, work: str) -> bool:
+        """Whether this order starts from what the server serves, or from what the device has.
+
+        Where all devices train, one that is not in the cohort goes on from its own state until its next update was answered;
+        where a method is judged by its trained models, an evaluation is of the device's own.
+        """
+        if device is None or device.fetched < 0:
+            return True
+        if work == "evaluate" and self.settings.method.evaluate == "trained":
+            return False
+        return self.settings.round.train == "sampled" or device.contributed > device.fetched
+
+    # --- the plan
+
+    async def _make_engine(self, plan: Plan) -> None:
+        def make() -> Engine:
+            from fedserver.engine import Engine
+
+            return Engine(plan, slots, self._home.state, self._home.serve, closed)
+
+        slots, closed = self._store.slots(), self.machine.record.round
+        self._engine = await self._threads.worker(make)
+
+    async def _make_plan(self) -> None:
+        """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
+        profiles = {name: session.profile for name, session in self._sessions.items()}
+        plan = planning.make_plan(self.settings, profiles, self._federation)
+        await self._make_engine(plan)
+        self._store.commit_round(self.machine.record, self.engine.staged_slots(), [], {}, plan=plan)
+        await self._threads.worker(self.engine.settle)
+        self._plan = plan
+        LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
+        for session in self._sessions.values():
+            self._send_plan(session, plan)
+
+    # --- the machine and its effects
+
+    async def dispatch(self, event: round.Event) -> None:
+        """One event after the other, each with all that follows from it."""
+        async with self._turn:
+            await self._handle(event)
+
+    async def _handle(self, event: round.Event) -> None:
+        before = self.machine.record.phase
+        effects = self.machine.handle(event)
+        if before is round.Phase.EVALUATING and self.machine.record.phase is not before:
+            await self._commit_evaluation()
+        self._save_record()
+        await self._follow(effects)
+
+    def _save_record(self) -> None:
+        encoded = msgspec.json.encode(self.machine.record)
+        if encoded != self._saved_record:
+            self._store.put("record", self.machine.record)
+            self._saved_record = encoded
+
+    async def _follow(self, effects: list[round.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case round.Receipt(name, accepted):
+                    self._receipts[name] = accepted
+                    if accepted and self.machine.record.phase is round.Phase.DONE:
+                        await self._commit_evaluation()
+                case round.Open(work, number, devices):
+                    await self._open(work, number, devices)
+                case round.Aggregate(number, cohort):
+                    await self._aggregate(number, set(cohort))
+                case round.Finish(devices):
+                    self._finish(devices)
+        self._set_timer()
+
+    async def _aggregate(self, number: int, cohort: set[str]) -> None:
+        """The commit point of a round: the new state, the record and the metrics become durable together."""
+        entries = await self._threads.disk(self.inbox.entries, "train", number)
+        updates = {name: entry for name, entry in entries.items() if name in cohort}
+        try:
+            metrics = await self._threads.worker(self.engine.aggregate, updates)
+        except Exception as error:
+            self._fail(error)
+            return
+        marks = self._fetched(entries, number - 1, "train")
+        for name in updates:
+            marks.setdefault(name, {})["contributed"] = number
+        effects = self.machine.handle(round.Aggregated(time.time()))
+        rows = [entry.row for entry in entries.values()]
+        self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
+        self._saved_record = msgspec.json.encode(self.machine.record)
+        await self._threads.worker(self.engine.settle)
+        await self._threads.disk(self.inbox.clear, "train", number)
+        LOG.info("round %d/%d closed: %s", number, self.settings.round.rounds, summary(rows, self.settings.method.evaluate))
+        LOG.debug("round %d: %s", number, metrics)
+        await self._follow(effects)
+
+    async def _commit_evaluation(self) -> None:
+        number = self.machine.record.round
+        entries = await self._threads.disk(self.inbox.entries, "evaluate", number)
+        rows = [entry.row for entry in entries.values()]
+        self._store.commit_round(self.machine.record, [], rows, self._fetched(entries, number, "evaluate"))
+        await self._threads.disk(self.inbox.clear, "evaluate", number)
+        LOG.info("state after round %d evaluated: %s", number, summary(rows, "served"))
+
+    def _fetched(self, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
+        """Marks for those of `names` that were served the state after `state_round`."""
+        return {name: {"fetched": state_round} for name in names if self._needs_download(self._store.device(name), work)}
+
+    def _finish(self, devices: Iterable[str]) -> None:
+        for name in devices:
+            if name in self._sessions:
+                self._sessions[name].send(finish=pb.Finish(message=f"all {self.machine.record.round} rounds are done"))
+        self.finished.set()
+
+    def _fail(self, error: Exception) -> None:
+        """The step cannot be carried out: the reason is in the status, and a restart tries the same step again."""
+        known = isinstance(error, AttuneError)
+        LOG.error("failed: %s", error, exc_info=None if known else error)
+        self.error = error if isinstance(error, AttuneError) else AttuneError(f"{type(error).__name__}: {error}")
+        self.machine.handle(round.Failed(str(self.error)))
+        self._save_record()
+        self.finished.set()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = time.time()
+        due = self.machine.next_wake(now)
+        if due is not None:
+            delay_s = max(0.0, due - now) + 0.01
+            self._timer = asyncio.get_running_loop().call_later(delay_s, lambda: self._spawn(self._tick()))
+
+    async def _tick(self) -> None:
+        await self.dispatch(round.Tick(time.time()))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._fail(error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,121 @@
+"""Where updates come in: announced, uploaded, checked, made durable, and only then counted."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
+from common.methods.algebra import PartKind
+from common.pb import federation_pb2 as pb
+from common.wire.sinks import FileSink
+from fedserver.coordinator import Coordinator
+from fedserver.orders import OrderId
+from fedserver.store import Device, Row, Store
+from fedserver.threads import Threads
+from fedserver.uploads import Target, Uploads
+
+
+class Intake:
+    def __init__(self, coordinator: Coordinator, uploads: Uploads, store: Store, threads: Threads) -> None:
+        self._coordinator, self._uploads, self._store, self._threads = coordinator, uploads, store, threads
+
+    # --- uploads
+
+    async def open(self, name: str, target: Target) -> FileSink:
+        """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
+        max_bytes = self._check(name, target)
+        sink = await self._threads.disk(self._uploads.sink, name, target, max_bytes)
+        if target.offset > sink.offset:
+            raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
+        return sink
+
+    async def write(self, name: str, target: Target, sink: FileSink, frames: list[bytes]) -> None:
+        """Appends frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        if not self._uploads.is_current(name, target.part, sink):
+            raise OrderClosed(f"a newer stream of {name} uploads {target.part}")
+        await self._threads.disk(sink.write, frames)
+
+    async def close(self, name: str, target: Target, sink: FileSink) -> None:
+        """Errors: DigestMismatch, Truncated, DiskFull."""
+        await self._threads.disk(self._uploads.complete, name, target, sink)
+
+    def offset(self, name: str, target: Target) -> int:
+        """How many bytes of an announced blob are here."""
+        self._check(name, target)
+        return self._uploads.offset(name, target)
+
+    def _check(self, name: str, target: Target) -> int:
+        """The largest size this blob may have. Errors: OrderClosed, UpdateRefused."""
+        order = self._coordinator.order(name, target.order)
+        if target.part not in order.returns:
+            raise UpdateRefused(
+                f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(order.returns) or 'metrics only'}"
+            )
+        limit = self._coordinator.settings.server.max_blob_bytes
+        return min(self._coordinator.engine.max_bytes(cast(PartKind, target.part)), limit)
+
+    # --- updates
+
+    async def submit(self, name: str, update: pb.Update) -> pb.Receipt:
+        """Errors: UpdateRefused and WireError, naming what is wrong; UnknownBlob (upload again); DiskFull."""
+        try:
+            order = self._coordinator.order(name, update.order_id)
+        except OrderClosed as closed:
+            return pb.Receipt(status=pb.Receipt.STATUS_LATE, message=str(closed))
+        order_id = OrderId.parse(order.id, name)
+        if name not in self._coordinator.machine.reported:
+            await self._accept(order, order_id, update)
+        if await self._coordinator.report(name, order_id.round):
+            return pb.Receipt(status=pb.Receipt.STATUS_ACCEPTED)
+        await self._threads.disk(self._coordinator.inbox.discard, order_id)
+        return pb.Receipt(status=pb.Receipt.STATUS_LATE, message=f"round {order_id.round} is closed")
+
+    async def _accept(self, order: pb.Order, order_id: OrderId, update: pb.Update) -> None:
+        """Into the inbox, or refused: then the round does not wait for this device, and the operator sees why."""
+        name = order_id.client
+        try:
+            row = row_of(order_id, update, self._store.device(name))
+            sent = {ref.part: ref.digest for ref in update.parts}
+            if sorted(sent) != sorted(order.returns):
+                raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
+            paths = {part: self._uploads.take(name, part, digest).path for part, digest in sent.items()}
+            max_norm = self._coordinator.settings.server.max_update_norm
+            for part, path in paths.items():
+                await self._threads.worker(self._coordinator.engine.check, name, cast(PartKind, part), path, max_norm)
+        except (UnknownBlob, DiskFull):
+            raise
+        except AttuneError as refusal:
+            await self._coordinator.excuse(name, f"update refused: {refusal}")
+            raise
+        await self._threads.disk(self._coordinator.inbox.accept, order_id, row, paths)
+
+
+def row_of(order_id: OrderId, update: pb.Update, device: Device | None) -> Row:
+    """The metrics row of an update. Errors: UpdateRefused for numbers that cannot be, or more samples than declared."""
+    metrics, name = update.metrics, order_id.client
+    declared = device.samples if device is not None and device.samples is not None else 0
+    if not 0 <= update.samples <= declared:
+        raise UpdateRefused(f"{name} claims {update.samples} samples; it declared {declared} when it connected")
+
+    def optional(field: str, low: float, high: float) -> float | None:
+        if not metrics.HasField(field):
+            return None
+        value = float(getattr(metrics, field))
+        if not (math.isfinite(value) and low <= value <= high):
+            raise UpdateRefused(f"{name} reports {field} = {value}; it must lie between {low} and {high}")
+        return value
+
+    return Row(
+        round=order_id.round,
+        work=order_id.work,
+        client=name,
+        samples=update.samples,
+        loss=optional("loss", -math.inf, math.inf),
+        accuracy_before=optional("accuracy_before", 0.0, 1.0),
+        accuracy_after=optional("accuracy_after", 0.0, 1.0),
+        test_samples=metrics.test_samples,
+        bytes_up=sum(part.size for part in update.parts),
+        bytes_down=metrics.bytes_down,
+        seconds=metrics.seconds,
+    )

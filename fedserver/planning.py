@@ -1,0 +1,142 @@
+"""From what the operator said and what the first devices declared to what is fixed for everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
+from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels, nearest
+from common.methods.algebra import Method, options_of
+from common.methods.registry import method_from_options
+from common.models import registry as models
+from common.plan import Label, Plan, Profile
+
+
+@dataclass(frozen=True)
+class Effective:
+    """Every setting with its value: what was said, over the method's defaults, over the general ones."""
+
+    method: Method
+    method_options: dict[str, Any]  # as said
+    model_name: str | None
+    model_options: dict[str, Any]
+    train: TrainSettings
+    round: RoundSettings
+    server: ServerSettings
+    seed: int
+
+    def fixed(self) -> dict[str, Any]:
+        """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart."""
+        sections = {
+            "method": {"name": self.method.name} | _components(self.method, self.method_options),
+            "model": {"name": self.model_name} | self.model_options,
+            "train": msgspec.structs.asdict(self.train),
+            "round": msgspec.structs.asdict(self.round),
+        }
+        return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
+            "seed": self.seed
+        }
+
+
+def _components(method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    typed = options_of(method, options)
+    values: dict[str, Any] = {}
+    for struct in (*typed.aggregators.values(), typed.objective, typed.predictor):
+        values |= msgspec.structs.asdict(struct)
+    return values
+
+
+def resolve(said: Mapping[str, Any]) -> Effective:
+    """Checks all that can be checked before a device has connected. Errors: SettingError with the nearest known name."""
+    options = dict(said.get("method", {}))
+    method = method_from_options(options)
+    options.pop("name", None)
+    options_of(method, options)
+    full = merge(method.defaults, said)
+    model = dict(full.get("model", {}))
+    name = model.pop("name", None)
+    if name is not None and ":" not in name and name not in models.names():
+        raise SettingError(
+            f"unknown model {name!r}{nearest(name, models.names())}; package.module:factory names one of your own"
+        )
+    return Effective(
+        method=method,
+        method_options=options,
+        model_name=name,
+        model_options=model,
+        train=convert(TrainSettings, full.get("train", {}), "train."),
+        round=convert(RoundSettings, full.get("round", {}), "round."),
+        server=convert(ServerSettings, full.get("server", {}), "server."),
+        seed=int(full.get("seed", 0)),
+    )
+
+
+def reconcile(recorded: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said at this start over what this home was made with. Errors: HomeMismatch that names every contradiction."""
+    if recorded is None:
+        return dict(said)
+    merged = merge(recorded, said)
+    before, now = resolve(recorded).fixed(), resolve(merged).fixed()
+    differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if differing:
+        changes = "; ".join(f"{key} is {before.get(key)!r} here, not {now.get(key)!r}" for key in differing)
+        raise HomeMismatch(
+            f"this home belongs to a federation with other settings: {changes}. Leave them out, or use a new --home"
+        )
+    return merged
+
+
+def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: str) -> Plan:
+    """The plan for the devices present at round 1: classes are the sorted union of their labels. Errors: SettingError."""
+    ordered = [profiles[name] for name in sorted(profiles)]
+    labels: set[Label] = {label for profile in ordered for label in profile.labels}
+    classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
+    first = ordered[0]
+    spec = models.default_spec(
+        first.kind,
+        first.shape,
+        len(classes),
+        max(profile.vocabulary for profile in ordered),
+        settings.model_name,
+        settings.model_options,
+    )
+    return Plan(
+        federation=federation,
+        seed=settings.seed,
+        model=spec,
+        classes=classes,
+        method=settings.method.name,
+        method_options=settings.method_options,
+        train=settings.train,
+    )
+
+
+def check_like(profile: Profile, reference: Profile, name: str) -> None:
+    """Before there is a plan, all devices must declare data of one kind and shape. Errors: ShapeMismatch."""
+    if (profile.kind, profile.shape) != (reference.kind, reference.shape):
+        raise ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
+
+
+def check_fits(profile: Profile, plan: Plan, name: str) -> None:
+    """Errors: ShapeMismatch, UndeclaredLabels if a device's shard does not fit the plan."""
+    model = plan.model
+    if (profile.kind, profile.shape) != (model.kind, model.shape):
+        raise ShapeMismatch(_mismatch(name, profile, model.kind, model.shape))
+    if model.kind == "tokens" and profile.vocabulary > model.vocabulary:
+        raise ShapeMismatch(
+            f"{name} has tokens up to {profile.vocabulary - 1}; this federation knows 0 to {model.vocabulary - 1}"
+        )
+    unknown = [label for label in profile.labels if label not in plan.classes]
+    if unknown:
+        raise UndeclaredLabels(f"{name} has labels {unknown}; the classes of this federation are fixed: {plan.classes}")
+
+
+def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) -> str:
+    return (
+        f"the shard of {name} holds {profile.kind} of shape {profile.shape}; this federation expects {kind} of shape {shape}. "
+        "Convert the shard, or start a federation of its own"
+    )

@@ -1,0 +1,39 @@
+"""The status as text for a person."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def render_status(status: dict[str, Any]) -> str:
+    """Plain text off a terminal, colours on one."""
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        running = f"serving {status['address']}" if status["running"] else "not running"
+        console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
+        if status["reason"]:
+            console.print(f"failed: {status['reason']}")
+        for awaited in status["awaited"]:
+            console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s")
+        if status["state"] == "waiting":
+            connected = sum(client["state"] not in ("disconnected", "revoked") for client in status["clients"])
+            console.print(f"waiting: {connected} of at least {status['min_clients']} devices are connected")
+        console.print(_table(status["clients"]))
+        if status["accuracy"]:
+            mean, pooled = status["accuracy"]["mean_over_clients"], status["accuracy"]["over_samples"]
+            console.print(f"accuracy: {mean:.4f} mean over clients, {pooled:.4f} over samples")
+    return capture.get().rstrip("\n")
+
+
+def _table(clients: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("device", "state", "samples", "accuracy", "note"):
+        table.add_column(column, no_wrap=column != "note")
+    for client in clients:
+        accuracy = "-" if client["accuracy"] is None else f"{client['accuracy']:.4f}"
+        table.add_row(client["name"], client["state"], str(client["samples"] or "-"), accuracy, client["note"] or "")
+    return table

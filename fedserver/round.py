@@ -1,0 +1,301 @@
+"""The round as a pure state machine: events in, effects out; it reads no clock, opens nothing and sees no tensor.
+
+waiting -> training -> aggregating -> (evaluating ->) waiting | training ... -> done; failed is left by a restart, which
+tries the same step again. Everything that must survive a restart is in `Record`; who is connected is not, for a restarted
+server has no streams. Times are seconds of the caller's clock, carried by the events.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from common.config import RoundSettings
+from common.seeds import derive
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    EVALUATING = "evaluating"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Connected:
+    name: str
+    now: float
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    name: str
+    now: float
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A device's update (or evaluation) is durable in the inbox."""
+
+    name: str
+    round: int
+    now: float
+
+
+@dataclass(frozen=True)
+class Excused:
+    """A device cannot carry out its order, or its update was refused, or it was revoked."""
+
+    name: str
+    now: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    now: float
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The new state is durable."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The step that was under way cannot be carried out."""
+
+    reason: str
+
+
+Event = Connected | Disconnected | Reported | Excused | Tick | Aggregated | Failed
+
+
+@dataclass(frozen=True)
+class Open:
+    """Send orders: for training, or (work "evaluate") to evaluate the state after the closed `round`."""
+
+    work: str
+    round: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    round: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    name: str
+    accepted: bool
+
+
+Effect = Open | Aggregate | Finish | Receipt
+
+
+class Record(msgspec.Struct):
+    """What the store keeps. `round` counts closed rounds; `devices` hold orders, of whom `cohort` exchange weights."""
+
+    phase: Phase = Phase.WAITING
+    round: int = 0
+    devices: list[str] = []
+    cohort: list[str] = []
+    excused: list[str] = []
+    last_cohort: list[str] = []  # whose updates made the present state
+    opened_at: float = 0.0
+    deadline: float = 0.0
+    reason: str = ""  # of a failure
+    failed_in: Phase = Phase.WAITING
+
+    def revive(self) -> Record:
+        """After a failure: the step to try again."""
+        return msgspec.structs.replace(self, phase=self.failed_in, reason="") if self.phase is Phase.FAILED else self
+
+    @property
+    def open_orders(self) -> tuple[str, int]:
+        """The work and the round of the orders that are (or would be) out."""
+        if self.phase in (Phase.EVALUATING, Phase.DONE):
+            return "evaluate", self.round
+        return "train", self.round + 1
+
+
+class RoundMachine:
+    """Decides when a round opens, who takes part and when it closes. `reported` is read back from the inbox at a restart."""
+
+    def __init__(self, policy: RoundSettings, seed: int, record: Record, reported: set[str]) -> None:
+        self.policy = policy
+        self.seed = seed
+        self.record = record
+        self.reported = reported
+        self.connected: set[str] = set()
+        self.left_at: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"RoundMachine({self.record.phase} round={self.record.round} awaited={sorted(self.awaited)})"
+
+    @property
+    def awaited(self) -> set[str]:
+        """Devices that hold an order and have not answered it."""
+        return set(self.record.devices) - self.reported - set(self.record.excused)
+
+    @property
+    def quorum(self) -> int:
+        """Updates without which a round is not aggregated."""
+        return min(self.policy.quorum or self.policy.min_clients, len(self.record.cohort))
+
+    def resume(self, now: float) -> list[Effect]:
+        """The first call after construction: takes up the step at which the last process stopped."""
+        for name in self.record.devices:
+            self.left_at[name] = now
+        return self._aggregate() if self.record.phase is Phase.AGGREGATING else []
+
+    def next_wake(self, now: float) -> float | None:
+        """When a Tick is due: the deadline, or the end of an absent device's grace. None: nothing is open."""
+        if self.record.phase not in (Phase.TRAINING, Phase.EVALUATING):
+            return None
+        graces = (self.left_at[name] + self.policy.grace_s for name in self.awaited & self.left_at.keys())
+        return min([self.record.deadline, *(time for time in graces if time > now)])
+
+    def handle(self, event: Event) -> list[Effect]:
+        """One step. Unknown or repeated events change nothing: sending again is always safe."""
+        match event:
+            case Connected(name, now):
+                return self._connect(name, now)
+            case Disconnected(name, now):
+                self.connected.discard(name)
+                self.left_at[name] = now
+                return []
+            case Reported(name, round_, now):
+                return self._report(name, round_, now)
+            case Excused(name, now):
+                if name in self.awaited:
+                    self.record.excused.append(name)
+                return self._progress(now)
+            case Tick(now):
+                return self._progress(now)
+            case Aggregated(now):
+                return self._aggregated(now)
+            case Failed(reason):
+                self.record.failed_in, self.record.phase, self.record.reason = self.record.phase, Phase.FAILED, reason
+                return []
+
+    def _connect(self, name: str, now: float) -> list[Effect]:
+        self.connected.add(name)
+        self.left_at.pop(name, None)
+        match self.record.phase:
+            case Phase.WAITING:
+                return self._open_training(now)
+            case Phase.TRAINING | Phase.EVALUATING if name in self.awaited:
+                return [Open(*self.record.open_orders, (name,))]
+            case Phase.DONE:
+                return self._connect_late(name)
+        return []
+
+    def _connect_late(self, name: str) -> list[Effect]:
+        if name in self.reported:
+            return [Finish((name,))]
+        if name not in self.record.devices:
+            self.record.devices = sorted([*self.record.devices, name])
+        return [Open("evaluate", self.record.round, (name,))]
+
+    def _open_training(self, now: float) -> list[Effect]:
+        if len(self.connected) < self.policy.min_clients:
+            self.record.phase = Phase.WAITING
+            return []
+        names = sorted(self.connected)
+        target = self.policy.clients or len(names)
+        size = min(len(names), math.ceil(target * (1 + self.policy.over_selection)))
+        draw = random.Random(derive(self.seed, "cohort", self.record.round + 1))  # noqa: S311 - sampling, not secrecy
+        cohort = sorted(draw.sample(names, size))
+        devices = names if self.policy.train == "all" else cohort
+        self._order(Phase.TRAINING, devices, cohort, now)
+        return [Open("train", self.record.round + 1, tuple(devices))]
+
+    def _order(self, phase: Phase, devices: list[str], cohort: list[str], now: float) -> None:
+        record = self.record
+        record.phase, record.devices, record.cohort, record.excused = phase, list(devices), list(cohort), []
+        record.opened_at, record.deadline = now, now + self.policy.deadline_s
+        self.reported = set()
+
+    def _report(self, name: str, round_: int, now: float) -> list[Effect]:
+        expected = self.record.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.DONE) and round_ == self.record.open_orders[1]
+        if not expected or name not in self.record.devices:
+            return [Receipt(name, accepted=False)]
+        self.reported.add(name)
+        if name in self.record.excused:
+            self.record.excused.remove(name)
+        effects: list[Effect] = [Receipt(name, accepted=True)]
+        if self.record.phase is Phase.DONE:
+            return [*effects, Finish((name,))]
+        return effects + self._progress(now)
+
+    def _progress(self, now: float) -> list[Effect]:
+        """Closes what is open if its time has come."""
+        if self.record.phase is Phase.TRAINING:
+            if self._is_complete(now):
+                return self._aggregate()
+            return self._extend(now) if now >= self.record.deadline else []
+        if self.record.phase is Phase.EVALUATING and (now >= self.record.deadline or not self._worth_waiting_for(now)):
+            return self._close_evaluation(now)
+        return []
+
+    def _worth_waiting_for(self, now: float) -> set[str]:
+        """Of those awaited: the connected, and those who left less than the grace period ago."""
+        grace_s = self.policy.grace_s
+        return {n for n in self.awaited if n in self.connected or now < self.left_at.get(n, now) + grace_s}
+
+    def _is_complete(self, now: float) -> bool:
+        updates = len(self.reported & set(self.record.cohort))
+        if updates < max(1, self.quorum):
+            return False
+        enough = self.policy.over_selection > 0 and self.policy.clients and updates >= self.policy.clients
+        return bool(enough) or now >= self.record.deadline or not self._worth_waiting_for(now)
+
+    def _extend(self, now: float) -> list[Effect]:
+        """Past the deadline without a quorum nothing is lost: newcomers join, the troubled try again, the clock starts anew."""
+        added = sorted(self.connected - set(self.record.devices))
+        again = sorted((self.awaited | set(self.record.excused)) & self.connected)
+        self.record.devices = sorted([*self.record.devices, *added])
+        self.record.cohort = sorted([*self.record.cohort, *added])
+        self.record.excused = []
+        self.record.deadline = now + self.policy.deadline_s
+        orders = tuple(sorted({*added, *again}))
+        return [Open("train", self.record.round + 1, orders)] if orders else []
+
+    def _aggregate(self) -> list[Effect]:
+        self.record.phase = Phase.AGGREGATING
+        cohort = sorted(self.reported & set(self.record.cohort))
+        return [Aggregate(self.record.round + 1, tuple(cohort))]
+
+    def _aggregated(self, now: float) -> list[Effect]:
+        record = self.record
+        record.round += 1
+        record.last_cohort = sorted(self.reported & set(record.cohort))
+        last = record.round >= self.policy.rounds
+        if last or (self.policy.evaluate_every and record.round % self.policy.evaluate_every == 0):
+            devices = sorted(self.connected | set(record.devices))
+            self._order(Phase.EVALUATING, devices, [], now)
+            for name in set(devices) - self.connected:
+                self.left_at.setdefault(name, now)
+            return [Open("evaluate", record.round, tuple(sorted(self.connected))), *self._progress(now)]
+        return self._open_training(now)
+
+    def _close_evaluation(self, now: float) -> list[Effect]:
+        if self.record.round < self.policy.rounds:
+            return self._open_training(now)
+        self.record.phase = Phase.DONE
+        return [Finish(tuple(sorted(self.reported & self.connected)))]
