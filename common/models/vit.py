@@ -13,7 +13,6 @@ from common.models.blocks import Block, initialise
 from common.models.options import VitOptions
 from common.plan import ModelSpec
 
-
 _PIXEL_MEAN, _PIXEL_DEVIATION = 0.35, 0.25  # of usual images in [0, 1]: the initial embedding takes them as standardised
 _TOKEN_SCALE = 0.5  # against embedded patches of about 1; with the usual 0.02, positions are not seen for many epochs
 
@@ -39,8 +38,8 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(options.width, spec.classes)
         initialise(self)
         with torch.no_grad():
-            self.embed.weight /= _PIXEL_DEVIATION
-            self.embed.bias -= _PIXEL_MEAN * self.embed.weight.sum(dim=1)
+            self.embed.weight.div_(_PIXEL_DEVIATION)
+            self.embed.bias.sub_(_PIXEL_MEAN * self.embed.weight.sum(dim=1))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x_BPD = self.embed(self.patches(x_BCHW))

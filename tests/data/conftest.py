@@ -1,0 +1,69 @@
+"""Shards and plans made on the spot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import TrainSettings
+from common.data.datasets import Dataset
+from common.plan import ModelSpec, Plan
+
+GOOD = {"images": (np.uint8, (5, 4)), "tokens": (np.int32, (6,)), "series": (np.float32, (7, 3)), "tabular": (np.float64, (5,))}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """write(x, y, test=(x, y) or None, meta={...} or text): a shard folder."""
+
+    def make(x: Any, y: Any, test: tuple[Any, Any] | None = None, meta: Any = None, name: str = "mine") -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / "train.npz", x=x, y=y)
+        if test is not None:
+            np.savez(folder / "test.npz", x=test[0], y=test[1])
+        if meta is not None:
+            (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def samples() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """samples(kind, n): random x of that kind and labels 0, 1, 0, 1, ..."""
+
+    def make(kind: str, n: int = 80) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(3)
+        type_, shape = GOOD[kind]
+        x = rng.integers(0, 200, (n, *shape)) if np.dtype(type_).kind in "iu" else rng.normal(3, 2, (n, *shape))
+        return x.astype(type_), np.arange(n) % 2
+
+    return make
+
+
+@pytest.fixture
+def plan_for() -> Callable[..., Plan]:
+    def make(kind: Any, shape: tuple[int, ...], classes: list[Any], vocabulary: int = 0) -> Plan:
+        spec = ModelSpec("any", kind, shape, len(classes), vocabulary)
+        return Plan("f", 0, spec, classes, "fedavg", {}, TrainSettings())
+
+    return make
+
+
+@pytest.fixture
+def dataset_of() -> Callable[..., Dataset]:
+    """dataset_of([(train, test) counts per class]): x holds each sample's own number, so that it can be told apart."""
+
+    def make(counts: list[tuple[int, int]]) -> Dataset:
+        train_y, test_y = (np.repeat(np.arange(len(counts)) * 10, [pair[part] for pair in counts]) for part in (0, 1))
+        train_x = np.arange(len(train_y), dtype=np.float64)[:, None]
+        test_x = -1.0 - np.arange(len(test_y), dtype=np.float64)[:, None]
+        return Dataset("made", "tabular", train_x, train_y, test_x, test_y, [c * 10 for c in range(len(counts))], 0)
+
+    return make

@@ -1,0 +1,115 @@
+"""Shards as tensors: scaling, axes, class indices, and the refusal of what does not fit the plan."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from common.data.prepare import Standardiser, prepare, prepare_features
+from common.data.shard import load_shard
+from common.errors import NonFiniteFeatures, ShapeMismatch, ShardError, UndeclaredLabels
+from common.plan import ModelSpec
+
+
+def test_images_become_channels_first_fractions(write, plan_for):
+    x = np.zeros((2, 2, 3, 2), np.uint8)
+    x[1, 0, 2, 1] = 51
+    ready = prepare(load_shard(write(x, ["b", "a"])), plan_for("images", (2, 3, 2), ["a", "b", "c"]))
+    assert ready.train_x.shape == (2, 2, 2, 3) and ready.train_x.dtype == torch.float32 and ready.train_x.is_contiguous()
+    assert ready.train_x[1, 1, 0, 2].item() == pytest.approx(0.2) and ready.train_x.sum().item() == pytest.approx(0.2)
+    assert ready.train_y.tolist() == [1, 0] and ready.train_y.dtype == torch.int64 and ready.standardiser is None
+
+
+def test_float_images_stay_as_they_are(write, plan_for):
+    x = np.linspace(-4, 4, 2 * 2 * 3 * 1, dtype=np.float32).reshape(2, 2, 3, 1)
+    ready = prepare(load_shard(write(x, [0, 1])), plan_for("images", (2, 3, 1), [0, 1]))
+    assert np.array_equal(ready.train_x[:, 0].numpy(), x[..., 0])
+
+
+def test_tokens_become_int64(write, plan_for):
+    x = np.array([[1, 2], [3, 0]], dtype=">u2")
+    ready = prepare(load_shard(write(x, [0, 1])), plan_for("tokens", (2,), [0, 1], vocabulary=9))
+    assert ready.train_x.tolist() == [[1, 2], [3, 0]] and ready.train_x.dtype == torch.int64
+
+
+def test_tabular_is_standardised_with_the_training_part_only(write, plan_for):
+    train = np.array([[1.0, 7.0, 1e200], [3.0, 7.0, -1e200]])
+    test = np.array([[5.0, 8.0, 0.0]])
+    ready = prepare(load_shard(write(train, [0, 1], test=(test, [1]))), plan_for("tabular", (3,), [0, 1]))
+    assert ready.train_x.tolist() == [[-1.0, 0.0, 1.0], [1.0, 0.0, -1.0]]
+    assert ready.test_x.tolist() == [[3.0, 1.0, 0.0]]  # mean 2, deviation 1; a constant column is divided by 1
+    saved = Standardiser.from_dict(json.loads(json.dumps(ready.standardiser.to_dict())))
+    assert np.array_equal(saved.mean, ready.standardiser.mean) and np.array_equal(saved.std, ready.standardiser.std)
+    spec = ModelSpec("any", "tabular", (3,), 2)
+    assert torch.equal(prepare_features(test, spec, saved), ready.test_x)
+
+
+def test_series_are_standardised_by_channel(write, samples, plan_for):
+    x, y = samples("series")
+    ready = prepare(load_shard(write(x, y, test=(x[:3], y[:3]))), plan_for("series", (7, 3), [0, 1]))
+    expected = (x.astype(np.float64) - x.astype(np.float64).mean((0, 1))) / x.astype(np.float64).std((0, 1))
+    assert np.allclose(ready.train_x.numpy(), expected, atol=1e-5) and ready.train_x.shape == (80, 7, 3)
+
+
+def test_a_constant_that_is_no_binary_fraction_stays_constant():
+    fitted = Standardiser.fit(np.full((1000, 1), 0.1))
+    assert fitted.std.tolist() == [1.0] and abs(fitted.apply(np.full((1, 1), 0.1))[0, 0]) < 1e-12
+
+
+def test_empty_test_part(write, plan_for):
+    ready = prepare(load_shard(write([[1.0]], [0])), plan_for("tabular", (1,), [0]))
+    assert ready.test_x.shape == (0, 1) and ready.test_y.shape == (0,)
+
+
+def test_refusals(write, samples, plan_for):
+    shard = load_shard(write(*samples("images")))
+    with pytest.raises(ShapeMismatch, match=r"holds images of 5 x 4 x 1 .* is about tabular of 9 \(features\)"):
+        prepare(shard, plan_for("tabular", (9,), [0, 1]))
+    with pytest.raises(ShapeMismatch, match=r"images of 5 x 4 x 1 .* takes images of 8 x 8 x 3"):
+        prepare(shard, plan_for("images", (8, 8, 3), [0, 1]))
+    ones = shard.train_y.sum()
+    with pytest.raises(
+        UndeclaredLabels, match=rf"training part of shard mine holds {ones} samples .*: 1; the classes are 0, 'x'"
+    ):
+        prepare(shard, plan_for("images", (5, 4, 1), [0, "x"]))
+    tokens = load_shard(write(np.array([[1, 7], [2, 3]]), [0, 1]))
+    with pytest.raises(ShapeMismatch, match="1 tokens outside the federation's vocabulary of 7, the largest is 7"):
+        prepare(tokens, plan_for("tokens", (2,), [0, 1], vocabulary=7))
+
+
+@pytest.mark.parametrize(
+    ("x", "spec", "error", "message"),
+    [
+        (np.zeros((2, 4)), ModelSpec("any", "tabular", (3,), 2), ShapeMismatch, "tabular of 4 .* takes tabular of 3"),
+        (np.zeros((2, 3, 1)), ModelSpec("any", "tabular", (3,), 2), ShapeMismatch, "takes tabular of 3"),
+        (np.full((2, 3), np.nan), ModelSpec("any", "tabular", (3,), 2), NonFiniteFeatures, "6 NaN"),
+        (np.full((2, 3), 1e300), ModelSpec("any", "tabular", (3,), 2), NonFiniteFeatures, "32-bit"),
+        (np.full((2, 3), -1), ModelSpec("any", "tokens", (3,), 2, 5), ShardError, "6 negative"),
+    ],
+)
+def test_offline_features_are_checked(x, spec, error, message):
+    with pytest.raises(error, match=message):
+        prepare_features(x, spec, None)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {},
+        {"mean": [1], "std": [0]},
+        {"mean": [1], "std": [1, 1]},
+        {"mean": ["a"], "std": [1]},
+        {"mean": [float("nan")], "std": [1]},
+    ],
+)
+def test_damaged_statistics(saved):
+    with pytest.raises(ShardError, match="damaged"):
+        Standardiser.from_dict(saved)
+
+
+def test_statistics_of_another_width():
+    with pytest.raises(ShapeMismatch, match="2 features"):
+        Standardiser.fit(np.zeros((4, 3))).apply(np.zeros((4, 2)))

@@ -1,0 +1,179 @@
+"""Models by name: which fits what, options, determinism, and bringing one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from common.errors import SettingError
+from common.models import registry
+from common.models.structure import parameter_count, roles, tensors_of
+from common.plan import ModelSpec
+
+CASES = [
+    ("vit", "images", (8, 8, 1), 0),
+    ("vit", "images", (5, 9, 3), 0),
+    ("vit", "images", (1, 1, 2), 0),
+    ("transformer", "tokens", (6,), 20),
+    ("transformer", "series", (7, 3), 0),
+    ("dnn", "tabular", (5,), 0),
+    ("dnn", "images", (4, 4, 2), 0),
+    ("mlr", "series", (7, 3), 0),
+    ("mlr", "tabular", (5,), 0),
+]
+
+
+def batch(kind: str, shape: tuple[int, ...], n: int = 6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if kind == "tokens":
+        return torch.randint(0, 20, (n, *shape), generator=generator)
+    if kind == "images":
+        height, width, channels = shape
+        shape = (channels, height, width)
+    return torch.rand((n, *shape), generator=generator)
+
+
+@pytest.mark.parametrize(("name", "kind", "shape", "vocabulary"), CASES)
+def test_every_model_computes_and_learns(name, kind, shape, vocabulary):
+    spec = registry.default_spec(kind, shape, 3, vocabulary, name, {})
+    model = registry.build(spec, 0)
+    x, y = batch(kind, shape), torch.tensor([0, 1, 2, 0, 1, 2])
+    logits = model(x)
+    assert logits.shape == (6, 3) and logits.dtype == torch.float32
+    nn.functional.cross_entropy(logits, y).backward()
+    plain = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in plain.values())
+    received = {key: tensor.clone() for key, tensor in tensors_of(model).items()}
+    pull = sum((parameter - received[key] - 1).square().sum() for key, parameter in model.named_parameters())
+    (0.5 * pull).backward()  # the gradient of half a squared distance of 1 in every coordinate is -1
+    assert all(torch.allclose(parameter.grad, plain[key] - 1, atol=1e-5) for key, parameter in model.named_parameters())
+    optimiser = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimiser.step()
+    assert loss.item() < 1.0  # ln 3 = 1.10 is chance
+
+
+@pytest.mark.parametrize(("name", "kind", "shape", "vocabulary"), CASES)
+def test_weights_depend_on_the_seed_alone(name, kind, shape, vocabulary):
+    spec = registry.default_spec(kind, shape, 3, vocabulary, name, {})
+    before = torch.get_rng_state()
+    one = tensors_of(registry.build(spec, 5))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    again, other = tensors_of(registry.build(spec, 5)), tensors_of(registry.build(spec, 6))
+    assert all(torch.equal(one[key], again[key]) for key in one) and list(one) == list(again)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+def test_the_spec_says_everything_and_survives_json():
+    spec = registry.default_spec("images", (28, 28, 1), 10, 0, None, {"depth": 1})
+    assert spec.name == "vit" and spec.options["patch"] == 7 and spec.options["depth"] == 1 and spec.options["dropout"] == 0.0
+    saved = msgspec.json.decode(msgspec.json.encode(spec), type=ModelSpec)
+    assert saved == spec
+    assert registry.default_spec("images", (28, 28, 1), 10, 0, "vit", spec.options) == spec
+    one, two = tensors_of(registry.build(spec, 0)), tensors_of(registry.build(saved, 0))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch"), [((8, 8, 1), 2), ((28, 28, 1), 7), ((32, 32, 3), 8), ((30, 30, 3), 8), ((1, 1, 1), 1), ((4, 64, 1), 4)]
+)
+def test_patches_are_about_sixteen(shape, patch):
+    spec = registry.default_spec("images", shape, 2, 0, None, {})
+    assert spec.options["patch"] == patch
+    model = registry.build(spec, 0)
+    assert model.position.shape[1] - 1 <= 16 and model(batch("images", shape)).shape == (6, 2)
+
+
+def test_patches_by_hand():
+    spec = registry.default_spec("images", (3, 3, 1), 2, 0, None, {"patch": 2})
+    x = torch.arange(1.0, 10).reshape(1, 1, 3, 3)
+    assert registry.build(spec, 0).patches(x)[0].tolist() == [[1, 2, 4, 5], [3, 0, 6, 0], [7, 8, 0, 0], [9, 0, 0, 0]]
+
+
+def test_the_papers_vit_has_59_percent_in_qkv():
+    spec = registry.default_spec("images", (32, 32, 3), 10, 0, None, {"preset": "paper"})
+    model = registry.build(spec, 0)
+    qkv = sum(tensors_of(model)[name].numel() for name, what in roles(model).items() if "qkv" in what)
+    assert qkv == 8 * 3 * 512 * 128  # 1.57 M: errata E5
+    rest = 8 * (512 * 128 + 128 + 2 * 128 * 256 + 256 + 128 + 4 * 128) + 48 * 128 + 128 + 65 * 128 + 128 + 2 * 128 + 1290
+    assert parameter_count(model) == qkv + rest and round(100 * qkv / (qkv + rest)) == 59
+    assert model.dropout.p == 0.1
+    assert registry.default_spec("images", (32, 32, 3), 10, 0, None, {"preset": "paper", "depth": 2}).options["depth"] == 2
+
+
+def test_usual_models():
+    shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
+    chosen = {kind: registry.default_spec(kind, shape, 2, 9, None, {}).name for kind, shape in shapes.items()}
+    assert chosen == {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
+    assert registry.names() == ["dnn", "mlr", "transformer", "vit"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "name", "options", "message"),
+    [
+        ("images", (8, 8, 1), "vti", {}, "did you mean 'vit'"),
+        ("tokens", (8,), "dnn", {}, "dnn does not take tokens; models that do: transformer"),
+        ("tabular", (8,), "vit", {}, "models that do: dnn, mlr"),
+        ("images", (8, 8, 1), None, {"widht": 3}, "model.widht .did you mean 'width'"),
+        ("images", (8, 8, 1), None, {"width": 30}, "not a multiple of model.heads = 4"),
+        ("images", (8, 8, 1), None, {"width": -1}, ">= 0"),
+        ("images", (8, 8, 1), None, {"preset": "big"}, "preset"),
+        ("series", (8, 2), None, {"heads": 5}, "not a multiple"),
+        ("tabular", (8,), None, {"hidden": []}, "length >= 1"),
+        ("tabular", (8,), None, {"hidden": [0]}, ">= 1"),
+        ("tabular", (8,), "mlr", {"hidden": [1]}, "unknown setting"),
+        ("tabular", (8, 2), None, {}, "shape"),
+        ("images", (1 << 20, 1 << 20, 3), None, {}, "shape"),
+        ("tokens", (1 << 40,), None, {}, "shape"),
+    ],
+)
+def test_refusals(kind, shape, name, options, message):
+    with pytest.raises(SettingError, match=message):
+        registry.default_spec(kind, shape, 2, 10, name, options)
+
+
+def test_refused_sizes():
+    with pytest.raises(SettingError, match="at least one class"):
+        registry.default_spec("tabular", (3,), 0, 0, None, {})
+    with pytest.raises(SettingError, match="vocabulary"):
+        registry.default_spec("tokens", (3,), 2, 1 << 40, None, {})
+    with pytest.raises(SettingError, match="unknown model"):
+        registry.build(ModelSpec("gone", "tabular", (3,), 2), 0)
+
+
+def test_a_model_of_ones_own(monkeypatch):
+    module = types.ModuleType("attune_test_models")
+    module.make = lambda spec: nn.Linear(spec.shape[0], spec.options["out"])
+    module.wrong = lambda spec: 3
+    module.number = 4
+    monkeypatch.setitem(sys.modules, "attune_test_models", module)
+    spec = registry.default_spec("tabular", (3,), 2, 0, "attune_test_models:make", {"out": 7})
+    one, two = registry.build(spec, 1), registry.build(spec, 1)
+    assert one.weight.shape == (7, 3) and torch.equal(one.weight, two.weight)
+    for name, message in (
+        ("attune_test_models:wrong", "made a int"),
+        ("attune_test_models:number", "is a int"),
+        ("attune_test_models:none", "cannot be imported"),
+        ("no_such_module_here:make", "cannot be imported"),
+        (":make", "cannot be imported"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            registry.build(msgspec.structs.replace(spec, name=name), 0)
+
+
+def test_choosing_a_model_does_not_import_torch():
+    code = (
+        "import sys; from common.models import registry; registry.names();"
+        "registry.default_spec('images', (8, 8, 1), 2, 0, None, {}); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
