@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,16 @@ def _plain(archive: Any, name: str, path: Path) -> Array:
         raise ShardError(message) from None
 
 
-def _open(path: Path, read: Any) -> dict[str, Any]:
+def _open(path: Path, read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise ShardError(f"{path} is not an .npz file; write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
-            result: dict[str, Any] = read(archive)
-            return result
+            return read(archive)
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror or error}") from None
+    except MemoryError:
+        raise ShardError(f"{path} does not fit into memory; cut it into smaller shards") from None
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise ShardError(f"{path} is damaged or not an .npz file of plain arrays: {error}") from None

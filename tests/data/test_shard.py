@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +216,14 @@ def test_unreadable_files(tmp_path: Path, write):
 def test_load_features(tmp_path: Path):
     np.savez(tmp_path / "new.npz", x=X)
     assert np.array_equal(load_features(tmp_path / "new.npz"), X)
+
+
+def test_an_array_that_claims_more_than_memory(tmp_path: Path, write):
+    folder = write(X, Y)
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (4000000000000, 2), }"
+    header += b" " * (-(10 + len(header) + 1) % 64) + b"\n"
+    with zipfile.ZipFile(folder / "train.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        archive.writestr("y.npy", b"")
+    with pytest.raises(ShardError, match=r"train\.npz"):
+        load_shard(folder)

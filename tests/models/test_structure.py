@@ -84,7 +84,8 @@ def test_attention_with_sizes_of_its_own():
 @pytest.mark.parametrize(
     "names",
     [("q", "k", "v"), ("to_q", "to_k", "to_v"), ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"),
-     ("to_q", "to_kv"), ("qkv",), ("to_qkv",), ("qkv_proj",), ("c_attn",), ("query_key_value",), ("q_lin", "k_lin", "v_lin"), ("Wqkv",)],
+     ("to_q", "to_kv"), ("qkv",), ("to_qkv",), ("qkv_proj",), ("c_attn",), ("query_key_value",), ("Wqkv",),
+     ("q_lin", "k_lin", "v_lin")],
 )  # fmt: skip
 def test_names_of_projections(names):
     def block() -> nn.Module:
