@@ -14,13 +14,13 @@ import torch
 from common.aggregators.base import Tensors, Update, Vault, cohort, write
 from common.aggregators.embeddings import Embeddings
 from common.aggregators.mean import shares_of
-from common.aggregators.network import Head, features, heads_of, initialise
+from common.aggregators.network import Head, affine, features, heads_of, initialise
 from common.aggregators.optimisers import optimiser_of
 from common.aggregators.settings import HypernetworkSettings
 from common.seeds import derive
 
 INITIAL, NETWORK = "initial", "network"
-FORWARD_ROWS = 16  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
+FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
 BLOCK_ROWS = 2_048
 
 
@@ -81,7 +81,7 @@ class Hypernetwork:
                 state.embeddings.admit(client)
             z_SE = state.embeddings.values([*asked, *[asked[0]] * (FORWARD_ROWS - len(asked))])
             F_SH = features(state.network, z_SE)
-            W = {head: torch.addmm(state.network[head.bias], F_SH, state.network[head.weight].T) for head in state.heads}
+            W = {head: affine(F_SH, state.network[head.weight], state.network[head.bias]) for head in state.heads}
             for i, client in enumerate(asked):
                 pieces = {name: piece for head in state.heads for name, piece in head.split(W[head][i])}
                 yield client, {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}

@@ -81,7 +81,9 @@ class Bench:
         return Update(client, samples, change)
 
     def state(self) -> dict[str, Tensors]:
-        return {key: {name: self.vault.read(key)[name].clone() for name in self.vault.read(key)} for key in self.vault.keys()}
+        return {
+            key: {name: self.vault.read(key)[name].clone() for name in self.vault.read(key)} for key in list(self.vault.keys())
+        }
 
     def served(self, client: str) -> Tensors:
         return served(self.aggregator, self.vault, client)

@@ -1,0 +1,177 @@
+"""MCSA against an independently written float64 oracle, its two limits, and who keeps what."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.aggregators import attention as subject
+from common.aggregators.attention import Attention, attention, gram, mix_
+from common.aggregators.base import MemoryVault, Update
+from common.aggregators.settings import AttentionSettings
+
+
+def oracle(
+    rows: list[list[float]], sigma: float, samples: list[float] | None = None
+) -> tuple[list[list[float]], list[list[float]]]:
+    """FedMCSA with errata E1 in plain Python: A[i][k] = m_k e^(sigma cos(i,k)) / sum_h m_h e^(sigma cos(i,h)), W = A X."""
+
+    def cosine(x: list[float], y: list[float]) -> float:
+        norms = math.sqrt(math.fsum(a * a for a in x)) * math.sqrt(math.fsum(b * b for b in y))
+        return math.fsum(a * b for a, b in zip(x, y, strict=True)) / norms if norms else 0.0
+
+    weight = samples or [1.0] * len(rows)
+    A, W = [], []
+    for x in rows:
+        scores = [sigma * cosine(x, y) for y in rows]
+        powers = [m * math.exp(score - max(scores)) for m, score in zip(weight, scores, strict=True)]
+        A.append([power / math.fsum(powers) for power in powers])
+        W.append([math.fsum(a * y[d] for a, y in zip(A[-1], rows, strict=True)) for d in range(len(x))])
+    return A, W
+
+
+def mixed(X_SD: torch.Tensor, sigma: float, samples: list[int] | None = None, weighting: str = "none") -> torch.Tensor:
+    """What the aggregator serves to c000, c001, ... after a round with these rows."""
+    vault = MemoryVault()
+    aggregator = Attention(AttentionSettings(sigma=sigma, weighting=weighting), vault, 0, {"x": ["x"]})
+    aggregator.start({"x": torch.zeros_like(X_SD[0])})
+    weights = samples or [1] * len(X_SD)
+    aggregator.close_round([Update(f"c{i:03}", m, {"x": x}) for i, (x, m) in enumerate(zip(X_SD, weights, strict=True))])
+    return torch.stack([vault.read(aggregator.slot(f"c{i:03}"))["x"] for i in range(len(X_SD))])
+
+
+def close(W_SD: torch.Tensor, expected: torch.Tensor, X_SD: torch.Tensor, tolerance: float = 1e-6) -> bool:
+    """Relative to the largest number mixed: a mixture may cancel."""
+    return float((W_SD.double() - expected.double()).abs().max()) <= tolerance * float(X_SD.abs().max())
+
+
+matrices = st.tuples(st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**31), st.floats(0, 1))
+
+
+def rows_of(S: int, D: int, seed: int, alike: float) -> torch.Tensor:
+    """S rows of float32 that share a direction to the extent `alike`, one of them zero now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    X_SD = alike * torch.randn(1, D, generator=generator) + (1 - alike) * torch.randn(S, D, generator=generator)
+    if seed % 3 == 0:
+        X_SD[seed % S] = 0
+    return X_SD
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices, st.floats(0, 1000), st.booleans())
+def test_equals_the_oracle(shape, sigma, by_samples):
+    X_SD = rows_of(*shape)
+    samples = [1 + 7 * i for i in range(len(X_SD))] if by_samples else None
+    A, W = oracle(X_SD.tolist(), sigma, samples)
+    W_SD = mixed(X_SD, sigma, samples, "samples" if by_samples else "none")
+    assert close(W_SD, torch.tensor(W, dtype=torch.float64), X_SD)
+    shares_S = torch.tensor(samples, dtype=torch.float64) / sum(samples) if samples else None
+    A_SS = attention(gram(X_SD), sigma, shares_S)
+    assert torch.allclose(A_SS, torch.tensor(A, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices, st.floats(0, 1e9), st.booleans())
+def test_rows_sum_to_one(shape, sigma, by_samples):
+    """Errata E1: the paper's equation 7 normalises over the wrong index."""
+    X_SD = rows_of(*shape)
+    shares_S = torch.full((len(X_SD),), 1 / len(X_SD), dtype=torch.float64) if by_samples else None
+    A_SS = attention(gram(X_SD), sigma, shares_S)
+    assert torch.allclose(A_SS.sum(dim=1), torch.ones(len(X_SD), dtype=torch.float64), atol=1e-12)
+    assert (A_SS >= 0).all()
+
+
+def test_by_hand():
+    """x = (1,0), (0,1): cosines 1 and 0; with sigma = ln 3 the weights are 3/4 and 1/4."""
+    assert torch.allclose(mixed(torch.eye(2), math.log(3)), torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
+
+
+def test_sigma_zero_is_the_mean():
+    X_SD = rows_of(5, 33, 1, 0.3)
+    assert close(mixed(X_SD, 0.0), X_SD.double().mean(dim=0).expand(5, -1), X_SD)
+
+
+def test_sigma_zero_by_samples_is_the_weighted_mean():
+    X_SD = rows_of(3, 8, 1, 0.3)
+    expected_D = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64) @ X_SD.double()
+    assert close(mixed(X_SD, 0.0, [2, 3, 5], "samples"), expected_D.expand(3, -1), X_SD)
+
+
+def test_large_sigma_is_the_identity_for_distinct_directions():
+    X_SD = rows_of(6, 50, 2, 0.9)
+    assert close(mixed(X_SD, 1e6), X_SD, X_SD)
+
+
+def test_large_sigma_averages_equal_directions():
+    """Rows 0 and 1 point the same way, so each is half of the other for every sigma."""
+    X_SD = torch.tensor([[1.0, 1.0], [3.0, 3.0], [1.0, -1.0]])
+    assert torch.allclose(mixed(X_SD, 1e6), torch.tensor([[2.0, 2.0], [2.0, 2.0], [1.0, -1.0]]), atol=1e-4)
+
+
+def test_zero_vectors_have_cosine_zero_even_with_themselves():
+    A_SS = attention(gram(torch.tensor([[0.0, 0.0], [1.0, 0.0]])), math.log(3))
+    assert torch.allclose(A_SS, torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64))
+
+
+def test_blocks_give_what_one_piece_gives(monkeypatch):
+    monkeypatch.setattr(subject, "BLOCK", 7)
+    X_SD = rows_of(4, 40, 5, 0.5)
+    _, W = oracle(X_SD.tolist(), 50.0)
+    A_SS = attention(gram(X_SD), 50.0)
+    W_SD = X_SD.clone()
+    mix_(W_SD, A_SS)
+    assert close(W_SD, torch.tensor(W, dtype=torch.float64), X_SD)
+
+
+def test_components_are_independent_and_keep_shape_and_dtype():
+    """A layer's weight and bias share one attention; tensor-wise each has its own (errata E4)."""
+    layer = {"l.weight": torch.randn(3, 4, 2), "l.bias": torch.randn(3), "count": torch.tensor(4)}
+    other = {"l.weight": torch.randn(3, 4, 2), "l.bias": torch.randn(3), "count": torch.tensor(8)}
+    for components, groups in (("layer", [["l.weight", "l.bias"]]), ("tensor", [["l.weight"], ["l.bias"]])):
+        vault = MemoryVault()
+        aggregator = Attention(
+            AttentionSettings(sigma=3.0, components=components), vault, 0, {"l": ["l.weight", "l.bias"], "count": ["count"]}
+        )
+        aggregator.start(layer)
+        aggregator.close_round([Update("a", 1, layer), Update("b", 1, other)])
+        result = vault.read("client/a")
+        for names in groups:
+            rows = [torch.cat([tensors[name].flatten() for name in names]).tolist() for tensors in (layer, other)]
+            expected = torch.tensor(oracle(rows, 3.0)[1][0], dtype=torch.float64)
+            assert torch.allclose(torch.cat([result[name].flatten() for name in names]).double(), expected, atol=1e-6)
+        assert {name: (t.shape, t.dtype) for name, t in result.items()} == {n: (t.shape, t.dtype) for n, t in layer.items()}
+        assert result["count"].item() == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(dtype):
+    X_SD = rows_of(4, 20, 4, 0.5).to(dtype)
+    W_SD = mixed(X_SD, 10.0)
+    assert W_SD.dtype == dtype
+    expected = torch.tensor(oracle(X_SD.double().tolist(), 10.0)[1], dtype=torch.float64)
+    assert close(W_SD, expected, X_SD.double(), tolerance=max(float(torch.finfo(dtype).eps), 1e-12))
+
+
+def test_state_is_kept_by_name_for_who_is_not_in_the_cohort():
+    vault = MemoryVault()
+    aggregator = Attention(AttentionSettings(), vault, 0, {"x": ["x"]})
+    aggregator.start({"x": torch.zeros(2)})
+    assert aggregator.slot("a") == "initial"
+    aggregator.close_round([Update("a", 1, {"x": torch.tensor([1.0, 0.0])}), Update("b", 1, {"x": torch.tensor([0.0, 1.0])})])
+    kept = vault.read("client/a")["x"].clone()
+    aggregator.close_round([Update("b", 1, {"x": torch.tensor([5.0, 5.0])}), Update("c", 1, {"x": torch.tensor([2.0, 1.0])})])
+    assert torch.equal(vault.read(aggregator.slot("a"))["x"], kept)
+    assert aggregator.slot("c") == "client/c" and aggregator.slot("d") == "initial"
+
+
+def test_metric_is_the_mean_weight_on_oneself():
+    vault = MemoryVault()
+    aggregator = Attention(AttentionSettings(sigma=math.log(3)), vault, 0, {"x": ["x"]})
+    aggregator.start({"x": torch.zeros(2)})
+    rows = torch.eye(2)
+    metrics = aggregator.close_round([Update("a", 1, {"x": rows[0]}), Update("b", 1, {"x": rows[1]})])
+    assert metrics == {"self_attention/x": pytest.approx(0.75)}
