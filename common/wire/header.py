@@ -29,6 +29,7 @@ METADATA_KEY = "attune"  # the one key we write: with several, an order would ha
 _ORDER = {dtype: place for place, dtype in enumerate(ITEM_BYTES)}
 _MEMBERS = {"dtype", "shape", "data_offsets"}
 _NUMBERS_PER_TENSOR = 8  # on average: a rank above 6 in every tensor of a model is not a model
+_QUOTES_PER_TENSOR = 12  # five strings, and a quote in the name
 _FEW_TENSORS_SLACK = 4096  # so that a handful of tensors may have any rank, and there may be metadata
 _INT63 = (1 << 63) - 1
 
@@ -58,7 +59,7 @@ Manifest = dict[str, TensorSpec]
 
 @dataclass(frozen=True)
 class Limits:
-    """What is accepted at most. Reading a header needs at most about 30 times its bytes, whatever it says."""
+    """What is accepted at most. Reading a header takes at most 8 times its bytes plus 1.5 KiB * max_tensors of memory."""
 
     max_blob_bytes: int = 1 << 40
     max_header_bytes: int = 16 << 20
@@ -151,6 +152,8 @@ def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
 
 def _check_skeleton(text: bytes, limits: Limits, who: str) -> None:
     """Bounds depth and number of members by what is left of the text without its strings, before a parser builds anything."""
+    if text.count(b'"') > _QUOTES_PER_TENSOR * limits.max_tensors + _FEW_TENSORS_SLACK:
+        raise bad.HeaderTooLong(f"{who}: more strings than {limits.max_tensors} tensors need")
     skeleton = _STRING.sub(b"", text)
     rest = skeleton.translate(None, _NOT_BRACKETS)
     if rest.count(b"{") > limits.max_tensors + 2:  # the outermost object and the metadata
