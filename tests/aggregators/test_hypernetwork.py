@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -186,8 +187,9 @@ def test_constant_tensors_are_generated_as_they_are_and_can_learn():
     assert (dict(network.generate(["a"]))["a"]["blocks.0.norm.weight"] > 1).all()
 
 
-def test_weights_of_a_client_do_not_depend_on_who_else_is_asked_for():
-    network, _ = make(torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_a_client_do_not_depend_on_who_else_is_asked_for(dtype):
+    network, _ = make(dtype)
     everyone = [f"c{i:02}" for i in range(2 * FORWARD_ROWS + 3)]
     together = dict(network.generate(everyone))
     assert list(together) == everyone
@@ -197,8 +199,6 @@ def test_weights_of_a_client_do_not_depend_on_who_else_is_asked_for():
 
 
 def embedding_of(vault: MemoryVault, client: str, kind: str = "value") -> torch.Tensor:
-    import json
-
     names = json.loads(bytes(vault.read("network")["embedding.clients"].tolist()))
     return vault.read("network")[f"embedding.{kind}"][names.index(client)].clone()
 

@@ -1,0 +1,190 @@
+"""Parts, options and names of methods: what fits, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from common.aggregators.settings import AttentionSettings, HypernetworkSettings, MeanSettings
+from common.errors import SettingError
+from common.methods.algebra import Method, assign, options_of
+from common.methods.registry import get, method_from_options, method_of, names
+from common.objectives.settings import ProximalSettings
+from common.plan import ModelSpec, Plan, TrainSettings
+
+TABLE = {
+    "local": {"private"},
+    "fedavg": {"shared"},
+    "fedprox": {"shared"},
+    "fedmcsa": {"attended"},
+    "fedavg+mcsa": {"attended"},
+    "fedmcsa-mcsa": {"shared"},
+}
+QKV = {
+    "fedtp": ("generated", "shared"),
+    "fedtp+mcsa": ("generated", "attended"),
+    "vanilla-personalized": ("private", "shared"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_methods_that_treat_all_tensors_alike(name, models):
+    for make in models.values():
+        assert set(assign(get(name), make()).values()) == TABLE[name]
+
+
+@pytest.mark.parametrize("name", sorted(QKV))
+@pytest.mark.parametrize("model", ["vit", "transformer"])
+def test_methods_that_single_out_q_k_v(name, model, models):
+    special, rest = QKV[name]
+    kinds = assign(get(name), models[model]())
+    assert {n: kind for n, kind in kinds.items() if ".to_qkv." in n} == dict.fromkeys((n for n in kinds if "qkv" in n), special)
+    assert {kind for n, kind in kinds.items() if "qkv" not in n} == {rest}
+    assert any("qkv" in n for n in kinds)
+
+
+def test_fedper_keeps_the_head_and_fedbn_the_norms(models):
+    kinds = assign(get("fedper"), models["vit"]())
+    assert {name for name, kind in kinds.items() if kind == "private"} == {"head.weight", "head.bias"}
+    kinds = assign(get("fedbn"), models["vit"]())
+    assert {name for name, kind in kinds.items() if kind == "private"} == {name for name in kinds if "norm" in name}
+    assert "private" in kinds.values()
+    batch_norm = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    kinds = assign(get("fedbn"), batch_norm)
+    assert kinds["1.running_mean"] == kinds["1.num_batches_tracked"] == "private" and kinds["3.weight"] == "shared"
+
+
+def test_fedtp_with_fedper_generates_keeps_and_shares(models):
+    kinds = assign(get("fedtp+fedper"), models["vit"]())
+    assert kinds["head.weight"] == "private" and set(kinds.values()) == {"generated", "private", "shared"}
+
+
+def test_a_selector_that_matches_nothing_is_named_with_method_and_model(models):
+    with pytest.raises(SettingError, match=r"fedtp.*'@qkv'") as caught:
+        assign(get("fedtp"), models["dnn"]())
+    assert type(models["dnn"]()).__name__ in str(caught.value)
+
+
+def test_the_first_selector_that_matches_wins_and_globs_reach_names():
+    method = Method("mine", "none", (("0.*", "private"), ("*.bias", "attended"), ("*", "shared")))
+    kinds = assign(method, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    assert kinds == {"0.weight": "private", "0.bias": "private", "1.weight": "shared", "1.bias": "attended"}
+
+
+def test_a_tensor_that_no_selector_matches_is_named():
+    with pytest.raises(SettingError, match=r"1\.weight"):
+        assign(Method("mine", "none", (("0.*", "private"),)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+
+
+def test_integers_cannot_be_generated():
+    with pytest.raises(SettingError, match="num_batches_tracked"):
+        assign(Method("mine", "none", (("*", "generated"),)), nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+
+
+def test_options_reach_the_component_that_declares_them():
+    options = options_of(get("fedtp"), {"name": "fedtp", "embedding_dim": 16, "server_optimiser": "sgd", "uniform": True})
+    assert options.aggregators["generated"] == HypernetworkSettings(embedding_dim=16, server_optimiser="sgd")
+    assert options.aggregators["shared"] == MeanSettings(uniform=True)
+
+
+def test_defaults_of_fedmcsa_are_the_papers():
+    method = get("fedmcsa")
+    options = options_of(method, {})
+    assert options.aggregators == {"attended": AttentionSettings(sigma=50.0, components="layer", weighting="none")}
+    assert options.objective == ProximalSettings(mu=5.0)
+    assert method.defaults["train"] == {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20}
+    assert method.evaluate == "trained"
+    assert options_of(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)
+
+
+def test_the_ablation_without_attention_is_uniform():
+    assert options_of(get("fedmcsa-mcsa"), {}).aggregators["shared"] == MeanSettings(uniform=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("fedmcsa", {"sigm": 3}, r"method\.sigm.*'sigma'"),
+        ("fedavg", {"sigma": 3}, r"fedavg has no setting method\.sigma"),
+        ("local", {"sigma": 3}, "it has none"),
+        ("fedmcsa", {"sigma": -1}, "sigma"),
+        ("fedmcsa", {"sigma": float("inf")}, "sigma"),
+        ("fedmcsa", {"components": "block"}, "components"),
+        ("fedtp", {"server_optimiser": "lion"}, "server_optimiser"),
+        ("fedtp", {"layers": 0}, "layers"),
+        ("fedprox", {"mu": "much"}, "mu"),
+    ],
+)
+def test_wrong_options_are_named(method, options, words):
+    with pytest.raises(SettingError, match=words):
+        options_of(get(method), options)
+
+
+def test_unknown_methods_suggest_the_nearest():
+    with pytest.raises(SettingError, match="'fedtp'"):
+        get("fedpt")
+    assert get("fedtp") is method_from_options({}) and "fedmcsa" in names()
+
+
+def test_every_built_in_method_has_a_citation_valid_defaults_and_a_name_of_its_own():
+    for name in names():
+        method = get(name)
+        assert method.name == name and method.citation
+        options_of(method, {})
+        TrainSettings(**method.defaults.get("train", {}))
+        assert set(method.defaults) <= {"method", "train", "round"}
+
+
+def test_a_users_own_row():
+    options = {
+        "name": "custom",
+        "parts": {"@qkv": "generated", "*": "attended"},
+        "objective": "proximal",
+        "evaluate": "trained",
+        "sigma": 7,
+        "mu": 0.5,
+    }
+    method = method_from_options(options)
+    assert method.parts == (("@qkv", "generated"), ("*", "attended")) and method.evaluate == "trained"
+    typed = options_of(method, options)
+    assert typed.aggregators["attended"] == AttentionSettings(sigma=7.0) and typed.objective == ProximalSettings(mu=0.5)
+
+
+def test_a_users_row_says_the_same_as_the_built_in_one(models):
+    mine = method_from_options({"name": "custom", "parts": {"@qkv": "generated", "*": "shared"}})
+    assert assign(mine, models["vit"]()) == assign(get("fedtp"), models["vit"]())
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({}, "parts"),
+        ({"parts": {}}, "empty"),
+        ({"parts": {"*": "shard"}}, "parts"),
+        ({"parts": {"*": "shared"}, "objective": "proximale"}, "'proximal'"),
+        ({"parts": {"*": "shared"}, "predictor": "modle"}, "'model'"),
+        ({"parts": {"*": "shared"}, "aggregators": {"shared": "meen"}}, "'mean'"),
+        ({"parts": {"*": "private"}, "aggregators": {"private": "mean"}}, "never leaves"),
+    ],
+)
+def test_wrong_rows_are_refused(row, words):
+    with pytest.raises(SettingError, match=words):
+        method_from_options({"name": "custom", **row})
+
+
+def test_a_plan_gives_its_method_back():
+    spec = ModelSpec("dnn", "tabular", (6,), 3)
+    plan = Plan("id", 0, spec, [0, 1, 2], "custom", {"parts": {"*": "shared"}}, TrainSettings())
+    assert method_of(plan).parts == (("*", "shared"),)
+
+
+def test_nothing_here_imports_torch():
+    """`--help` and `status` check settings and must answer at once."""
+    code = (
+        "import sys; from common.methods import registry, algebra; "
+        "[algebra.options_of(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
