@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from common.errors import PortInUse
 from common.identity.files import write_file
+from common.identity.server_tls import server_options
 from common.pb import admin_pb2, admin_pb2_grpc, federation_pb2, federation_pb2_grpc
 from fedserver import planning
 from fedserver.coordinator import Coordinator
@@ -33,10 +34,10 @@ from fedserver.threads import Threads
 from fedserver.uploads import Uploads
 
 LOG = logging.getLogger("fedserver")
-MAX_MESSAGE_BYTES = 4 << 20  # of a control message or a frame
 REFRESH_S = 3600.0
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 JOIN_USES, JOIN_TTL_S = 100, 86400.0
+KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,11 @@ async def run(options: Options, said: dict[str, Any]) -> None:
             coordinator = Coordinator(home, store, settings, authority.fingerprint, threads)
             server, port = _server(options, settings, registrar, coordinator, store, threads, home)
             install_operator(authority, store, home.operator)
-            local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, local=True)
+            local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
             write_file(home.local_token, local.encode())
-            join = new_token(authority.public_key_compressed, store, JOIN_USES, JOIN_TTL_S)
+            join = new_token(
+                authority.public_key_compressed, store, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS
+            )
             registrar.refresh()
             await coordinator.start()
             await server.start()
@@ -93,18 +96,9 @@ def _server(
 ) -> tuple[grpc.aio.Server, int]:
     """The gRPC server with all its services on one port. Errors: PortInUse."""
     guard = Guard(registrar)
-    keepalive_ms = int(settings.server.keepalive_s * 1000)
     server = grpc.aio.server(
         interceptors=[guard],
-        options=[
-            ("grpc.so_reuseport", 0),  # else a port in use is bound silently
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.keepalive_time_ms", keepalive_ms),
-            ("grpc.keepalive_timeout_ms", keepalive_ms),
-            ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # devices may ping as often
-            ("grpc.http2.max_ping_strikes", 0),
-        ],
+        options=server_options(keepalive_s=settings.server.keepalive_s, keepalive_timeout_s=settings.server.keepalive_s),
     )
     intake = Intake(coordinator, Uploads(home.uploads), store, threads)
     federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, intake, registrar, guard), server)

@@ -309,6 +309,8 @@ class Coordinator:
     async def _commit_evaluation(self) -> None:
         number = self.machine.record.round
         entries = await self._threads.disk(self.inbox.entries, "evaluate", number)
+        if not entries:  # nobody answered, or it is committed already
+            return
         rows = [entry.row for entry in entries.values()]
         self._store.commit_round(self.machine.record, [], rows, self._fetched(entries, number, "evaluate"))
         await self._threads.disk(self.inbox.clear, "evaluate", number)

@@ -20,11 +20,13 @@ OPERATOR = "operator"
 LOCAL_TTL_S = 365 * 86400.0
 
 
-def new_token(authority_public_key: bytes, store: Store, uses: int, ttl_s: float, *, local: bool = False) -> str:
-    """A join token, already admitted in the store. A running server learns of it when it is woken."""
+def new_token(
+    authority_public_key: bytes, store: Store, uses: int, ttl_s: float, *, origin: str = "operator", keep: int | None = None
+) -> str:
+    """A join token, admitted in the store; of its origin only the newest `keep` stay. A running server must be woken."""
     token = JoinToken.new(authority_public_key)
     pem = token.bootstrap().certificate_pem
-    store.add_token(fingerprint_of(pem), pem, uses, time.time() + ttl_s, local=local)
+    store.add_token(fingerprint_of(pem), pem, uses, time.time() + ttl_s, origin, keep)
     return token.encode()
 
 

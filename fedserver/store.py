@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS certificates (
     fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS tokens (
     fingerprint TEXT PRIMARY KEY, bootstrap_pem BLOB NOT NULL, uses_left INTEGER NOT NULL, expires_at REAL NOT NULL,
-    local INTEGER NOT NULL, used_up_at REAL);
+    origin TEXT NOT NULL, used_up_at REAL);
 CREATE TABLE IF NOT EXISTS slots (
     part TEXT NOT NULL, key TEXT NOT NULL, file TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
     PRIMARY KEY (part, key));
@@ -159,12 +159,20 @@ class Store:
 
     # --- tokens
 
-    def add_token(self, fingerprint: str, bootstrap_pem: bytes, uses: int, expires_at: float, *, local: bool) -> None:
-        if local:
-            self._db.execute("DELETE FROM tokens WHERE local")
-        self._db.execute(
-            "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, NULL)", (fingerprint, bootstrap_pem, uses, expires_at, int(local))
-        )
+    def add_token(
+        self, fingerprint: str, bootstrap_pem: bytes, uses: int, expires_at: float, origin: str, keep: int | None
+    ) -> None:
+        """Adds one; with `keep`, only so many of this origin stay, the newest."""
+        with self.transaction():
+            self._db.execute(
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, NULL)", (fingerprint, bootstrap_pem, uses, expires_at, origin)
+            )
+            if keep is not None:
+                self._db.execute(
+                    "DELETE FROM tokens WHERE origin = ? AND rowid NOT IN "
+                    "(SELECT rowid FROM tokens WHERE origin = ? ORDER BY rowid DESC LIMIT ?)",
+                    (origin, origin, keep),
+                )
 
     def token(self, fingerprint: str) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._db.execute("SELECT * FROM tokens WHERE fingerprint = ?", (fingerprint,)).fetchone()

@@ -1,0 +1,94 @@
+"""How the default settings of local training were chosen: a grid, judged on validation parts of the training data only.
+
+`python -m benchmarks.settings --fashion-mnist PATH --out benchmarks/results/settings.csv`; every run is a real federation.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+
+from common.data.datasets import Dataset, load_dataset
+from common.data.partition import partition, write_shards
+from examples.demo import CLASSES_EACH, DEVICES, Demo, shorten
+
+GRID = [(0.01, 64, 0.0), (0.01, 16, 1.0), (0.03, 64, 1.0), (0.03, 32, 1.0), (0.03, 16, 1.0), (0.1, 32, 1.0)]  # lr, batch, clip
+METHODS = ("fedtp", "fedavg")
+COLUMNS = (
+    "dataset",
+    "method",
+    "lr",
+    "batch_size",
+    "clip_norm",
+    "rounds",
+    "seed",
+    "mean_accuracy",
+    "lowest_accuracy",
+    "seconds",
+)
+
+
+def validation_shards(dataset: Dataset, out: Path, seed: int) -> list[Path]:
+    """Shards whose test part is a quarter of the training part: the data set's own test part is thrown away."""
+    draw = np.random.default_rng(seed).permutation(len(dataset.train_y))
+    held, kept = draw[: len(draw) // 4], draw[len(draw) // 4 :]
+    parts = {"train_x": dataset.train_x[kept], "train_y": dataset.train_y[kept]}
+    inner = replace(dataset, **parts, test_x=dataset.train_x[held], test_y=dataset.train_y[held])
+    return write_shards(out, partition(inner, "pathological", DEVICES, CLASSES_EACH, seed=seed))
+
+
+@click.command()
+@click.option("--fashion-mnist", type=click.Path(exists=True), help="An .npz with the four arrays; left out if not given.")
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--samples", type=click.IntRange(100), default=2000, show_default=True, help="Training samples of a data set.")
+@click.option("--seed", type=int, default=7, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+def main(fashion_mnist: str | None, rounds: int, samples: int, seed: int, out: Path) -> None:
+    """Runs the grid and writes a row as each federation ends."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for label, source in [("digits", "digits"), *([("fashion-mnist", fashion_mnist)] if fashion_mnist else [])]:
+            dataset = shorten(load_dataset(source, seed), samples, seed)
+            for lr, batch, clip in GRID:
+                for method in METHODS:
+                    row = run(dataset, method, (lr, batch, clip), rounds, seed)
+                    writer.writerow({"dataset": label, **row})
+                    file.flush()
+
+
+def run(dataset: Dataset, method: str, setting: tuple[float, int, float], rounds: int, seed: int) -> dict[str, object]:
+    """One federation with one setting."""
+    lr, batch, clip = setting
+    folder = Path(tempfile.mkdtemp(prefix="attune-settings-"))
+    demo = Demo(folder, rounds, seed)
+    try:
+        shards = validation_shards(dataset, folder / "shards", seed)
+        started = time.monotonic()
+        said = [f"train.lr={lr}", f"train.batch_size={batch}", f"train.clip_norm={clip}"]
+        accuracy = list(demo.run(method, shards, said).accuracy.values())
+    finally:
+        demo.stop()
+        shutil.rmtree(folder)
+    return {
+        "method": method,
+        "lr": lr,
+        "batch_size": batch,
+        "clip_norm": clip,
+        "rounds": rounds,
+        "seed": seed,
+        "mean_accuracy": round(sum(accuracy) / len(accuracy), 4),
+        "lowest_accuracy": round(min(accuracy), 4),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
