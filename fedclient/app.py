@@ -238,7 +238,14 @@ class Device:
     async def _renew_if_due(self) -> None:
         if not needs_renewal(self.connection.identity.credential.certificate_pem, datetime.now(UTC)):
             return
-        identity = await self.connection.renew()
+        try:
+            identity = await self.connection.renew()
+        except Broken as broken:
+            if broken.connecting:
+                raise
+            # The old certificate is good for another third of its life; the next connection asks again.
+            self.reporter.say(f"cannot renew this device's certificate yet: {broken}")
+            return
         self.home.keep(identity)
         await self.connection.use(identity)
         self.reporter.say("renewed this device's certificate")

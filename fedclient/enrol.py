@@ -12,7 +12,7 @@ import grpc
 from cryptography.exceptions import InvalidSignature
 from grpc.aio import AioRpcError
 
-from common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
+from common.errors import CertificateRefused, FingerprintMismatch, Unreachable
 from common.identity.client_tls import channel_credentials, channel_options
 from common.identity.credential import Credential, csr_der, load_certificate, load_or_new_key
 from common.identity.names import check_name
@@ -64,9 +64,10 @@ async def _ask(
                 answer: Certificate = await _stub(channel).Enrol(request, timeout=CALL_S)
                 return answer
             except AioRpcError as error:
-                reason: AttuneError = from_rpc(error) or await asyncio.to_thread(
-                    diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True
-                )
+                named = from_rpc(error)
+        if named is not None and not isinstance(named, Unreachable):
+            raise named
+        reason = await asyncio.to_thread(diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True)
         if not isinstance(reason, Unreachable):
             raise reason
         failures += 1

@@ -273,9 +273,8 @@ class Session:
         return [Say("the round closed before this update arrived; waiting for the next")] if late else []
 
     def _refused(self, order_id: str, reason: str) -> list[Effect]:
-        if order_id != self.sending:
-            return []
-        self.sending = None
+        if order_id == self.sending:
+            self.sending = None
         return [Say(f"THE SERVER REFUSED THIS UPDATE: {reason} (private state is kept; waiting for the next order)")]
 
     def _broke(self, reason: str, silent_s: float, lived_s: float) -> list[Effect]:

@@ -109,6 +109,8 @@ class Trainer:
         self.model.train()
         with self._fork_rng(seeds.dropout):
             for step, index_B in enumerate(batches(samples, settings, seeds.batches)):
+                if step == counted_from:
+                    total, seen = torch.zeros_like(total), 0
                 if cancelled():
                     raise Cancelled("this work was replaced")
                 x_B, y_B = self._batch(x, index_B), self._batch(y, index_B)
@@ -119,13 +121,14 @@ class Trainer:
                 if settings.clip_norm:
                     nn.utils.clip_grad_norm_(params.values(), settings.clip_norm)
                 optimiser.step()
-                if step >= counted_from:
-                    total += loss.detach() * len(index_B)
-                    seen += len(index_B)
+                total += loss.detach() * len(index_B)
+                seen += len(index_B)
                 if (step + 1) % per_epoch == 0 or step + 1 == steps:
-                    self._check(loss, total)
+                    self._check(total)
                 progress((step + 1) / steps)
         tensors = {name: tensor.detach().cpu() for name, tensor in (params | buffers).items()}
+        for name in params:
+            self._check(tensors[name])
         return Trained({name: tensors[name] for name in start}, float(total) / seen)
 
     def evaluate(self, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
@@ -173,9 +176,10 @@ class Trainer:
             torch.manual_seed(seed)
             yield
 
-    def _check(self, loss: Tensor, total: Tensor) -> None:
-        if not (torch.isfinite(loss.detach()) and torch.isfinite(total)):
+    def _check(self, values: Tensor) -> None:
+        if not torch.isfinite(values).all():
+            settings = self.settings
             raise TrainingDiverged(
-                f"the training loss is not finite (lr {self.settings.lr:g}, momentum {self.settings.momentum:g}): "
+                f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
                 "lower train.lr or set train.clip_norm on the server"
             )

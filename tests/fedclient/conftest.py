@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.config import TrainSettings
-from common.errors import AttuneError, NameTaken, TokenRefused
+from common.errors import AttuneError, NameTaken, TokenRefused, UpdateRefused
 from common.identity.authority import Authority
 from common.identity.credential import fingerprint_of, key_fingerprint_of
 from common.identity.server_tls import LiveServerCredentials, peer_fingerprint
@@ -40,6 +40,7 @@ class Faults:
 
     break_stream_after_order: int | None = None  # index of the order after whose sending the stream is cut
     break_upload_at: float | None = None  # share of a blob after which the upload is cut
+    no_renewals: bool = False
     no_uploads: bool = False  # all uploads fail, until unset
     refuse_updates: int = 0  # so many submits are refused by name
     lose_receipts: int = 0  # so many submits are accepted, but the answer is lost
@@ -137,6 +138,14 @@ class FakeServer(FederationServicer):
         self.seen.enrolled.append(request.name)
         return pb.Certificate(certificate_pem=pem, ca_pem=self.authority.certificate_pem, name=request.name)
 
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.Certificate:
+        if self.faults.no_renewals:
+            await context.abort(grpc.StatusCode.INTERNAL, "a bug")
+        name = self.names[peer_fingerprint(context.auth_context())]
+        pem = self.authority.issue_device(request.csr_der, name, 1.0)
+        self.names[fingerprint_of(pem)] = name
+        return pb.Certificate(certificate_pem=pem, ca_pem=self.authority.certificate_pem, name=name)
+
     async def Connect(self, requests: AsyncIterator[pb.DeviceMessage], context: Any) -> AsyncIterator[pb.ServerMessage]:
         hello = (await anext(aiter(requests))).hello
         self.seen.hellos.append(hello)
@@ -182,9 +191,8 @@ class FakeServer(FederationServicer):
         if self.faults.refuse_updates:
             self.faults.refuse_updates -= 1
             self.at += 1
-            await self.push_current(self.streams[-1], self.names[peer_fingerprint(context.auth_context())])
-            from common.errors import UpdateRefused
-
+            name = self.names[peer_fingerprint(context.auth_context())]
+            self.loop.call_later(0.1, lambda: self.loop.create_task(self.push_current(self.streams[-1], name)))
             await abort(context, UpdateRefused("the norm is too large"))
         first = all(update.order_id != other.order_id for other in self.seen.submits)
         self.seen.submits.append(update)

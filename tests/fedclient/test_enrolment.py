@@ -1,0 +1,192 @@
+"""Who a device is: enrolling, staying the same, and every way of being refused, with its exit code."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+import pytest
+
+from common import homes
+from common.errors import (
+    CertificateRefused,
+    FingerprintMismatch,
+    HomeBusy,
+    HomeMismatch,
+    NameTaken,
+    NotEnrolled,
+    TokenRefused,
+    Unreachable,
+)
+from common.identity.authority import Authority
+from common.identity.token import JoinToken
+from fedclient.address import Address
+from fedclient.home import Home, local_token
+
+
+@pytest.fixture
+def quick(bench):
+    """A server without work: a device that gets in ends with an evaluation."""
+    bench.server.works, bench.server.rounds = ["evaluate"], [0]
+    return bench
+
+
+def refused(bench, kind, exit_code, **changed):
+    with pytest.raises(kind) as caught:
+        bench.run(**changed)
+    assert caught.value.exit_code == exit_code
+    return str(caught.value)
+
+
+def test_an_enrolled_device_stays_who_it_is_and_ignores_a_token(quick):
+    quick.run()
+    quick.run(token="not even a token", name=None)
+    assert quick.server.seen.enrolled == ["kiel"]
+    assert "already enrolled as kiel; --token is ignored" in quick.lines.lines
+    assert (quick.folder / "home" / "identity" / "device.pem").stat().st_mode & 0o077 == 0
+
+
+def test_the_private_key_never_leaves_and_a_lost_answer_costs_no_name(quick, monkeypatch):
+    monkeypatch.setattr(Home, "keep", lambda self, identity: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        quick.run()
+    monkeypatch.undo()
+    monkeypatch.setenv("ATTUNE_HOME", str(quick.folder / "attune"))
+    quick.run()
+    assert quick.server.seen.enrolled == ["kiel", "kiel"], "the same key asked twice"
+
+
+def test_a_token_that_is_no_token(quick):
+    refused(quick, TokenRefused, 11, token="abc")
+
+
+def test_a_token_the_server_does_not_know_is_refused_at_once(quick):
+    unknown = JoinToken.new(quick.server.authority.public_key_compressed).encode()
+    refused(quick, TokenRefused, 11, token=unknown, connect_timeout_s=1000.0)
+
+
+def test_an_expired_token_is_refused_at_once_with_the_reason(quick):
+    assert "expired" in refused(quick, TokenRefused, 11, token=quick.server.token(ttl_s=-1.0), connect_timeout_s=1000.0)
+
+
+def test_a_token_of_another_authority_is_a_fingerprint_mismatch_at_once(quick, tmp_path):
+    other = Authority.create(tmp_path / "other")
+    token = JoinToken.new(other.public_key_compressed).encode()
+    refused(quick, FingerprintMismatch, 12, token=token, connect_timeout_s=1000.0)
+
+
+def test_an_enrolled_device_that_meets_another_server_there(quick, make_bench):
+    quick.run()
+    stranger = make_bench()
+    refused(quick, FingerprintMismatch, 12, token=None, server=Address("127.0.0.1", stranger.server.port))
+
+
+def test_a_certificate_the_server_does_not_trust_is_refused(quick):
+    quick.run()
+    elsewhere = Authority.create(quick.folder / "new authority")
+    quick.server.tls.update([elsewhere.certificate_pem], quick.server.authority.issue_server())
+    refused(quick, CertificateRefused, 14, token=None)
+
+
+def test_a_name_that_another_key_holds(quick):
+    quick.run()
+    refused(quick, NameTaken, 10, home=quick.folder / "home2")
+
+
+def test_a_name_that_contradicts_the_home(quick):
+    quick.run()
+    assert "belongs to device 'kiel', not 'bonn'" in refused(quick, HomeMismatch, 4, name="bonn")
+
+
+def test_a_home_in_use(quick):
+    with Home(quick.folder / "home").locked():
+        refused(quick, HomeBusy, 5)
+
+
+def test_nobody_there_is_given_up_after_the_timeout(quick):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", free.getsockname()[1])
+    said = refused(quick, Unreachable, 13, server=address, connect_timeout_s=0.5)
+    assert "Nobody listens" in said
+    assert sum("Trying again" in line for line in quick.lines.lines) == 1
+
+
+def test_without_token_or_identity_it_says_how_to_get_one(quick):
+    assert "fedserver token" in refused(quick, NotEnrolled, 15, token=None)
+
+
+def test_the_default_home_is_one_per_server_and_shard(tmp_path):
+    first = homes.device_home("host", 1, tmp_path / "a" / "shard")
+    assert first.parent == tmp_path / "attune" / "devices" / "host_1"
+    assert first.name.startswith("shard-")
+    assert (
+        len(
+            {
+                first,
+                homes.device_home("host", 1, tmp_path / "b" / "shard"),
+                homes.device_home("host", 2, tmp_path / "a" / "shard"),
+            }
+        )
+        == 3
+    )
+    assert homes.device_home("h/../x", 1, tmp_path / "..").is_relative_to(tmp_path / "attune" / "devices")
+
+
+def test_what_join_left_is_adopted_by_the_first_shard(quick):
+    from click.testing import CliRunner
+
+    from fedclient.cli import main
+
+    where = f"127.0.0.1:{quick.server.port}"
+    result = CliRunner().invoke(main, ["join", "--server", where, "--token", quick.server.token(), "--name", "bonn"])
+    assert result.exit_code == 0, result.output
+    assert "enrolled as bonn" in result.output
+    refused(quick, HomeMismatch, 4, token=None, home=None, name="kiel")
+    folder = quick.run(token=None, home=None, name=None)
+    assert folder.parent == homes.device_home("127.0.0.1", quick.server.port, quick.shard)
+    assert quick.server.seen.enrolled == ["bonn"]
+    assert Home(homes.joined_home("127.0.0.1", quick.server.port)).identity() is None
+    again = CliRunner().invoke(main, ["join", "--server", where, "--token", quick.server.token(), "--name", "ulm"])
+    assert again.exit_code == 0, "the next device of this machine may join"
+
+
+def test_the_local_servers_own_token_is_found_for_its_port_only(quick):
+    folder = homes.server_home()
+    folder.mkdir(parents=True)
+    (folder / "server.json").write_bytes(msgspec.json.encode({"port": quick.server.port}))
+    (folder / "local-token").write_text(quick.server.token())
+    assert local_token(Address("localhost", quick.server.port + 1)) is None
+    assert local_token(Address("example.org", quick.server.port)) is None
+    quick.run(token=None, server=Address("localhost", quick.server.port), home=None, name=None)
+    assert quick.server.seen.enrolled == [f"{socket.gethostname()}-shard3"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quick, monkeypatch, works):
+    quick.run()
+    before = Home(quick.folder / "home").identity()
+    due = before.credential.certificate_pem
+    monkeypatch.setattr("fedclient.app.needs_renewal", lambda pem, now: pem == due)
+    quick.server.faults.no_renewals = not works
+    quick.run(token=None)
+    after = Home(quick.folder / "home").identity()
+    assert after.ca_pem == before.ca_pem
+    assert (after.credential.key_pem != before.credential.key_pem) is works
+    assert any(("renewed" if works else "cannot renew") in line for line in quick.lines.lines)
+
+
+@pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:5", "[::1]"])
+def test_addresses_that_are_none(text):
+    from common.errors import SettingError
+
+    with pytest.raises(SettingError, match="HOST:PORT"):
+        Address.parse(text)
+
+
+def test_addresses():
+    assert Address.parse("[::1]:5") == Address("::1", 5)
+    assert str(Address("::1", 5)) == "[::1]:5"
+    assert [Address.parse(text).is_this_machine for text in ("localhost:1", "127.0.0.9:1", "[::1]:1", "10.0.0.1:1", "h:1")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip

@@ -1,0 +1,211 @@
+"""The session as transcripts: what happened, and what the device does about it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedclient.session import (
+    BlobRef,
+    Broke,
+    Finished,
+    GiveUp,
+    Keep,
+    Noticed,
+    Opened,
+    Order,
+    Ordered,
+    Prepare,
+    Reconnect,
+    Refuse,
+    ReportTrouble,
+    Say,
+    Send,
+    SendRefused,
+    Sent,
+    Session,
+    Start,
+    StopSending,
+    StopWork,
+    Welcomed,
+    WorkDone,
+    WorkFailed,
+    backoff_s,
+)
+
+ONE = Order("train-1-kiel", 1, True, (BlobRef("shared", "ab", 10),), ("shared",))
+TWO = Order("train-2-kiel", 2, True)
+LATE = "the round closed before this update arrived; waiting for the next"
+
+
+def play(session, *script):
+    """Each line is (event, effects expected)."""
+    for number, (event, expected) in enumerate(script):
+        assert session.on(event) == expected, f"line {number}: {event}"
+
+
+def begun(finished=None):
+    session = Session(finished)
+    play(session, (Opened(), []), (Welcomed(b"plan"), [Prepare(b"plan")]))
+    return session
+
+
+def test_a_quiet_life():
+    play(
+        begun(),
+        (Noticed("waiting for 1 more device"), [Say("waiting for 1 more device")]),
+        (Ordered(ONE), [Start(ONE)]),
+        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (Sent(ONE.id, late=False), []),
+        (Ordered(TWO), [Start(TWO)]),
+        (WorkDone(TWO.id), [Send(TWO.id, resume=False)]),
+        (Sent(TWO.id, late=True), [Say(LATE)]),
+        (Finished("over"), [Keep("over")]),
+        (Ordered(ONE), []),
+    )
+
+
+def test_a_stream_that_breaks_while_training_does_not_disturb_it():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (Broke("cut", 0.0), [Say("cut; trying again"), Reconnect(0.2)]),
+        (Broke("refused", 0.3), [Reconnect(0.4)]),
+        (Opened(), [Say("connected again")]),
+        (Welcomed(b"plan"), []),
+        (Ordered(ONE), []),
+        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (Ordered(ONE), []),
+        (Sent(ONE.id, late=False), []),
+    )
+
+
+def test_work_that_ends_while_there_is_no_stream_is_sent_as_soon_as_possible():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (Broke("cut", 0.0), [Say("cut; trying again"), Reconnect(0.2)]),
+        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (Opened(), [Say("connected again")]),
+        (Ordered(ONE), []),
+    )
+
+
+def test_a_device_that_was_restarted_after_its_commit_only_hands_in():
+    play(begun(finished=ONE.id), (Ordered(ONE), [Send(ONE.id, resume=True)]), (Sent(ONE.id, late=False), []))
+
+
+def test_a_lost_receipt_is_asked_for_again():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (Sent(ONE.id, late=False), []),
+        (Ordered(ONE), [Send(ONE.id, resume=True)]),
+    )
+
+
+def test_another_order_replaces_the_work_and_the_sending():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (Ordered(TWO), [StopWork(ONE.id), Start(TWO)]),
+        (WorkFailed(ONE.id, "stopped"), []),
+        (WorkDone(TWO.id), [Send(TWO.id, resume=False)]),
+        (Ordered(ONE), [StopSending(TWO.id), Start(ONE)]),
+        (Sent(TWO.id, late=False), []),
+    )
+
+
+def test_work_that_was_replaced_too_late_still_counts_as_finished():
+    session = begun()
+    play(session, (Ordered(ONE), [Start(ONE)]), (Ordered(TWO), [StopWork(ONE.id), Start(TWO)]), (WorkDone(ONE.id), []))
+    assert session.finished == ONE.id
+    play(session, (Ordered(ONE), [StopWork(TWO.id), Send(ONE.id, resume=True)]))
+
+
+def test_failed_work_is_reported_and_the_device_stays():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory"), ReportTrouble(ONE.id, "no memory")]),
+        (Ordered(ONE), [Start(ONE)]),
+    )
+
+
+def test_a_refused_update_is_said_loudly_and_the_device_waits():
+    session = begun()
+    play(session, (Ordered(ONE), [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
+    (said,) = session.on(SendRefused(ONE.id, "norm 1e9"))
+    assert isinstance(said, Say)
+    assert "REFUSED" in said.text
+    assert "norm 1e9" in said.text
+    play(session, (Ordered(TWO), [Start(TWO)]))
+
+
+def test_the_end_stops_what_is_going_on():
+    play(begun(), (Ordered(ONE), [Start(ONE)]), (Finished("over"), [StopWork(ONE.id), Keep("over")]))
+
+
+def test_contradictions_are_refused():
+    session = begun()
+    assert isinstance(session.on(Welcomed(b"another"))[0], Refuse)
+    assert isinstance(Session().on(Ordered(ONE))[0], Refuse)
+
+
+def test_it_gives_up_after_the_connect_timeout_and_tries_once_more_at_its_end():
+    session = Session(connect_timeout_s=5.0)
+    play(
+        session,
+        (Broke("nobody", 0.0), [Say("nobody; trying again"), Reconnect(0.2)]),
+        (Broke("nobody", 4.9), [Reconnect(pytest.approx(0.1))]),
+        (Broke("nobody", 5.0), [GiveUp("nobody")]),
+    )
+
+
+def test_the_back_off_starts_anew_after_a_stream_that_lived():
+    session = Session()
+    for _ in range(6):
+        session.on(Broke("cut", 0.0, lived_s=0.1))
+    assert session.on(Broke("cut", 0.0, lived_s=0.1)) == [Reconnect(10.0)]
+    assert session.on(Broke("cut", 0.0, lived_s=60.0)) == [Reconnect(0.2)]
+
+
+def test_the_back_off_doubles_up_to_ten_seconds():
+    assert [backoff_s(n) for n in (1, 2, 3, 6, 7, 5000)] == [0.2, 0.4, 0.8, 6.4, 10.0, 10.0]
+
+
+orders = st.integers(1, 4).map(lambda n: Order(f"train-{n}-kiel", n, True))
+events = st.one_of(
+    st.just(Opened()),
+    st.builds(Ordered, orders),
+    st.builds(Broke, st.just("cut"), st.just(0.0)),
+    st.builds(WorkDone, orders.map(lambda order: order.id)),
+    st.builds(WorkFailed, orders.map(lambda order: order.id), st.just("why")),
+    st.builds(Sent, orders.map(lambda order: order.id), st.booleans()),
+    st.builds(SendRefused, orders.map(lambda order: order.id), st.just("why")),
+)
+
+
+@given(st.lists(events, max_size=40))
+def test_one_thing_at_a_time_whatever_happens(script):
+    session = begun()
+    running: str | None = None  # what the effects have started and not stopped
+    for event in script:
+        ended = isinstance(event, WorkDone | WorkFailed | Sent | SendRefused) and event.order_id == running
+        doing_before = (session.working, session.sending)
+        for effect in session.on(event):
+            match effect:
+                case StopWork(order_id) | StopSending(order_id):
+                    assert order_id == running
+                    running = None
+                case Start(order):
+                    assert running is None or ended
+                    assert order.id != session.finished
+                    running = order.id
+                case Send(order_id):
+                    assert order_id == session.finished
+                    running = order_id
+        assert not (session.working and session.sending), doing_before
+        running = session.working or session.sending
