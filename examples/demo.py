@@ -65,11 +65,10 @@ class Demo:
         return self._collect(method, shards, environment)
 
     def _start(
-        self, command: list[str | Path], environment: dict[str, str], log: object = subprocess.PIPE
+        self, command: Sequence[str | Path], environment: dict[str, str], log: IO[str] | int = subprocess.PIPE
     ) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [str(word) for word in command], env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
-        )  # type: ignore[call-overload]
+        words = [str(word) for word in command]
+        process = subprocess.Popen(words, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
         self.processes.append(process)
         return process
 

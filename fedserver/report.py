@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from common.config import RoundSettings
 from common.methods.algebra import Evaluate
 from fedserver import planning
 from fedserver.home import Home
-from fedserver.round import Phase, Record
+from fedserver.round import Phase, Record, quorum_of
 from fedserver.store import Device, Row, Store
 
 
@@ -49,11 +50,11 @@ def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
     return f"{text}, accuracy {mean['mean_over_clients']:.4f}" if mean else text
 
 
-def state_of(record: Record, connected: set[str], reported: set[str], policy_quorum: int, *, served: bool) -> str:
+def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
     """One of waiting, training, aggregating, done, failed: training that cannot reach its quorum for want of devices waits."""
     if record.phase is Phase.TRAINING:
         reachable = reported | (set(record.devices) & connected)
-        waits = served and len(reachable & set(record.cohort)) < min(policy_quorum, len(record.cohort))
+        waits = served and len(reachable & set(record.cohort)) < quorum_of(policy, len(record.cohort))
         return "waiting" if waits else "training"
     return "training" if record.phase is Phase.EVALUATING else str(record.phase)
 
@@ -67,12 +68,11 @@ def status(home: Home, store: Store) -> dict[str, Any]:
     reported = reported_names(home, record)
     final = [row for row in rows if (row.work, row.round) == ("evaluate", record.round)] if record.phase is Phase.DONE else rows
     latest = accuracies(final, settings.method.evaluate)
-    quorum = settings.round.quorum or settings.round.min_clients
     awaited = (
         set(record.devices) - reported - set(record.excused) if record.phase in (Phase.TRAINING, Phase.EVALUATING) else set()
     )
     return {
-        "state": state_of(record, connected, reported, quorum, served=served),
+        "state": state_of(record, connected, reported, settings.round, served=served),
         "phase": str(record.phase),
         "running": served,
         "address": f"{address.host}:{address.port}" if served and address else None,

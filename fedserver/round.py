@@ -133,6 +133,11 @@ class Record(msgspec.Struct):
         return "train", self.round + 1
 
 
+def quorum_of(policy: RoundSettings, cohort: int) -> int:
+    """Updates without which a round is not aggregated: never more than are sampled, or (with over-selection) than count."""
+    return min(policy.quorum or policy.min_clients, cohort, policy.clients or cohort)
+
+
 class RoundMachine:
     """Decides when a round opens, who takes part and when it closes. `reported` is read back from the inbox at a restart."""
 
@@ -155,7 +160,7 @@ class RoundMachine:
     @property
     def quorum(self) -> int:
         """Updates without which a round is not aggregated."""
-        return min(self.policy.quorum or self.policy.min_clients, len(self.record.cohort))
+        return quorum_of(self.policy, len(self.record.cohort))
 
     def resume(self, now: float) -> list[Effect]:
         """The first call after construction: takes up the step at which the last process stopped."""

@@ -1,0 +1,251 @@
+"""The round's state machine by transcripts: events in, effects out; no clock, no sleeping, no mocks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import RoundSettings
+from fedserver.round import (
+    Aggregate,
+    Aggregated,
+    Connected,
+    Disconnected,
+    Excused,
+    Failed,
+    Finish,
+    Open,
+    Phase,
+    Receipt,
+    Record,
+    Reported,
+    RoundMachine,
+    Tick,
+)
+
+
+def machine(record: Record | None = None, reported: set[str] | None = None, **policy: object) -> RoundMachine:
+    given_policy = {"rounds": 2, "min_clients": 2, "deadline_s": 100.0, "grace_s": 10.0, **policy}
+    return RoundMachine(msgspec.convert(given_policy, RoundSettings), 0, record or Record(), reported or set())
+
+
+def test_a_whole_federation_of_two_rounds() -> None:
+    m = machine()
+    assert m.handle(Connected("a", 0)) == []
+    assert m.record.phase is Phase.WAITING
+    assert m.handle(Connected("b", 1)) == [Open("train", 1, ("a", "b"))]
+    assert m.handle(Reported("b", 1, 2)) == [Receipt("b", accepted=True)]
+    assert m.handle(Reported("a", 1, 3)) == [Receipt("a", accepted=True), Aggregate(1, ("a", "b"))]
+    assert m.record.phase is Phase.AGGREGATING
+    assert m.handle(Aggregated(4)) == [Open("train", 2, ("a", "b"))]
+    assert m.record.round == 1
+    m.handle(Reported("a", 2, 5))
+    assert m.handle(Reported("b", 2, 6)) == [Receipt("b", accepted=True), Aggregate(2, ("a", "b"))]
+    assert m.handle(Aggregated(7)) == [Open("evaluate", 2, ("a", "b"))]
+    assert m.record.phase is Phase.EVALUATING
+    m.handle(Reported("a", 2, 8))
+    assert m.handle(Reported("b", 2, 9)) == [Receipt("b", accepted=True), Finish(("a", "b"))]
+    assert m.record.phase is Phase.DONE
+    assert m.next_wake(10) is None
+
+
+def test_repeating_an_event_changes_nothing() -> None:
+    m = machine()
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 1))
+    before = msgspec.json.encode(m.record)
+    assert m.handle(Reported("a", 1, 2)) == [Receipt("a", accepted=True)]
+    assert m.handle(Tick(3)) == []
+    assert msgspec.json.encode(m.record) == before
+
+
+@pytest.mark.parametrize("event", [Reported("a", 2, 1), Reported("a", 0, 1), Reported("stranger", 1, 1)])
+def test_answers_to_other_rounds_and_of_strangers_are_late(event: Reported) -> None:
+    m = machine()
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    assert m.handle(event) == [Receipt(event.name, accepted=False)]
+    assert m.reported == set()
+
+
+def test_the_deadline_closes_a_round_that_has_its_quorum() -> None:
+    m = machine(quorum=1)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 50))
+    assert m.next_wake(50) == 100
+    assert m.handle(Tick(99)) == []
+    assert m.handle(Tick(100)) == [Aggregate(1, ("a",))]
+
+
+def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> None:
+    m = machine(quorum=2)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 1))
+    m.handle(Excused("b", 2))
+    m.handle(Connected("c", 3))
+    assert m.record.devices == ["a", "b"]
+    assert m.handle(Tick(100)) == [Open("train", 1, ("b", "c"))]
+    assert m.record.deadline == 200
+    assert m.handle(Reported("c", 1, 101)) == [Receipt("c", accepted=True)]
+    assert m.handle(Tick(200)) == [Aggregate(1, ("a", "c"))]
+
+
+def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
+    m = machine(quorum=1)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Disconnected("b", 5))
+    assert m.handle(Reported("a", 1, 6)) == [Receipt("a", accepted=True)]
+    assert m.next_wake(6) == 15
+    assert m.handle(Tick(15)) == [Aggregate(1, ("a",))]
+
+
+def test_a_device_that_returns_within_its_grace_gets_its_order_again() -> None:
+    m = machine(quorum=1)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Disconnected("b", 5))
+    m.handle(Reported("a", 1, 6))
+    assert m.handle(Connected("b", 14)) == [Open("train", 1, ("b",))]
+    assert m.handle(Tick(15)) == []
+    assert m.handle(Reported("b", 1, 16))[-1] == Aggregate(1, ("a", "b"))
+
+
+def test_sampling_is_seeded_and_over_selection_takes_the_first_answers() -> None:
+    def cohort(order: str) -> tuple[str, ...]:
+        m = machine(min_clients=5, clients=2, over_selection=0.5)
+        effects = [effect for name in order for effect in m.handle(Connected(name, 0))]
+        assert isinstance(effects[0], Open)
+        return effects[0].devices
+
+    assert len(cohort("abcde")) == 3
+    assert cohort("abcde") == cohort("edcba")
+
+    m = machine(min_clients=5, clients=2, over_selection=0.5)
+    for name in "abcde":
+        m.handle(Connected(name, 0))
+    first, second, third = m.record.devices
+    m.handle(Reported(third, 1, 1))
+    assert m.handle(Reported(first, 1, 2))[-1] == Aggregate(1, tuple(sorted([first, third])))
+    assert m.handle(Reported(second, 1, 3)) == [Receipt(second, accepted=False)]
+
+
+def test_train_all_orders_everyone_and_aggregates_the_cohort_only() -> None:
+    m = machine(min_clients=4, clients=2, train="all")
+    for name in "abcd":
+        effects = m.handle(Connected(name, 0))
+    assert effects == [Open("train", 1, ("a", "b", "c", "d"))]
+    assert len(m.record.cohort) == 2
+    for name in "abc":
+        assert len(m.handle(Reported(name, 1, 1))) == 1
+    assert m.handle(Reported("d", 1, 2))[-1] == Aggregate(1, tuple(m.record.cohort))
+
+
+def test_too_few_devices_wait_and_never_fail() -> None:
+    m = machine(rounds=1)
+    m.handle(Connected("a", 0))
+    m.handle(Disconnected("a", 1))
+    for now in (1e3, 1e6):
+        assert m.handle(Tick(now)) == []
+    assert m.record.phase is Phase.WAITING
+
+
+def test_after_a_restart_in_training_the_round_goes_on_from_the_inbox() -> None:
+    m = machine()
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 1))
+    again = machine(m.record, {"a"})
+    assert again.resume(50) == []
+    assert again.handle(Connected("a", 51)) == []
+    assert again.handle(Connected("b", 52)) == [Open("train", 1, ("b",))]
+    assert again.handle(Reported("b", 1, 53))[-1] == Aggregate(1, ("a", "b"))
+
+
+def test_after_a_restart_in_aggregating_the_same_updates_are_aggregated() -> None:
+    record = Record(phase=Phase.AGGREGATING, devices=["a", "b", "c"], cohort=["a", "b", "c"])
+    assert machine(record, {"a", "b"}).resume(9) == [Aggregate(1, ("a", "b"))]
+
+
+def test_a_failure_is_tried_again_after_a_restart() -> None:
+    m = machine()
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 1))
+    m.handle(Reported("b", 1, 1))
+    assert m.handle(Failed("disk full")) == []
+    assert (m.record.phase, m.record.reason) == (Phase.FAILED, "disk full")
+    again = machine(m.record.revive(), {"a", "b"})
+    assert again.resume(2) == [Aggregate(1, ("a", "b"))]
+
+
+def test_a_latecomer_is_evaluated_and_finished_after_the_end() -> None:
+    record = Record(phase=Phase.DONE, round=2, devices=["a"])
+    m = machine(record, {"a"})
+    assert m.handle(Connected("a", 0)) == [Finish(("a",))]
+    assert m.handle(Connected("z", 1)) == [Open("evaluate", 2, ("z",))]
+    assert m.handle(Reported("z", 2, 2)) == [Receipt("z", accepted=True), Finish(("z",))]
+
+
+def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
+    m = machine(rounds=1, quorum=1)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 1))
+    m.handle(Disconnected("b", 2))
+    m.handle(Tick(12))
+    assert m.handle(Aggregated(13)) == [Open("evaluate", 1, ("a",))]
+    assert m.handle(Reported("a", 1, 14)) == [Receipt("a", accepted=True), Finish(("a",))]
+
+
+def test_intermediate_evaluations() -> None:
+    m = machine(rounds=4, evaluate_every=2)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    opened = []
+    for _ in range(6):
+        work, number = m.record.open_orders
+        opened.append((work, number))
+        m.handle(Reported("a", number, 1))
+        m.handle(Reported("b", number, 1))
+        if m.record.phase is Phase.AGGREGATING:
+            m.handle(Aggregated(2))
+    assert opened == [("train", 1), ("train", 2), ("evaluate", 2), ("train", 3), ("train", 4), ("evaluate", 4)]
+    assert m.record.phase is Phase.DONE
+
+
+NAMES = st.sampled_from("abcd")
+EVENTS = st.one_of(
+    st.builds(Connected, NAMES, st.just(0.0)),
+    st.builds(Disconnected, NAMES, st.just(0.0)),
+    st.builds(Reported, NAMES, st.integers(0, 4), st.just(0.0)),
+    st.builds(Excused, NAMES, st.just(0.0)),
+    st.builds(Tick, st.just(0.0)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 60)), max_size=80))
+def test_any_history_keeps_the_promises(history: list[tuple[object, float]]) -> None:
+    """Rounds only count up, only ordered devices are aggregated, a quorum always; a restart at any point changes nothing."""
+    m, now, aggregated = machine(rounds=3, quorum=2), 0.0, 0
+    for event, step in history:
+        now += step
+        effects = m.handle(msgspec.convert({**vars(event), "now": now}, type(event)))  # type: ignore[call-overload]
+        for effect in effects:
+            if isinstance(effect, Aggregate):
+                assert effect.round == m.record.round + 1
+                assert set(effect.cohort) <= set(m.record.cohort) & m.reported
+                assert len(effect.cohort) >= 2
+                aggregated += 1
+                m.handle(Aggregated(now))
+        assert m.record.round == aggregated <= 3
+        wake = m.next_wake(now)
+        assert wake is None or wake >= now or wake == m.record.deadline
+        copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.reported))
+        assert copy.awaited == m.awaited
