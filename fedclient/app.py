@@ -30,14 +30,11 @@ from common.errors import (
     CertificateRefused,
     DiskFull,
     FingerprintMismatch,
-    Forbidden,
     HomeMismatch,
     NoModel,
     NotEnrolled,
     SettingError,
-    UnknownBlob,
     Unreachable,
-    UpdateRefused,
     WireError,
 )
 from common.identity.credential import needs_renewal
@@ -132,7 +129,7 @@ class Device:
 
     def __init__(self, options: Options, shard: Shard, home: Home, identity: Identity, reporter: Reporter) -> None:
         self.options, self.shard, self.home, self.reporter = options, shard, home, reporter
-        self.connection = Connection(options.server, identity)
+        self.connection = Connection(options.server, identity, reporter.say)
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
         self.events: asyncio.Queue[session.Event | BaseException] = asyncio.Queue(64)
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="tensors")
@@ -183,7 +180,7 @@ class Device:
             case session.Reconnect(after_s):
                 self._spawn(self._stream(after_s))
             case session.GiveUp(reason):
-                raise Unreachable(f"{reason}. Gave up {self.options.connect_timeout_s:g} s after the last contact.")
+                raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
             case session.Refuse(reason):
                 raise HomeMismatch(reason)
 
@@ -289,10 +286,10 @@ class Device:
             bytes_down = sum(ref.size for ref in missing)
             progress = self._progress_of(order)
             result = await self._in_worker(learner.carry_out, order, fetched, bytes_down, progress, stop.is_set)
-        except (Cancelled, DiskFull, *FINAL) as error:
-            if not isinstance(error, Cancelled):
-                raise
+        except Cancelled:
             return
+        except (DiskFull, *FINAL):
+            raise
         except Exception as error:
             # Whatever goes wrong in one order (memory, numbers, a user's model) is the round's loss, not the device's end.
             await self.events.put(session.WorkFailed(order.id, str(error) or type(error).__name__))
@@ -325,7 +322,9 @@ class Device:
             return
         try:
             in_time = await send(self.connection, learner.orders, result, resume)
-        except (UpdateRefused, UnknownBlob, WireError, DiskFull, Forbidden) as error:
+        except FINAL:
+            raise
+        except AttuneError as error:
             await self.events.put(session.SendRefused(order_id, str(error)))
             return
         await self.events.put(session.Sent(order_id, late=not in_time))
@@ -354,7 +353,10 @@ class Device:
 def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:
     """Errors: HomeMismatch if the home is bound to another federation; SettingError for code that nobody here allowed."""
     if home.plan.exists():
-        stored = msgspec.json.decode(home.plan.read_bytes(), type=Plan)
+        try:
+            stored = msgspec.json.decode(home.plan.read_bytes(), type=Plan)
+        except msgspec.DecodeError as error:
+            raise HomeMismatch(f"{home.plan} is damaged ({error}); restore it, or use another --home") from None
         if stored.federation != plan.federation:
             raise HomeMismatch(f"{home.path} holds the state of another federation; use another --home for this one")
         if stored != plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from common.errors import AttuneError, SettingError
+from common.errors import AttuneError, DiskFull, SettingError
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -44,6 +45,11 @@ def reported() -> Iterator[None]:
     except AttuneError as error:
         click.echo(f"fedclient: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # whoever read our output has gone; click ends quietly
+        click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
+        sys.exit(DiskFull.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else AttuneError.exit_code)
     except KeyboardInterrupt:
         click.echo("fedclient: interrupted; what was finished is kept", err=True)
         sys.exit(130)

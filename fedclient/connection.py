@@ -44,6 +44,7 @@ _blobs: Any = BlobsStub
 
 PROTOCOL = 1
 UPLOAD_KEY = "attune-upload-bin"
+SAID_AFTER = 4  # failures in a row of one transfer
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 
 T = TypeVar("T")
@@ -80,10 +81,11 @@ def named_errors() -> Iterator[None]:
 
 
 class Connection:
-    """One device's connection. `stall_s`: how long a transfer may make no progress at all."""
+    """One device's connection. `say`: for people; `stall_s`: how long a transfer may make no progress at all."""
 
-    def __init__(self, address: Address, identity: Identity, stall_s: float = 60.0) -> None:
+    def __init__(self, address: Address, identity: Identity, say: Callable[[str], None], stall_s: float = 60.0) -> None:
         self.address, self.identity, self.stall_s = address, identity, stall_s
+        self._say = say
         self.open = asyncio.Event()  # while the control stream is
         self._outbox: asyncio.Queue[DeviceMessage] = asyncio.Queue(OUTBOX)
         self._channel = self._new_channel()
@@ -157,8 +159,10 @@ class Connection:
             await self.open.wait()
             try:
                 return await attempt()
-            except Broken:
+            except Broken as broken:
                 breaks += 1
+                if breaks == SAID_AFTER:
+                    self._say(f"a transfer keeps failing: {broken} (trying on)")
                 await asyncio.sleep(session.backoff_s(breaks))
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:

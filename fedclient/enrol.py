@@ -73,9 +73,9 @@ async def _ask(
         failures += 1
         left_s = connect_timeout_s - (time.monotonic() - started)
         if left_s <= 0:
-            raise Unreachable(f"{reason} Gave up after {connect_timeout_s:g} s.")
+            raise Unreachable(f"{reason} (gave up after {connect_timeout_s:g} s)")
         if failures == 1:
-            say(f"{reason} Trying again for {connect_timeout_s:g} s.")
+            say(f"{reason} (trying again for {connect_timeout_s:g} s)")
         await asyncio.sleep(min(left_s, backoff_s(failures) * random.uniform(0.5, 1.0)))  # noqa: S311 (jitter)
 
 

@@ -281,7 +281,7 @@ class Session:
         if silent_s >= self.connect_timeout_s:
             return [GiveUp(reason)]
         self.breaks = 1 if lived_s >= STEADY_S else self.breaks + 1
-        first: list[Effect] = [] if self.lost else [Say(f"{reason}; trying again")]
+        first: list[Effect] = [] if self.lost else [Say(f"{reason} (trying again)")]
         self.lost = True
         # The last try falls on the end of the connect timeout, not far behind it.
         return [*first, Reconnect(min(backoff_s(self.breaks), self.connect_timeout_s - silent_s))]

@@ -56,6 +56,7 @@ class Seen:
     uploads: list[tuple[str, int]] = field(default_factory=list)  # order, offset
     submits: list[pb.Update] = field(default_factory=list)
     troubles: list[pb.Trouble] = field(default_factory=list)
+    progress: list[pb.Progress] = field(default_factory=list)
     orders_sent: list[str] = field(default_factory=list)
     blobs: dict[str, dict[str, bytes]] = field(default_factory=dict)  # order -> part -> bytes handed in
 
@@ -169,6 +170,8 @@ class FakeServer(FederationServicer):
 
     async def _listen_to(self, requests: AsyncIterator[pb.DeviceMessage]) -> None:
         async for message in requests:
+            if message.HasField("progress"):
+                self.seen.progress.append(message.progress)
             if message.HasField("trouble"):
                 self.seen.troubles.append(message.trouble)
                 self.at += 1

@@ -115,3 +115,10 @@ def test_partition_writes_shards_a_picture_and_a_table(tmp_path):
     wrong = call("partition", "--dataset", "digits", "--scheme", "dirichlit", "--clients", "5", "--out", tmp_path / "out2")
     assert wrong.exit_code == 2
     assert "did you mean 'dirichlet'" in wrong.output
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_without_traceback(bench, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = call("--data", bench.shard, "--server", "localhost:1", "--home", tmp_path / "file" / "home")
+    assert result.exit_code == 1
+    assert result.stderr == f"fedclient: Not a directory: {tmp_path / 'file' / 'home'}\n"

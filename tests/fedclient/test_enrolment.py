@@ -109,7 +109,7 @@ def test_nobody_there_is_given_up_after_the_timeout(quick):
         address = Address("127.0.0.1", free.getsockname()[1])
     said = refused(quick, Unreachable, 13, server=address, connect_timeout_s=0.5)
     assert "Nobody listens" in said
-    assert sum("Trying again" in line for line in quick.lines.lines) == 1
+    assert sum("trying again" in line for line in quick.lines.lines) == 1
 
 
 def test_without_token_or_identity_it_says_how_to_get_one(quick):

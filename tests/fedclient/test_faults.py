@@ -174,7 +174,7 @@ def test_a_server_that_stays_away_is_given_up(bench):
     bench.server.stop = lambda: None
     error = _raised(bench, token=None, connect_timeout_s=0.5)
     assert isinstance(error, Unreachable)
-    assert "Gave up 0.5 s" in str(error)
+    assert "gave up 0.5 s" in str(error)
 
 
 def test_a_home_of_another_federation_is_refused(bench, tmp_path):

@@ -70,7 +70,7 @@ def test_a_stream_that_breaks_while_training_does_not_disturb_it():
     play(
         begun(),
         (Ordered(ONE), [Start(ONE)]),
-        (Broke("cut", 0.0), [Say("cut; trying again"), Reconnect(0.2)]),
+        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (Broke("refused", 0.3), [Reconnect(0.4)]),
         (Opened(), [Say("connected again")]),
         (Welcomed(b"plan"), []),
@@ -85,7 +85,7 @@ def test_work_that_ends_while_there_is_no_stream_is_sent_as_soon_as_possible():
     play(
         begun(),
         (Ordered(ONE), [Start(ONE)]),
-        (Broke("cut", 0.0), [Say("cut; trying again"), Reconnect(0.2)]),
+        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
         (Opened(), [Say("connected again")]),
         (Ordered(ONE), []),
@@ -158,7 +158,7 @@ def test_it_gives_up_after_the_connect_timeout_and_tries_once_more_at_its_end():
     session = Session(connect_timeout_s=5.0)
     play(
         session,
-        (Broke("nobody", 0.0), [Say("nobody; trying again"), Reconnect(0.2)]),
+        (Broke("nobody", 0.0), [Say("nobody (trying again)"), Reconnect(0.2)]),
         (Broke("nobody", 4.9), [Reconnect(pytest.approx(0.1))]),
         (Broke("nobody", 5.0), [GiveUp("nobody")]),
     )

@@ -23,6 +23,8 @@ def test_a_whole_run_ends_with_a_model_that_works_offline(bench, tmp_path):
     assert not last.metrics.HasField("loss")
     assert not last.metrics.HasField("accuracy_after")
 
+    assert bench.server.seen.progress[0].order_id == "train-1-kiel"
+    assert 0 < bench.server.seen.progress[0].done <= 1
     served = bench.server.serving["shared"]
     kept = read_tensors(folder / "model.safetensors")
     assert all(kept[name].equal(value) for name, value in served.items())

@@ -1,0 +1,234 @@
+"""What an order does to a device's tensors, and what of them is handed in: private ones never."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from common.config import TrainSettings
+from common.data.prepare import prepare
+from common.data.shard import load_shard
+from common.errors import DiskFull, Forbidden, HomeMismatch, WireError
+from common.models.registry import build, default_spec
+from common.models.structure import tensors_of
+from common.plan import Plan
+from common.wire.files import read_tensors
+from common.wire.tensors import manifest_of
+from fedclient.learner import Learner
+from fedclient.session import BlobRef, Order
+from fedclient.state import Orders, check_order_id
+from fedclient.trainer import Cancelled
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def images(tmp_path):
+    rng = np.random.default_rng(1)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for part, size in (("train", 12), ("test", 6)):
+        y = rng.integers(0, 2, size)
+        x = rng.integers(0, 80, (size, 8, 8)).astype(np.uint8) + (y * 120).astype(np.uint8)[:, None, None]
+        np.savez(folder / f"{part}.npz", x=x, y=y)
+    return load_shard(folder)
+
+
+@pytest.fixture
+def make(images, tmp_path):
+    def learner(method="fedtp", name="kiel", home="home", **options):
+        spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {})
+        plan = Plan("f", 3, spec, [0, 1], method, options, TrainSettings(lr=0.05, batch_size=4, local_epochs=1))
+        return Learner(plan, prepare(images, plan), name, Orders(tmp_path / home), CPU)
+
+    return learner
+
+
+def served(learner, part, scale=1.0):
+    names = [name for name, kind in learner.part_of.items() if kind == part]
+    tensors = {name: learner.theta[name] * scale for name in names}
+    return BlobRef(part, f"{part}{scale}", 1), tensors
+
+
+def carry_out(learner, order, fetched=None, cancelled=lambda: False):
+    return learner.carry_out(order, fetched or {}, 0, lambda done: None, cancelled)
+
+
+def handed_in(learner, result, part):
+    return read_tensors(learner.orders.blob(result.order_id, part))
+
+
+def test_fedtp_hands_in_values_of_what_is_shared_and_the_change_of_what_was_generated(make):
+    learner = make()
+    (shared, shared_tensors), (generated, generated_tensors) = (
+        served(learner, "shared", 0.5),
+        served(learner, "generated", 0.25),
+    )
+    order = Order("train-1-kiel", 1, True, (shared, generated), ("shared", "generated"))
+    assert learner.missing(order) == [shared, generated]
+    result = carry_out(learner, order, {"shared": shared_tensors, "generated": generated_tensors})
+    values, change = handed_in(learner, result, "shared"), handed_in(learner, result, "generated")
+    assert values.keys() | change.keys() == learner.theta.keys()
+    assert not values.keys() & change.keys()
+    assert all("q" in name or "k" in name or "v" in name for name in change)
+    for name, value in values.items():
+        assert value.equal(learner.theta[name])
+    for name, value in change.items():
+        assert value.equal(learner.theta[name] - generated_tensors[name])
+        assert value.abs().sum() > 0
+    state = learner.orders.state(result)
+    assert all(state[name].equal(learner.theta[name]) for name in learner.theta)
+
+
+def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
+    learner = make("vanilla-personalized")
+    private = [name for name, kind in learner.part_of.items() if kind == "private"]
+    assert private
+    ref, tensors = served(learner, "shared")
+    first = carry_out(learner, Order("train-1-kiel", 1, True, (ref,), ("shared",)), {"shared": tensors})
+    assert not set(handed_in(learner, first, "shared")) & set(private)
+    mine = {name: learner.theta[name].clone() for name in private}
+    again = make("vanilla-personalized")
+    assert all(again.theta[name].equal(mine[name]) for name in private), "a restart goes on from the commit"
+    back, tensors = served(again, "shared", 0.0)
+    carry_out(again, Order("evaluate-1-kiel", 1, False, (back,)), {"shared": tensors})
+    assert all(again.theta[name].equal(mine[name]) for name in private)
+    assert all(not again.theta[name].any() for name in tensors)
+    for asked in ("private", "generated", "nonsense"):
+        with pytest.raises(Forbidden):
+            again.expected(asked)
+        with pytest.raises(Forbidden):
+            carry_out(again, Order("train-2-kiel", 2, True, (), (asked,)))
+
+
+def test_the_first_weights_are_those_of_the_plans_seed(make):
+    learner = make()
+    expected = tensors_of(build(learner.plan.model, 3))
+    assert all(learner.theta[name].equal(expected[name]) for name in expected)
+
+
+def test_a_restart_between_two_orders_changes_nothing(make):
+    def rounds(home, restart):
+        learner = make("fedmcsa", home=home, mu=0.5)
+        for number in (1, 2):
+            refs, fetched = (), {}
+            if number == 1:
+                ref, tensors = served(learner, "attended", 0.9)
+                refs, fetched = (ref,), {"attended": tensors}
+            # The second order serves nothing: prox centre and weights are what the device has kept.
+            carry_out(learner, Order(f"train-{number}-kiel", number, True, refs, ("attended",)), fetched)
+            if restart:
+                learner = make("fedmcsa", home=home, mu=0.5)
+        return learner
+
+    one, two = rounds("a", False), rounds("b", True)
+    assert all(one.theta[name].equal(two.theta[name]) for name in one.theta)
+    assert all(one.received[name].equal(two.received[name]) for name in one.received)
+    assert one.served == two.served == {"attended": "attended0.9"}
+
+
+def test_other_names_and_rounds_draw_other_batches(make):
+    ends = []
+    for home, name, round_ in (("a", "kiel", 1), ("b", "kiel", 1), ("c", "bonn", 1), ("d", "kiel", 2)):
+        learner = make("fedavg", name=name, home=home)
+        result = carry_out(learner, Order("train-x", round_, True, (), ("shared",)))
+        ends.append(result.parts[0].digest)
+    assert ends[0] == ends[1]
+    assert len(set(ends)) == 3
+
+
+def test_an_order_that_is_committed_is_not_done_again(make):
+    learner = make("fedavg")
+    order = Order("train-1-kiel", 1, True, (), ("shared",))
+    assert carry_out(learner, order) is carry_out(learner, order)
+    assert learner.newest.sequence == 1
+
+
+def test_cancelled_work_changes_nothing(make):
+    learner = make("fedavg")
+    before = dict(learner.theta)
+    with pytest.raises(Cancelled):
+        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)), cancelled=lambda: True)
+    assert all(learner.theta[name] is before[name] for name in before)
+    assert learner.orders.newest() is None
+
+
+def test_only_the_newest_order_is_kept_and_crumbs_are_swept_up(make, tmp_path):
+    learner = make("fedavg")
+    for number in (1, 2):
+        carry_out(learner, Order(f"train-{number}-kiel", number, True, (), ("shared",)))
+    orders = tmp_path / "home"
+    assert [path.name for path in orders.iterdir()] == ["train-2-kiel"]
+    (orders / "train-3-kiel.tmp").mkdir()
+    (orders / "train-3-kiel.tmp" / "state.safetensors").write_bytes(b"half")
+    assert make("fedavg").newest.order_id == "train-2-kiel"
+    assert [path.name for path in orders.iterdir()] == ["train-2-kiel"]
+
+
+def test_damaged_state_is_named_and_not_thrown_away(make, tmp_path):
+    learner = make("fedavg")
+    carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    update = tmp_path / "home" / "train-1-kiel" / "update.json"
+    update.write_bytes(b"{")
+    with pytest.raises(HomeMismatch, match=r"update\.json is damaged"):
+        make("fedavg")
+    assert update.exists()
+
+
+def test_state_of_another_model_is_refused(make, tmp_path):
+    learner = make("fedavg")
+    result = carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    learner.orders.commit(msgspec.structs.replace(result, order_id="x", sequence=2), {"w": torch.zeros(3)}, None, {})
+    with pytest.raises(HomeMismatch, match="not of this federation's model"):
+        make("fedavg")
+
+
+def test_a_full_disk_is_said_and_leaves_the_old_state(make, monkeypatch):
+    import errno
+    from pathlib import Path
+
+    learner = make("fedavg")
+    carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    real = Path.rename
+
+    def full(self, target):
+        if self.name.endswith(".tmp"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(DiskFull):
+        carry_out(learner, Order("train-2-kiel", 2, True, (), ("shared",)))
+    monkeypatch.undo()
+    assert learner.newest.order_id == make("fedavg").newest.order_id == "train-1-kiel"
+
+
+@pytest.mark.parametrize("order_id", ["", "..", "../x", "a/b", ".hidden", "x" * 200, "a\n", "train-1.tmp"])
+def test_an_order_id_that_is_no_folder_name_is_refused(order_id):
+    with pytest.raises(WireError):
+        check_order_id(order_id)
+
+
+def test_expected_manifest_is_that_of_the_part(make):
+    learner = make()
+    expected = learner.expected("generated")
+    assert expected == manifest_of({name: t for name, t in learner.theta.items() if learner.part_of[name] == "generated"})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
+    spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"dropout": 0.0})
+    plan = Plan("f", 3, spec, [0, 1], "fedavg", {}, TrainSettings(lr=0.05, batch_size=4, local_epochs=2))
+    order = Order("train-1-kiel", 1, True, (), ("shared",))
+    ends = []
+    for kind in ("cpu", "cuda", "cuda"):
+        learner = Learner(plan, prepare(images, plan), "kiel", Orders(tmp_path / f"{kind}{len(ends)}"), torch.device(kind))
+        assert learner.data.train_x.device.type == kind
+        carry_out(learner, order)
+        ends.append(learner.theta)
+    for name, value in ends[0].items():
+        assert torch.allclose(value, ends[1][name], atol=1e-4), name
+        assert ends[1][name].device.type == "cpu"
