@@ -1,0 +1,1 @@
+"""Measurements against real processes: figures are written down as they come out."""

@@ -1,0 +1,131 @@
+"""A federation in real processes for measuring: one fedserver, N fedclients, each with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+STOP_S = 10.0
+OnLine = Callable[[int, float, str], None]
+
+
+class ProcessEnded(RuntimeError):
+    """A process of the federation ended, or said nothing, when more was expected of it."""
+
+
+@dataclass
+class Speaker:
+    """A process whose lines are stamped (time.monotonic) as they arrive. `on_line` (process id, time, line) runs at once, in the
+    reading thread."""
+
+    name: str
+    process: subprocess.Popen[str]
+    on_line: OnLine | None = None
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    _news: queue.SimpleQueue[tuple[float, str] | None] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            stamped = (time.monotonic(), line.rstrip("\n"))
+            if self.on_line is not None:
+                self.on_line(self.process.pid, *stamped)
+            self.lines.append(stamped)
+            self._news.put(stamped)
+        self._news.put(None)
+
+    def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
+        """The first line from here on that matches. Errors: ProcessEnded with what was said last."""
+        until = time.monotonic() + timeout_s
+        while (left := until - time.monotonic()) > 0:
+            try:
+                stamped = self._news.get(timeout=left)
+            except queue.Empty:
+                break
+            if stamped is None:
+                break
+            if match := re.search(pattern, stamped[1]):
+                return match
+        said = "\n".join(line for _, line in self.lines[-5:])
+        raise ProcessEnded(
+            f"{self.name} did not say {pattern!r} within {timeout_s:.0f} s (exit {self.process.poll()}):\n{said}"
+        )
+
+
+def environment(home: Path) -> Mapping[str, str]:
+    """What a process gets: its state under `home`, and this repository on its path, for the model is code of ours."""
+    return os.environ | {"ATTUNE_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "GRPC_VERBOSITY": "NONE"}
+
+
+@contextmanager
+def running(name: str, arguments: list[str], home: Path, on_line: OnLine | None = None) -> Iterator[Speaker]:
+    """A process from here to the end of the block; then it is told to stop, and killed if it does not."""
+    process = subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment(home),
+        cwd=home,
+    )
+    try:
+        yield Speaker(name, process, on_line)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def delayed(port: int, rtt_ms: float, home: Path) -> Iterator[int]:
+    """The port of a proxy to `port` that adds `rtt_ms`; `port` itself for none."""
+    if not rtt_ms:
+        yield port
+        return
+    arguments = [sys.executable, "-m", "benchmarks.delay", "--to", str(port), "--rtt-ms", str(rtt_ms)]
+    with running("delay", arguments, home) as proxy:
+        yield int(proxy.wait_for(r"^(\d+)$", 30).group(1))
+
+
+@contextmanager
+def federation(
+    work: Path,
+    shards: list[Path],
+    server_arguments: list[str],
+    client_arguments: list[str],
+    rtt_ms: float = 0.0,
+    on_line: OnLine | None = None,
+) -> Iterator[tuple[Speaker, list[Speaker]]]:
+    """The server and one device a shard, connected. `on_line` hears the server. Homes lie under `work`."""
+    with ExitStack() as stack:
+        arguments = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", *server_arguments]
+        server = stack.enter_context(running("fedserver", arguments, work, on_line))
+        port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", 60).group(1))
+        token = server.wait_for(r"--token (\S+)", 10).group(1)
+        way = stack.enter_context(delayed(port, rtt_ms, work))
+        common = ["--server", f"127.0.0.1:{way}", "--token", token, "--device", "cpu", *client_arguments]
+        devices = [
+            stack.enter_context(
+                running(f"fedclient {shard.name}", [str(BIN / "fedclient"), "--data", str(shard), *common], work)
+            )
+            for shard in shards
+        ]
+        yield server, devices

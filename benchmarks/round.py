@@ -1,0 +1,128 @@
+"""A round with nothing to compute: what the server, the wire and the disks take (anchors.md section 1).
+
+Real processes over mutual TLS. A round's time is that between two `round k/n closed` lines of the server, stamped as they
+arrive: it holds orders, downloads, the least training the product allows (one step on two samples that touches one tiny
+tensor, and the two evaluations), the devices' durable commits, uploads with digests, checks, the durable inbox, receipts,
+aggregation and the durable commit. Memory is the server's peak from the plan on (torch imported, first state written) minus
+what was resident at that moment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.machine import machine
+from benchmarks.memory import reset_peak, status_bytes
+from benchmarks.model import FACTORY
+from benchmarks.processes import federation
+
+CLOSED = re.compile(r"round \d+/\d+ closed")
+START_S = 180.0  # until the first round has closed
+ROUND_S = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    clients: int
+    parameters: int  # float32
+    tensors: int
+    rounds: int
+    rtt_ms: float = 0.0
+    method: str = "fedavg"
+    warm_up: int = 3  # rounds before those that count
+
+
+class ServerWatch:
+    """Hears the server's lines, and takes its memory as they come."""
+
+    def __init__(self) -> None:
+        self.closed_s: list[float] = []
+        self.idle_bytes = self.start_peak_bytes = self.peak_bytes = 0
+
+    def hear(self, pid: int, at_s: float, line: str) -> None:
+        if line.startswith("plan: "):
+            self.idle_bytes, self.start_peak_bytes = status_bytes(pid, "VmRSS"), status_bytes(pid, "VmHWM")
+            reset_peak(pid)
+        elif CLOSED.search(line):
+            self.closed_s.append(at_s)
+            self.peak_bytes = status_bytes(pid, "VmHWM")
+
+
+def make_shards(folder: Path, clients: int) -> list[Path]:
+    """Two samples to train on and two to test on, for each device."""
+    x, y = np.zeros((2, 1), np.float32), np.array([0, 1])
+    shards = [folder / f"shard{index}" for index in range(clients)]
+    for shard in shards:
+        shard.mkdir(parents=True)
+        for part in ("train", "test"):
+            np.savez(shard / f"{part}.npz", x=x, y=y)
+    return shards
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One federation from its start to the last measured round. Errors: ProcessEnded."""
+    on = machine()
+    total = case.rounds + case.warm_up
+    settings = ["train.local_steps=1", "train.lr=1e-6", "train.momentum=0", f"model.parameters={case.parameters}"]
+    assignments = [word for setting in [*settings, f"model.tensors={case.tensors}"] for word in ("--set", setting)]
+    server_arguments = ["--method", case.method, "--model", FACTORY, "--rounds", str(total), *assignments]
+    watch = ServerWatch()
+    with tempfile.TemporaryDirectory(prefix="attune-round-") as folder:
+        work = Path(folder)
+        with federation(
+            work,
+            make_shards(work, case.clients),
+            [*server_arguments, "--min-clients", str(case.clients)],
+            ["--allow-model", FACTORY],
+            case.rtt_ms,
+            watch.hear,
+        ) as (server, _):
+            server.wait_for(CLOSED.pattern, START_S)
+            for _ in range(total - 1):
+                server.wait_for(CLOSED.pattern, ROUND_S)
+    closed_s = watch.closed_s
+    rounds_s = [closed_s[index] - closed_s[index - 1] for index in range(case.warm_up, total)]
+    return asdict(case) | {
+        "median_s": round(statistics.median(rounds_s), 4),
+        "p90_s": round(float(np.quantile(rounds_s, 0.9)), 4),
+        "min_s": round(min(rounds_s), 4),
+        "server_rss_above_idle_bytes": watch.peak_bytes - watch.idle_bytes,
+        "server_idle_bytes": watch.idle_bytes,
+        "server_start_peak_above_idle_bytes": watch.start_peak_bytes - watch.idle_bytes,
+        "model_bytes": 4 * case.parameters,
+        "machine": on,
+    }
+
+
+@click.command()
+@click.option("--clients", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--parameters", type=click.IntRange(4), default=1_000_000, show_default=True, help="float32 values in the model.")
+@click.option("--tensors", type=click.IntRange(2), default=8, show_default=True, help="Tensors that they lie in.")
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Rounds that count.")
+@click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Rounds before those.")
+@click.option("--rtt-ms", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Round-trip time to add.")
+@click.option("--method", default="fedavg", show_default=True, help="Any whose parts need no layers of a certain kind.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+def main(as_json: bool, **given: Any) -> None:
+    """Measures the wall time of a round in which there is nothing to compute."""
+    found = measure(replace(Case(1, 4, 2, 1), **given))
+    click.echo(
+        f"{found['clients']} clients, {found['parameters']:,} parameters in {found['tensors']} tensors, "
+        f"{found['rtt_ms']:g} ms: median {found['median_s']:.3f} s, p90 {found['p90_s']:.3f} s, "
+        f"server memory above idle {found['server_rss_above_idle_bytes'] / 2**20:.1f} MiB"
+    )
+    if as_json:
+        click.echo(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
