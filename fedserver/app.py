@@ -78,7 +78,7 @@ async def run(options: Options, said: dict[str, Any]) -> None:
             _greet(options, port, authority.short_fingerprint, join, settings)
             await _until_told(coordinator, registrar, options.exit_when_done)
             await server.stop(STOP_GRACE_S)
-            if options.exit_when_done and coordinator.error is not None:
+            if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
                 raise coordinator.error
         finally:
             threads.shutdown()
@@ -136,7 +136,7 @@ async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait())}
+    waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
         waits.add(asyncio.create_task(coordinator.goodbye()))
     while True:

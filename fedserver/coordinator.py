@@ -41,6 +41,7 @@ class Coordinator:
     def __init__(self, home: Home, store: Store, settings: planning.Effective, federation: str, threads: Threads) -> None:
         self.settings = settings
         self.finished = asyncio.Event()  # done, or failed
+        self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
         self.error: AttuneError | None = None
         self.inbox = Inbox(home.inbox)
         self._home, self._store, self._federation, self._threads = home, store, federation, threads
@@ -114,8 +115,8 @@ class Coordinator:
                 return
             if self._plan is not None:
                 self._send_plan(session, self._plan)
-            elif len(self._sessions) >= self.settings.round.min_clients:
-                await self._make_plan()
+            elif len(self._sessions) >= self.settings.round.min_clients and not await self._try_plan():
+                return
             await self._handle(round.Connected(session.name, time.time()))
         self._tell_who_waits(session)
 
@@ -236,6 +237,15 @@ class Coordinator:
         slots, closed = self._store.slots(), self.machine.record.round
         self._engine = await self._threads.worker(make)
 
+    async def _try_plan(self) -> bool:
+        """False, and the server is told to stop, if no model fits both the settings and what the devices declared."""
+        try:
+            await self._make_plan()
+        except AttuneError as error:
+            self.error = error
+            self.unusable.set()
+        return self.error is None
+
     async def _make_plan(self) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
         profiles = {name: session.profile for name, session in self._sessions.items()}
@@ -253,7 +263,10 @@ class Coordinator:
     async def dispatch(self, event: round.Event) -> None:
         """One event after the other, each with all that follows from it."""
         async with self._turn:
-            await self._handle(event)
+            try:
+                await self._handle(event)
+            except Exception as error:
+                self._fail(error)
 
     async def _handle(self, event: round.Event) -> None:
         before = self.machine.record.phase

@@ -96,12 +96,13 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
     labels: set[Label] = {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
+    needed = frozenset(selector[1:] for selector, _ in settings.method.parts if selector.startswith("@"))
     spec = models.default_spec(
         first.kind,
         first.shape,
         len(classes),
         max(profile.vocabulary for profile in ordered),
-        settings.model_name,
+        settings.model_name or models.model_for(first.kind, needed),
         settings.model_options,
     )
     return Plan(

@@ -23,13 +23,17 @@ class _Entry:
     factory: str  # package.module:factory; called as factory(spec, options)
     options: type[Options]
     kinds: tuple[Kind, ...]
+    roles: frozenset[str]  # of common.models.structure that its tensors have
 
 
+_TRANSFORMER = frozenset({"qkv", "head", "norm", "mlp", "encoder"})
 _MODELS = {
-    "vit": _Entry("common.models.vit:VisionTransformer", VitOptions, ("images",)),
-    "transformer": _Entry("common.models.transformer:SequenceTransformer", TransformerOptions, ("tokens", "series")),
-    "dnn": _Entry("common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular")),
-    "mlr": _Entry("common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular")),
+    "vit": _Entry("common.models.vit:VisionTransformer", VitOptions, ("images",), _TRANSFORMER),
+    "transformer": _Entry(
+        "common.models.transformer:SequenceTransformer", TransformerOptions, ("tokens", "series", "tabular"), _TRANSFORMER
+    ),
+    "dnn": _Entry("common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), frozenset({"head"})),
+    "mlr": _Entry("common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), frozenset({"head"})),
 }
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
@@ -40,6 +44,18 @@ _MAX_VOCABULARY = 1 << 20
 def names() -> list[str]:
     """The built-in models, sorted."""
     return sorted(_MODELS)
+
+
+def model_for(kind: Kind, roles: frozenset[str]) -> str:
+    """The usual model for this kind of data if its tensors have all these roles, else the first that has. Or SettingError."""
+    usual = _DEFAULTS[kind]
+    for name in [usual, *names()]:
+        if kind in _MODELS[name].kinds and roles <= _MODELS[name].roles:
+            return name
+    lacking = ", ".join(sorted(roles - _MODELS[usual].roles))
+    raise SettingError(
+        f"no built-in model for {kind} has tensors of the roles {lacking}: choose another method, or a model of your own"
+    )
 
 
 def default_spec(

@@ -1,6 +1,6 @@
-"""Transformer encoder for token sequences (causal: errata E3 of FedTP) and for time series.
+"""Transformer encoder for token sequences (causal: errata E3 of FedTP), time series and tables.
 
-B samples, T steps, C channels, D model width.
+B samples, T steps, C channels, F features, D model width.
 """
 
 from __future__ import annotations
@@ -21,10 +21,29 @@ def sinusoids(steps: int, width: int) -> Tensor:
     return torch.where(column_D % 2 == 0, angle_TD.sin(), angle_TD.cos()).float()
 
 
-class SequenceTransformer(nn.Module):
-    """Logits (B, classes) of tokens (B, T) int64, read at the last position, or of a series (B, T, C), read as the mean.
+class FeatureTokens(nn.Module):
+    """(B, F) features as (B, F, D) tokens, each with a direction and an offset of its own: Gorishniy et al., NeurIPS 2021."""
 
-    T may differ from the spec's: positions are computed, not learned.
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.weight_FD = nn.Parameter(torch.randn(features, width) / width**0.5)
+        self.bias_FD = nn.Parameter(torch.randn(features, width) / width**0.5)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return x_BF[:, :, None] * self.weight_FD + self.bias_FD
+
+
+def _embedding(spec: ModelSpec, width: int) -> nn.Module:
+    if spec.kind == "tokens":
+        return nn.Embedding(spec.vocabulary, width)
+    return FeatureTokens(spec.shape[0], width) if spec.kind == "tabular" else nn.Linear(spec.shape[1], width)
+
+
+class SequenceTransformer(nn.Module):
+    """Logits (B, classes) of tokens (B, T) int64, read at the last position; of a series (B, T, C) or a table (B, F), read as
+    the mean over positions.
+
+    T may differ from the spec's: positions are computed, not learned. A table's features have no order, and so no positions.
     """
 
     positions: Tensor  # (T, D)
@@ -32,8 +51,8 @@ class SequenceTransformer(nn.Module):
     def __init__(self, spec: ModelSpec, options: TransformerOptions) -> None:
         super().__init__()
         width = options.width
-        self.causal = spec.kind == "tokens"
-        self.embed = nn.Embedding(spec.vocabulary, width) if self.causal else nn.Linear(spec.shape[1], width)
+        self.causal, self.ordered = spec.kind == "tokens", spec.kind != "tabular"
+        self.embed = _embedding(spec, width)
         self.register_buffer("positions", sinusoids(spec.shape[0], width), persistent=False)
         self.dropout = nn.Dropout(options.dropout)
         self.blocks = nn.ModuleList(
@@ -46,9 +65,11 @@ class SequenceTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_BTD = self.embed(x)
-        steps, width = x_BTD.shape[1:]
-        position_TD = self.positions if steps <= len(self.positions) else sinusoids(steps, width).to(x_BTD)
-        x_BTD = self.dropout(x_BTD + position_TD[:steps])
+        if self.ordered:
+            steps, width = x_BTD.shape[1:]
+            position_TD = self.positions if steps <= len(self.positions) else sinusoids(steps, width).to(x_BTD)
+            x_BTD = x_BTD + position_TD[:steps]
+        x_BTD = self.dropout(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         read_BD = x_BTD[:, -1] if self.causal else x_BTD.mean(dim=1)

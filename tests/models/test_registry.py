@@ -22,6 +22,7 @@ CASES = [
     ("vit", "images", (1, 1, 2), 0),
     ("transformer", "tokens", (6,), 20),
     ("transformer", "series", (7, 3), 0),
+    ("transformer", "tabular", (5,), 0),
     ("dnn", "tabular", (5,), 0),
     ("dnn", "images", (4, 4, 2), 0),
     ("mlr", "series", (7, 3), 0),
@@ -123,7 +124,7 @@ def test_usual_models():
     [
         ("images", (8, 8, 1), "vti", {}, "did you mean 'vit'"),
         ("tokens", (8,), "dnn", {}, "dnn does not take tokens; models that do: transformer"),
-        ("tabular", (8,), "vit", {}, "models that do: dnn, mlr"),
+        ("tabular", (8,), "vit", {}, "models that do: dnn, mlr, transformer"),
         ("images", (8, 8, 1), None, {"widht": 3}, "model.widht .did you mean 'width'"),
         ("images", (8, 8, 1), None, {"width": 30}, "not a multiple of model.heads = 4"),
         ("images", (8, 8, 1), None, {"width": -1}, ">= 0"),

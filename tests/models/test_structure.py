@@ -50,6 +50,14 @@ def test_dnn_and_mlr_have_a_head_only():
         assert components(model) == {layer: [f"{layer}.weight", f"{layer}.bias"] for layer in layers}
 
 
+def test_the_registry_knows_the_roles_of_every_model():
+    shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
+    for name, entry in registry._MODELS.items():
+        for kind in entry.kinds:
+            model = registry.build(registry.default_spec(kind, shapes[kind], 2, 9, name, {}), 0)
+            assert frozenset().union(*roles(model).values()) == entry.roles
+
+
 def test_components_of_the_vit():
     model = ours("images", (8, 8, 1))
     found = components(model)

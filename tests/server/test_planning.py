@@ -1,0 +1,103 @@
+"""Settings, plans and what a home is bound to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from common.config import load_settings
+from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
+from common.plan import Profile
+from fedserver.planning import check_fits, check_like, make_plan, reconcile, resolve
+
+IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
+
+
+def test_defaults_of_an_empty_configuration() -> None:
+    effective = resolve({})
+    assert effective.method.name == "fedtp"
+    assert (effective.round.rounds, effective.round.min_clients, effective.round.clients) == (40, 2, 0)
+    assert effective.round.deadline_s == 600
+    assert effective.model_name is None
+
+
+def test_a_methods_defaults_yield_to_what_is_said() -> None:
+    assert resolve({"method": {"name": "fedmcsa"}}).train.local_steps == 20
+    assert resolve({"method": {"name": "fedmcsa"}, "train": {"local_steps": 3}}).train.local_steps == 3
+    assert resolve({"method": {"name": "fedmcsa", "sigma": 7}}).fixed()["method.sigma"] == 7
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("method.sigmma=5", "sigmma"),
+        ("method.name=fedtpp", "fedtp"),
+        ("train.lrr=1", "did you mean 'lr'"),
+        ("train.lr=-1", "train"),
+        ("round.rounds=0", "round"),
+        ("rond.rounds=3", "did you mean 'round'"),
+        ("model.name=vitt", "did you mean 'vit'"),
+        ("nonsense", "section.key=value"),
+    ],
+)
+def test_a_mistake_is_named(assignment: str, message: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(message)):
+        resolve(load_settings(None, [assignment], {"method": {"name": "fedmcsa"}} if "sigmma" in assignment else {}))
+
+
+def test_the_same_flags_again_or_none_are_no_contradiction() -> None:
+    recorded = {"method": {"name": "fedavg"}, "round": {"rounds": 3}}
+    assert reconcile(recorded, {}) == recorded
+    assert reconcile(recorded, {"round": {"rounds": 3}}) == recorded
+    assert reconcile({}, {"round": {"rounds": 40}}) == {"round": {"rounds": 40}}, "saying a default out loud is fine"
+    assert reconcile(recorded, {"server": {"keepalive_s": 5.0}})["server"] == {"keepalive_s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"round": {"rounds": 4}}, "round.rounds is 3 here, not 4"),
+        ({"method": {"name": "fedtp"}}, "method.name is 'fedavg' here, not 'fedtp'"),
+        ({"seed": 9}, "seed is 0 here, not 9"),
+        ({"train": {"lr": 0.5}}, "train.lr is "),
+        ({"method": {"uniform": True}}, "method.uniform is False here, not True"),
+    ],
+)
+def test_a_contradiction_is_refused_and_named(said: dict[str, object], named: str) -> None:
+    with pytest.raises(HomeMismatch, match=re.escape(named)):
+        reconcile({"method": {"name": "fedavg"}, "round": {"rounds": 3}}, said)
+
+
+def test_the_plan_unites_labels_sorted_whatever_the_order_of_arrival() -> None:
+    other = Profile("images", (8, 8, 1), [0, 3], 50, 10)
+    plan = make_plan(resolve({}), {"b": IMAGES, "a": other}, "f")
+    assert plan.classes == [0, 3, 9]
+    assert (plan.model.name, plan.model.classes, plan.model.shape) == ("vit", 3, (8, 8, 1))
+    assert plan == make_plan(resolve({}), {"a": other, "b": IMAGES}, "f")
+
+
+@pytest.mark.parametrize(
+    ("profile", "method", "model"),
+    [
+        (Profile("tokens", (16,), [0, 1], 9, 3, vocabulary=50), "fedavg", "transformer"),
+        (Profile("series", (16, 3), [0, 1], 9, 3), "fedtp", "transformer"),
+        (Profile("tabular", (13,), ["no", "yes"], 9, 3), "fedavg", "dnn"),
+        (Profile("tabular", (13,), ["no", "yes"], 9, 3), "fedtp", "transformer"),
+    ],
+)
+def test_the_model_follows_from_the_kind_of_data_and_has_what_the_method_needs(
+    profile: Profile, method: str, model: str
+) -> None:
+    assert make_plan(resolve({"method": {"name": method}}), {"a": profile}, "f").model.name == model
+
+
+def test_what_does_not_fit_the_plan_is_refused_with_what_was_expected() -> None:
+    plan = make_plan(resolve({}), {"a": IMAGES}, "f")
+    check_fits(IMAGES, plan, "a")
+    with pytest.raises(ShapeMismatch, match=r"images of shape \(9, 8, 1\).*expects images of shape \(8, 8, 1\)"):
+        check_fits(Profile("images", (9, 8, 1), [3], 1, 0), plan, "late")
+    with pytest.raises(UndeclaredLabels, match=r"late has labels \[4\].*\[3, 9\]"):
+        check_fits(Profile("images", (8, 8, 1), [3, 4], 1, 0), plan, "late")
+    with pytest.raises(ShapeMismatch, match="tabular"):
+        check_like(Profile("tabular", (8,), [3], 1, 0), IMAGES, "odd")
