@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import random
-import socket
 import threading
 import time
 from collections.abc import Coroutine
@@ -39,14 +39,14 @@ from common.errors import (
 )
 from common.identity.credential import needs_renewal
 from common.identity.files import PUBLIC, write_file
-from common.identity.names import default_name
 from common.plan import Plan
 from fedclient import session
-from fedclient.address import Address
+from fedclient.admission import check_plan, identity_of
 from fedclient.connection import Broken, Connection
 from fedclient.diagnose import diagnose
-from fedclient.enrol import DIAGNOSIS_S, enrol
-from fedclient.home import Home, Identity, Record, check_name, local_token
+from fedclient.enrol import DIAGNOSIS_S
+from fedclient.home import Home, Identity, Record
+from fedclient.options import Options
 from fedclient.report import Reporter, line_of
 
 if TYPE_CHECKING:
@@ -54,21 +54,6 @@ if TYPE_CHECKING:
 
 PROGRESS_S = 1.0
 FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError)  # end the process
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line said."""
-
-    data: Path
-    server: Address
-    home: Path | None = None
-    name: str | None = None
-    token: str | None = None
-    device: str = "auto"
-    threads: int = 1
-    connect_timeout_s: float = 300.0
-    allow_models: tuple[str, ...] = ()
 
 
 def run(options: Options, reporter: Reporter) -> Path:
@@ -82,38 +67,11 @@ def run(options: Options, reporter: Reporter) -> Path:
 
 
 async def live(options: Options, shard: Shard, home: Home, reporter: Reporter) -> Path:
-    identity = await _identity(options, shard, home, reporter)
+    """`run` for a shard that is loaded and a home that is locked."""
+    identity = await identity_of(options, shard, home, reporter.say)
     home.remember(Record(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     device = Device(options, shard, home, identity, reporter)
     return await device.live()
-
-
-async def _identity(options: Options, shard: Shard, home: Home, reporter: Reporter) -> Identity:
-    """Who this home is; if it is nobody yet: what `join` left, else by the token given, else by this machine's server's."""
-    address = options.server
-    name = options.name or default_name(socket.gethostname(), shard.name)
-    record = Record(name, str(address), str(options.data.expanduser().resolve()))
-    identity = home.identity()
-    if identity is None and options.home is None and options.token is None:
-        joined = Home(homes.joined_home(address.host, address.port))
-        if (waiting := joined.identity()) is not None:
-            check_name(joined, options.name, waiting)
-        if home.adopt(joined, record):
-            identity = home.identity()
-    if identity is not None:
-        check_name(home, options.name, identity)
-        if options.token is not None:
-            reporter.say(f"already enrolled as {identity.name}; --token is ignored")
-        return identity
-    token = options.token or local_token(address)
-    if token is None:
-        raise NotEnrolled(
-            f"this device is not enrolled with {address}: run `fedserver token` there, then here "
-            f"`fedclient join --server {address} --token TOKEN`"
-        )
-    identity = await enrol(home, record, address, token, options.connect_timeout_s, reporter.say)
-    reporter.say(f"enrolled as {identity.name}")
-    return identity
 
 
 @dataclass
@@ -134,6 +92,7 @@ class Device:
         self.events: asyncio.Queue[session.Event | BaseException] = asyncio.Queue(64)
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="tensors")
         self.job: Job | None = None  # the session has one order at hand at most
+        self.workshop: Any = None  # fedclient.workshop, once there is a plan
         self.learner: Learner | None = None
         self.plan: Plan | None = None
         self.last_contact = time.monotonic()
@@ -255,8 +214,10 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.home, self.options.allow_models)
+        # Importing torch takes a second, in which the event loop must stay live.
+        self.workshop = await self._in_worker(importlib.import_module, "fedclient.workshop")
         self.learner = await self._in_worker(
-            _make_learner, plan, self.shard, self.connection.identity.name, self.home, self.options
+            self.workshop.make_learner, plan, self.shard, self.connection.identity.name, self.home, self.options
         )
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         write_file(self.home.plan, plan_json, PUBLIC)
@@ -334,7 +295,7 @@ class Device:
             raise NoModel(
                 f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
             )
-        path = await self._in_worker(_save_model, self.learner, self.home)
+        path = await self._in_worker(self.workshop.save_model, self.learner, self.home)
         accuracy = self.learner.newest.accuracy
         said = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
         self.reporter.say(f"done: {message}" if message else "done")
@@ -348,58 +309,3 @@ class Device:
 
     async def _in_worker(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.worker, partial(work, *arguments))
-
-
-def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:
-    """Errors: HomeMismatch if the home is bound to another federation; SettingError for code that nobody here allowed."""
-    if home.plan.exists():
-        try:
-            stored = msgspec.json.decode(home.plan.read_bytes(), type=Plan)
-        except msgspec.DecodeError as error:
-            raise HomeMismatch(f"{home.plan} is damaged ({error}); restore it, or use another --home") from None
-        if stored.federation != plan.federation:
-            raise HomeMismatch(f"{home.path} holds the state of another federation; use another --home for this one")
-        if stored != plan:
-            raise HomeMismatch(
-                f"the server's plan differs from the one this device trained under ({home.plan}); use another --home"
-            )
-    if ":" in plan.model.name and plan.model.name not in allow_models:
-        raise SettingError(
-            f"the federation's model is code of its own, {plan.model.name}: if you trust it and it is installed here, "
-            f"say --allow-model {plan.model.name}"
-        )
-
-
-def _make_learner(plan: Plan, shard: Shard, name: str, home: Home, options: Options) -> Learner:
-    from common.data.prepare import prepare
-    from fedclient import device
-    from fedclient.learner import Learner
-    from fedclient.state import Orders
-
-    # Threads are counted for each thread that computes, so this is set in the worker.
-    device.set_threads(options.threads)
-    return Learner(plan, prepare(shard, plan), name, Orders(home.orders), device.choose(options.device))
-
-
-def _save_model(learner: Learner, home: Home) -> Path:
-    from fedclient.artifact import ModelInfo, save
-
-    plan, result = learner.plan, learner.newest
-    if result is None:
-        raise NoModel("no order was carried out yet")
-    standardiser = learner.data.standardiser
-    info = ModelInfo(
-        name=learner.name,
-        federation=plan.federation,
-        method=plan.method,
-        method_options=plan.method_options,
-        model=plan.model,
-        classes=plan.classes,
-        train=plan.train,
-        standardiser=standardiser.to_dict() if standardiser else None,
-        accuracy=result.accuracy,
-        samples=result.samples,
-        test_samples=result.test_samples,
-        round=result.round,
-    )
-    return save(home.model, info, learner.theta)

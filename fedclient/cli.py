@@ -100,9 +100,10 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 def _train(given: dict[str, Any]) -> None:
     from fedclient import app
     from fedclient.address import Address
+    from fedclient.options import Options
     from fedclient.report import reporter
 
-    options = app.Options(
+    options = Options(
         data=given["data"],
         server=Address.parse(given["server"]),
         home=given["home"],

@@ -29,6 +29,7 @@ from common.wire.sinks import FileSink
 from fedclient import app
 from fedclient.address import Address
 from fedclient.home import Home
+from fedclient.options import Options
 from fedclient.report import Reporter
 
 PLAN_SEED = 5
@@ -306,7 +307,7 @@ class Bench:
     shard: Path
     lines: Lines = field(default_factory=Lines)
 
-    def options(self, **changed: Any) -> app.Options:
+    def options(self, **changed: Any) -> Options:
         usual: dict[str, Any] = {
             "data": self.shard,
             "server": Address("127.0.0.1", self.server.port),
@@ -317,7 +318,7 @@ class Bench:
         }
         if "token" not in changed:
             usual["token"] = self.server.token()
-        return app.Options(**(usual | changed))
+        return Options(**(usual | changed))
 
     def run(self, **changed: Any) -> Path:
         return app.run(self.options(**changed), self.lines)

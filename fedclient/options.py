@@ -1,0 +1,23 @@
+"""What the command line said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedclient.address import Address
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one device's run; the defaults are the command's."""
+
+    data: Path
+    server: Address
+    home: Path | None = None
+    name: str | None = None
+    token: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    connect_timeout_s: float = 300.0
+    allow_models: tuple[str, ...] = ()
