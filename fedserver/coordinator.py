@@ -7,6 +7,7 @@ things become true: durable first, then known.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Iterable
@@ -14,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.errors import AttuneError, OrderClosed, UnknownBlob
+from common.errors import AttuneError, OrderClosed, UpdateRefused
 from common.pb import federation_pb2 as pb
 from common.plan import Plan, Profile
-from common.wire.blobs import Blob
 from fedserver import planning, round
 from fedserver.home import Home
 from fedserver.inbox import Inbox
+from fedserver.orderbook import OrderBook, needs_download
 from fedserver.orders import OrderId
 from fedserver.report import summary
 from fedserver.sessions import Replaced, Session
-from fedserver.store import Device, Store
+from fedserver.store import Store
 from fedserver.threads import Threads
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("fedserver")
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
-WORK = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
 
 
 class Coordinator:
@@ -44,13 +44,12 @@ class Coordinator:
         self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
         self.error: AttuneError | None = None
         self.inbox = Inbox(home.inbox)
+        self.book = OrderBook()
         self._home, self._store, self._federation, self._threads = home, store, federation, threads
         saved = store.get("plan")
         self._plan: Plan | None = msgspec.convert(saved, Plan) if saved else None
         self._engine: Engine | None = None
         self._sessions: dict[str, Session] = {}
-        self._orders: dict[str, pb.Order] = {}
-        self._offers: dict[str, dict[str, Blob]] = {}
         self._receipts: dict[str, bool] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -159,8 +158,8 @@ class Coordinator:
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order."""
-        order = self._orders.get(name)
-        if order is not None and order.id == order_id:
+        with contextlib.suppress(OrderClosed, UpdateRefused):
+            self.book.order(name, order_id)
             await self.excuse(name, reason)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
@@ -175,21 +174,6 @@ class Coordinator:
 
     # --- orders
 
-    def order(self, name: str, order_id: str) -> pb.Order:
-        """The open order that a device answers. Errors: OrderClosed if it is open no longer, UpdateRefused if it never was."""
-        OrderId.parse(order_id, name)
-        order = self._orders.get(name)
-        if order is None or order.id != order_id:
-            raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
-        return order
-
-    def offer(self, name: str, digest: str) -> Blob:
-        """A blob that this device was offered. Errors: UnknownBlob, also for what is another device's."""
-        blob = self._offers.get(name, {}).get(digest)
-        if blob is None:
-            raise UnknownBlob(f"{name} was not offered a blob {digest[:12]!r}: ask for those of the present order")
-        return blob
-
     async def report(self, name: str, round_number: int) -> bool:
         """An update (or evaluation) of this device is durable in the inbox. False: too late, it does not count."""
         await self.dispatch(round.Reported(name, round_number, time.time()))
@@ -201,30 +185,14 @@ class Coordinator:
         served = await self._threads.worker(self.engine.serve, record.devices)
         LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
         for name in devices:
-            blobs = served[name] if self._needs_download(self._store.device(name), work) else {}
-            self._offers[name] = {blob.digest: blob for blob in blobs.values()}
-            self._orders[name] = pb.Order(
-                id=str(OrderId(work, number, name)),
-                round=number,
-                work=WORK[work],
-                downloads=[pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())],
-                returns=self.engine.parts if work == "train" and name in record.cohort else [],
-                deadline_s=max(0.0, record.deadline - time.time()),
-            )
+            blobs = served[name] if self._needs_download(name, work) else {}
+            returns = self.engine.parts if work == "train" and name in record.cohort else []
+            order = self.book.write(OrderId(work, number, name), blobs, returns, max(0.0, record.deadline - time.time()))
             if name in self._sessions:
-                self._sessions[name].send(order=self._orders[name])
+                self._sessions[name].send(order=order)
 
-    def _needs_download(self, device: Device | None, work: str) -> bool:
-        """Whether this order starts from what the server serves, or from what the device has.
-
-        Where all devices train, one that is not in the cohort goes on from its own state until its next update was answered;
-        where a method is judged by its trained models, an evaluation is of the device's own.
-        """
-        if device is None or device.fetched < 0:
-            return True
-        if work == "evaluate" and self.settings.method.evaluate == "trained":
-            return False
-        return self.settings.round.train == "sampled" or device.contributed > device.fetched
+    def _needs_download(self, name: str, work: str) -> bool:
+        return needs_download(self._store.device(name), work, self.settings.round.train, self.settings.method.evaluate)
 
     # --- the plan
 
@@ -331,7 +299,7 @@ class Coordinator:
 
     def _fetched(self, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
         """Marks for those of `names` that were served the state after `state_round`."""
-        return {name: {"fetched": state_round} for name in names if self._needs_download(self._store.device(name), work)}
+        return {name: {"fetched": state_round} for name in names if self._needs_download(name, work)}
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:

@@ -47,7 +47,7 @@ class Intake:
 
     def _check(self, name: str, target: Target) -> int:
         """The largest size this blob may have. Errors: OrderClosed, UpdateRefused."""
-        order = self._coordinator.order(name, target.order)
+        order = self._coordinator.book.order(name, target.order)
         if target.part not in order.returns:
             raise UpdateRefused(
                 f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(order.returns) or 'metrics only'}"
@@ -60,7 +60,7 @@ class Intake:
     async def submit(self, name: str, update: pb.Update) -> pb.Receipt:
         """Errors: UpdateRefused and WireError, naming what is wrong; UnknownBlob (upload again); DiskFull."""
         try:
-            order = self._coordinator.order(name, update.order_id)
+            order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
             return pb.Receipt(status=pb.Receipt.STATUS_LATE, message=str(closed))
         order_id = OrderId.parse(order.id, name)

@@ -105,7 +105,7 @@ class BlobService:
         )
 
     async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        blob = self._coordinator.offer(self._guard.name_of(context), request.digest)
+        blob = self._coordinator.book.offer(self._guard.name_of(context), request.digest)
         frames = read_frames(blob.path, request.offset)
         while batch := await self._threads.disk(_take, frames):
             for frame in batch:

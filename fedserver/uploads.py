@@ -41,6 +41,8 @@ class Uploads:
             if other not in (path, self._complete(path)):
                 other.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self._complete(path).exists():  # uploaded, but never submitted: the device goes on at its end
+            self._complete(path).rename(path)
         sink = FileSink(path, target.size, target.digest, max_bytes=max_bytes, who=client)
         self._open[client, target.part] = sink
         return sink
