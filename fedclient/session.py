@@ -1,7 +1,8 @@
 """What the device does next after any message or break: pure decisions, events in and effects out; no clock, no I/O.
 
 The same order may arrive many times (streams break, either side restarts): its id decides. An order that is finished on disk
-is handed in again without training, one being worked on is left alone, and any other replaces what was going on.
+is handed in again without training, one being worked on is left alone, and any other replaces what was going on. A break
+stops no work, but results are handed in only on a stream on which the server has asked for them.
 """
 
 from __future__ import annotations
@@ -188,6 +189,7 @@ class Session:
         self.plan_json: bytes | None = None
         self.working: str | None = None
         self.sending: str | None = None
+        self.asked: str | None = None  # the order that the server sent on the present stream
         self.breaks = 0  # in a row
         self.lost = False  # and said so
         self.over = False
@@ -235,6 +237,7 @@ class Session:
     def _ordered(self, order: Order) -> list[Effect]:
         if self.plan_json is None:
             return [Refuse(f"the server sent order {order.id} before saying what the federation is about")]
+        self.asked = order.id
         if order.id == self.working or order.id == self.sending:
             return []
         effects = self._stop()
@@ -257,14 +260,18 @@ class Session:
         self.finished = order_id
         if order_id != self.working:
             return []
-        self.working, self.sending = None, order_id
+        self.working = None
+        if order_id != self.asked:
+            return []
+        self.sending = order_id
         return [Send(order_id, resume=False)]
 
     def _failed(self, order_id: str, reason: str) -> list[Effect]:
         if order_id != self.working:
             return []
         self.working = None
-        return [Say(f"cannot carry out this order: {reason}"), ReportTrouble(order_id, reason)]
+        report = [ReportTrouble(order_id, reason)] if order_id == self.asked else []
+        return [Say(f"cannot carry out this order: {reason}"), *report]
 
     def _sent(self, order_id: str, late: bool) -> list[Effect]:
         if order_id != self.sending:
@@ -281,7 +288,11 @@ class Session:
         if silent_s >= self.connect_timeout_s:
             return [GiveUp(reason)]
         self.breaks = 1 if lived_s >= STEADY_S else self.breaks + 1
-        first: list[Effect] = [] if self.lost else [Say(f"{reason} (trying again)")]
-        self.lost = True
+        effects: list[Effect] = [] if self.lost else [Say(f"{reason} (trying again)")]
+        self.lost, self.asked = True, None
+        if self.sending is not None:
+            # The server will ask again for what it still wants; before that, it would take the answer for a late one.
+            effects.append(StopSending(self.sending))
+            self.sending = None
         # The last try falls on the end of the connect timeout, not far behind it.
-        return [*first, Reconnect(min(backoff_s(self.breaks), self.connect_timeout_s - silent_s))]
+        return [*effects, Reconnect(min(backoff_s(self.breaks), self.connect_timeout_s - silent_s))]

@@ -81,14 +81,48 @@ def test_a_stream_that_breaks_while_training_does_not_disturb_it():
     )
 
 
-def test_work_that_ends_while_there_is_no_stream_is_sent_as_soon_as_possible():
+def test_work_that_ends_while_there_is_no_stream_is_handed_in_when_it_is_asked_for():
     play(
         begun(),
         (Ordered(ONE), [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
-        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (WorkDone(ONE.id), []),
         (Opened(), [Say("connected again")]),
-        (Ordered(ONE), []),
+        (Ordered(ONE), [Send(ONE.id, resume=True)]),
+    )
+
+
+def test_work_that_ends_before_a_new_stream_has_asked_for_it_waits_too():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        (Opened(), [Say("connected again")]),
+        (WorkDone(ONE.id), []),
+        (Ordered(TWO), [Start(TWO)]),
+    )
+
+
+def test_a_break_stops_the_sending_until_the_server_asks_again():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (Broke("cut", 0.0), [Say("cut (trying again)"), StopSending(ONE.id), Reconnect(0.2)]),
+        (Opened(), [Say("connected again")]),
+        (Ordered(ONE), [Send(ONE.id, resume=True)]),
+        (Sent(ONE.id, late=False), []),
+    )
+
+
+def test_work_that_fails_without_a_stream_is_tried_again_when_it_is_asked_for():
+    play(
+        begun(),
+        (Ordered(ONE), [Start(ONE)]),
+        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory")]),
+        (Opened(), [Say("connected again")]),
+        (Ordered(ONE), [Start(ONE)]),
     )
 
 
