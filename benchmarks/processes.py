@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 STOP_S = 10.0
+LOOK_S = 1.0  # between looks whether everyone is alive
+LAST_LINES = 15
 OnLine = Callable[[int, float, str], None]
 
 
@@ -26,8 +28,10 @@ class ProcessEnded(RuntimeError):
 
 @dataclass
 class Speaker:
-    """A process whose lines are stamped (time.monotonic) as they arrive. `on_line` (process id, time, line) runs at once, in the
-    reading thread."""
+    """A process whose lines are stamped (time.monotonic) as they arrive.
+
+    `on_line` (process id, time, line) runs at once, in the reading thread.
+    """
 
     name: str
     process: subprocess.Popen[str]
@@ -48,22 +52,26 @@ class Speaker:
             self._news.put(stamped)
         self._news.put(None)
 
-    def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """The first line from here on that matches. Errors: ProcessEnded with what was said last."""
+    def wait_for(self, pattern: str, timeout_s: float, others: Sequence[Speaker] = ()) -> re.Match[str]:
+        """The first line from here on that matches. Errors: ProcessEnded, also if one of `others` ends before, with its lines."""
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:
+            for other in others:
+                if other.process.poll() is not None:
+                    raise ProcessEnded(f"{other} ended while {self.name} was to say {pattern!r}")
             try:
-                stamped = self._news.get(timeout=left)
+                stamped = self._news.get(timeout=min(left, LOOK_S))
             except queue.Empty:
-                break
+                continue
             if stamped is None:
                 break
             if match := re.search(pattern, stamped[1]):
                 return match
-        said = "\n".join(line for _, line in self.lines[-5:])
-        raise ProcessEnded(
-            f"{self.name} did not say {pattern!r} within {timeout_s:.0f} s (exit {self.process.poll()}):\n{said}"
-        )
+        raise ProcessEnded(f"{self} did not say {pattern!r} within {timeout_s:.0f} s")
+
+    def __str__(self) -> str:
+        said = "".join(f"\n  {line}" for _, line in self.lines[-LAST_LINES:])
+        return f"{self.name} (exit status {self.process.poll()}, last lines:{said})"
 
 
 def environment(home: Path) -> Mapping[str, str]:

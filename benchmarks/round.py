@@ -85,10 +85,9 @@ def measure(case: Case) -> dict[str, Any]:
             ["--allow-model", FACTORY],
             case.rtt_ms,
             watch.hear,
-        ) as (server, _):
-            server.wait_for(CLOSED.pattern, START_S)
-            for _ in range(total - 1):
-                server.wait_for(CLOSED.pattern, ROUND_S)
+        ) as (server, devices):
+            for limit_s in (START_S, *[ROUND_S] * (total - 1)):
+                server.wait_for(CLOSED.pattern, limit_s, devices)
     closed_s = watch.closed_s
     rounds_s = [closed_s[index] - closed_s[index - 1] for index in range(case.warm_up, total)]
     return asdict(case) | {
