@@ -232,3 +232,21 @@ def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
     for name, value in ends[0].items():
         assert torch.allclose(value, ends[1][name], atol=1e-4), name
         assert ends[1][name].device.type == "cpu"
+
+
+def test_what_is_wholly_handed_in_is_written_once(make, tmp_path, monkeypatch):
+    import os
+
+    learner = make("fedavg")
+    result = carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    folder = tmp_path / "home" / "train-1-kiel"
+    assert (folder / "state.safetensors").samefile(folder / "shared.safetensors")
+
+    def refused(*_):
+        raise PermissionError("no second names here")
+
+    monkeypatch.setattr(os, "link", refused)
+    result = carry_out(learner, Order("train-2-kiel", 2, True, (), ("shared",)))
+    folder = tmp_path / "home" / "train-2-kiel"
+    assert not (folder / "state.safetensors").samefile(folder / "shared.safetensors")
+    assert (folder / "state.safetensors").read_bytes() == learner.orders.blob(result.order_id, "shared").read_bytes()
