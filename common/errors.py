@@ -131,6 +131,12 @@ class OrderClosed(AttuneError):
     kind, exit_code, status = "order-closed", 23, "ABORTED"
 
 
+class Replaced(AttuneError):
+    """Another stream was opened with this device's certificate: a device is one process at a time."""
+
+    kind, exit_code, status = "replaced", 24, "ABORTED"
+
+
 class WireError(AttuneError):
     """Bytes that are not what they claim to be. Subclasses name each way of being malformed."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.errors import AttuneError, OrderClosed, UpdateRefused
+from common.errors import AttuneError, OrderClosed, Replaced, UpdateRefused
 from common.pb import federation_pb2 as pb
 from common.plan import Plan, Profile
 from fedserver import planning, round
@@ -24,7 +24,7 @@ from fedserver.inbox import Inbox
 from fedserver.orderbook import OrderBook, needs_download
 from fedserver.orders import OrderId
 from fedserver.report import summary
-from fedserver.sessions import Replaced, Session
+from fedserver.sessions import Session
 from fedserver.store import Store
 from fedserver.threads import Threads
 

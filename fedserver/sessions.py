@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from common.errors import AttuneError
+from common.errors import AttuneError, Unreachable
 from common.pb import federation_pb2 as pb
 from common.plan import Profile
 
 MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
-
-
-class TooSlow(AttuneError):
-    """A device that does not read what it is sent."""
-
-    kind, exit_code, status = "too-slow", 24, "RESOURCE_EXHAUSTED"
-
-
-class Replaced(AttuneError):
-    """The same device opened a newer stream."""
-
-    kind, exit_code, status = "replaced", 25, "ABORTED"
 
 
 class Session:
@@ -43,7 +31,9 @@ class Session:
         try:
             self._unsent.put_nowait(pb.ServerMessage(**message))  # type: ignore[arg-type]
         except asyncio.QueueFull:
-            self.close(TooSlow(f"{self.name} does not read what it is sent ({MAX_UNSENT} messages wait): it must reconnect"))
+            self.close(
+                Unreachable(f"{self.name} does not read what it is sent ({MAX_UNSENT} messages wait): it must reconnect")
+            )
 
     def close(self, error: AttuneError | None = None) -> None:
         """Ends the stream, with `error` if there is one; what is queued is dropped."""
