@@ -21,7 +21,7 @@ BLOCK = 65_536
 
 
 class Attention:
-    """w_i = sum_k A[i,k] x_k with A[i,:] = softmax_k(sigma * cos(x_i, x_k)), for every component (FedMCSA eq. 5-8, errata E1).
+    """w_i = sum_k A[i,k] x_k with A[i,:] = softmax_k(sigma * cos(x_i, x_k)), for every component (FedMCSA eq. 7, errata E1).
 
     State is kept by client name, so a client that is not in the cohort keeps its value. Memory: one component of the cohort.
     """

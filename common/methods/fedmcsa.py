@@ -1,4 +1,5 @@
-"""FedMCSA: Guo et al., 'FedMCSA: Personalized federated learning via model components self-attention', Neurocomputing 2023.
+"""FedMCSA: Guo, Qi, Qi, Wu, Li, 'FedMCSA: Personalized federated learning via model components self-attention',
+Neurocomputing 2023.
 
 Every tensor is attended, component by component, and local steps are pulled towards what was served. The two rows without
 one of the two ideas are the ablations of its table 2, under the same settings.

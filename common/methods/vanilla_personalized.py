@@ -1,4 +1,4 @@
-"""Vanilla Personalized-T: the baseline of FedTP's paper (section III) in which each device keeps its own q,k,v projections."""
+"""Vanilla Personalized-T: the baseline of FedTP's paper in which each device keeps its own q,k,v projections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from common.methods.algebra import Method
 
 VANILLA_PERSONALIZED = Method(
     name="vanilla-personalized",
-    citation="Li et al., IEEE TNNLS 2023, section III",
+    citation="Li et al., IEEE TNNLS 2023",
     parts=(("@qkv", "private"), ("*", "shared")),
 )
