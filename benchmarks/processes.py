@@ -53,7 +53,7 @@ class Speaker:
         self._news.put(None)
 
     def wait_for(self, pattern: str, timeout_s: float, others: Sequence[Speaker] = ()) -> re.Match[str]:
-        """The first line from here on that matches. Errors: ProcessEnded, also if one of `others` ends before, with its lines."""
+        """The first line from here on that matches. Errors: ProcessEnded, also if one of `others` ends first."""
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:
             for other in others:

@@ -1,7 +1,7 @@
 """A round with nothing to compute: what the server, the wire and the disks take (anchors.md section 1).
 
 Real processes over mutual TLS. A round's time is that between two `round k/n closed` lines of the server, stamped as they
-arrive: it holds orders, downloads, the least training the product allows (one step on two samples that touches one tiny
+arrive: it holds orders, downloads, the least training the product allows (one step on three samples that touches one tiny
 tensor, and the two evaluations), the devices' durable commits, uploads with digests, checks, the durable inbox, receipts,
 aggregation and the durable commit. Memory is the server's peak from the plan on (torch imported, first state written) minus
 what was resident at that moment.
@@ -58,8 +58,11 @@ class ServerWatch:
 
 
 def make_shards(folder: Path, clients: int) -> list[Path]:
-    """Two samples to train on and two to test on, for each device."""
-    x, y = np.zeros((2, 1), np.float32), np.array([0, 1])
+    """Three samples to train on and to test on, for each device.
+
+    One label is more frequent, so that every round changes the state: what has not changed would not travel.
+    """
+    x, y = np.zeros((3, 1), np.float32), np.array([0, 0, 1])
     shards = [folder / f"shard{index}" for index in range(clients)]
     for shard in shards:
         shard.mkdir(parents=True)
