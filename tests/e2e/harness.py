@@ -1,0 +1,226 @@
+"""Real processes for tests: servers and devices of one federation below one folder, all ended with it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from common.data.datasets import load_dataset
+from common.data.partition import Partition, partition, write_shards
+
+PATIENCE_S = 120.0  # for anything that must happen at all; a quiet machine needs a few seconds
+
+
+def until(happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """The first true value of `happened`, looked at again and again."""
+    deadline = time.monotonic() + patience_s
+    while not (value := happened()):
+        assert time.monotonic() < deadline, f"in vain for {patience_s:.0f} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+class Process:
+    """One running command; what it prints goes to a file."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Until a line of the output matches."""
+
+        def look() -> re.Match[str] | None:
+            found = re.search(pattern, self.text, re.MULTILINE)
+            assert found or self.popen.poll() is None, f"ended ({self.popen.poll()}) without {pattern!r}:\n{self.text}"
+            return found
+
+        found: re.Match[str] = until(look, f"{pattern!r} in {self.log}:\n{self.text}")
+        return found
+
+    def code(self) -> int:
+        """The exit status, once it has ended."""
+        try:
+            return self.popen.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {PATIENCE_S:.0f} s:\n{self.text}") from None
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.signal(signal.SIGKILL)
+        assert self.code() == -signal.SIGKILL
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.code()
+
+
+class Server(Process):
+    """A fedserver that listens."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str], home: Path) -> None:
+        super().__init__(command, log, environment)
+        self.home = home
+        self.port = int(self.wait_for(r"listens on \S+:(\d+) ")[1])
+        self.join_token = self.wait_for(r"join --server \S+ --token (\S+)")[1]
+
+
+class Federation:
+    """The processes of one federation. Its server is in the default home, so devices find a token there by themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.home = folder / "attune" / "server"
+        self.environment = os.environ | {"ATTUNE_HOME": str(folder / "attune"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self.environment["STRUCK_AT"] = str(folder / "struck")
+        self.processes: list[Process] = []
+        self.port = 0
+        self._started = 0
+
+    def server(self, *flags: str, slow: bool = False) -> Server:
+        """Starts (again) a server; a later one takes the port of the first. slow: see slow_server.py."""
+        command = [*self._program("fedserver", "slow_server.py" if slow else None), "--host", "127.0.0.1"]
+        server = Server([*command, "--port", str(self.port), *flags], self._log("server"), self.environment, self.home)
+        self.port = server.port
+        self.processes.append(server)
+        return server
+
+    def device(self, shard: Path, *flags: str, name: str | None = None, stuck: bool = False) -> Process:
+        """Starts (again) the device of a shard. stuck: see stuck_device.py."""
+        name = name or shard.name
+        command = [*self._program("fedclient", "stuck_device.py" if stuck else None), "--data", str(shard), "--device", "cpu"]
+        command += ["--server", f"localhost:{self.port}", "--name", name, *flags]
+        process = Process(command, self._log(name), self.environment)
+        self.processes.append(process)
+        return process
+
+    @property
+    def struck_at(self) -> Path:
+        """The file that a slow server or a stuck device touches."""
+        return Path(self.environment["STRUCK_AT"])
+
+    def await_strike(self) -> None:
+        until(self.struck_at.exists, f"{self.struck_at}")
+        self.struck_at.unlink()
+
+    def devices(self, shards: Sequence[Path], *flags: str) -> list[Process]:
+        return [self.device(shard, *flags) for shard in shards]
+
+    def command(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Runs `fedserver ...` or `fedclient ...` to its end and checks its exit status."""
+        done = subprocess.run(
+            [_script(words[0]), *words[1:]], capture_output=True, text=True, env=self.environment, timeout=PATIENCE_S
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert code is None or done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.command("fedserver", "status", "--json").stdout)
+        return found
+
+    def client(self, name: str) -> dict[str, Any]:
+        """One device's entry in the status."""
+        return next((entry for entry in self.status()["clients"] if entry["name"] == name), {})
+
+    def await_status(self, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """The first status that is as wanted."""
+        seen: dict[str, Any] = {}
+
+        def look() -> bool:
+            seen.update(self.status())
+            return bool(wanted(seen))
+
+        until(look, f"the status to be as wanted, in {self.folder}")
+        return seen
+
+    def model(self, shard: Path) -> Path:
+        """The folder of a device's finished model."""
+        [found] = self.folder.glob(f"attune/devices/localhost_{self.port}/{shard.name}-*/model")
+        return found
+
+    def export(self) -> dict[str, bytes]:
+        """What `fedserver export` writes, by relative path."""
+        out = self.folder / f"export{self._started}"
+        self._started += 1
+        self.command("fedserver", "export", "--out", str(out))
+        return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+    def metrics(self) -> list[dict[str, str]]:
+        """The rows of metrics.csv."""
+        return list(csv.DictReader(self.export()["metrics.csv"].decode().splitlines()))
+
+    def inbox(self) -> set[str]:
+        """Accepted updates that wait for their round's end, as order ids."""
+        return {path.name for path in (self.home / "inbox").glob("*") if not path.name.startswith(".")}
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.popen.poll() is None:
+                process.popen.kill()
+                process.popen.wait()
+
+    @staticmethod
+    def _program(name: str, launcher: str | None) -> list[str]:
+        return [_script(name)] if launcher is None else [sys.executable, str(Path(__file__).with_name(launcher))]
+
+    def _log(self, name: str) -> Path:
+        self._started += 1
+        return self.folder / f"{self._started:02}-{name}.log"
+
+
+def run_to_the_end(federation: Federation, shards: Sequence[Path], *flags: str) -> tuple[Server, list[Process]]:
+    """A server that leaves when done and a device for each shard, all ended well."""
+    minimum = ("--min-clients", str(len(shards)))
+    server = federation.server("--exit-when-done", *minimum, *flags)
+    devices = federation.devices(shards)
+    codes = [process.code() for process in (*devices, server)]
+    assert not any(codes), "\n".join(process.text for process in (*devices, server))
+    return server, devices
+
+
+def digit_shards(folder: Path, clients: int, samples: int | None = None, test_samples: int | None = None) -> list[Path]:
+    """The first shards of five with two digits each, cut to so many samples."""
+    cut = partition(load_dataset("digits"), "pathological", 5, classes_per_client=2)
+    train, test = (
+        [part[:limit] for part in parts[:clients]] for parts, limit in ((cut.train, samples), (cut.test, test_samples))
+    )
+    return write_shards(folder, Partition(cut.dataset, cut.title, cut.names[:clients], tuple(train), tuple(test)))
+
+
+def tabular_shard(folder: Path, seed: int, samples: int = 40, features: int = 6, classes: Sequence[int] = (0, 1, 2)) -> Path:
+    """Gaussian clouds, one a class; classes are those that may occur anywhere."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(np.array(classes), size=samples + 20)
+    x = (np.random.default_rng(0).normal(size=(10, features))[y] * 3 + rng.normal(size=(samples + 20, features))).astype("f4")
+    folder.mkdir(parents=True)
+    np.savez(folder / "train.npz", x=x[:samples], y=y[:samples])
+    np.savez(folder / "test.npz", x=x[samples:], y=y[samples:])
+    (folder / "meta.json").write_bytes(msgspec.json.encode({"classes": sorted({0, 1, 2, *classes})}))
+    return folder
+
+
+def _script(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))

@@ -1,0 +1,145 @@
+"""The same seeds give the same bits, twice, and also through kill -9 of either side at every phase."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Federation, run_to_the_end
+
+FEDTP = ("--rounds", "3", "--set", "train.local_epochs=1")
+FEDMCSA = (
+    *("--method", "fedmcsa", "--model", "mlr", "--rounds", "3", "--set", "round.train=all", "--clients-per-round", "2"),
+    *("--set", "train.local_steps=4"),
+)
+BY_THE_CLOCK = ("seconds", "bytes_down")  # a device that was killed downloads again
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a federation leaves: exported tensors, the devices' models, and what they reported."""
+
+    exported: dict[str, bytes]
+    models: dict[str, bytes]
+    metrics: list[dict[str, str]]
+
+    @classmethod
+    def of(cls, federation: Federation, shards: list[Path]) -> Outcome:
+        metrics = [{key: row[key] for key in row if key not in BY_THE_CLOCK} for row in federation.metrics()]
+        exported = {name: data for name, data in federation.export().items() if name.endswith(".safetensors")}
+        models = {shard.name: (federation.model(shard) / "model.safetensors").read_bytes() for shard in shards}
+        return cls(exported, models, metrics)
+
+
+def undisturbed(federation: Federation, shards: list[Path], flags: tuple[str, ...]) -> Outcome:
+    run_to_the_end(federation, shards, *flags)
+    return Outcome.of(federation, shards)
+
+
+@pytest.fixture(scope="module")
+def fedtp(federation_at: Callable[[str], Federation], three_shards: list[Path]) -> Outcome:
+    return undisturbed(federation_at("fedtp"), three_shards, FEDTP)
+
+
+@pytest.fixture(scope="module")
+def fedmcsa(federation_at: Callable[[str], Federation], three_shards: list[Path]) -> Outcome:
+    return undisturbed(federation_at("fedmcsa"), three_shards, FEDMCSA)
+
+
+def test_fedtp_twice_gives_the_same_bits(fedtp, federation_at, three_shards):
+    assert undisturbed(federation_at("again"), three_shards, FEDTP) == fedtp
+    assert len(fedtp.exported) == 5
+    assert len(set(fedtp.models.values())) == 3
+
+
+def test_fedmcsa_twice_gives_the_same_bits(fedmcsa, federation_at, three_shards):
+    assert undisturbed(federation_at("again"), three_shards, FEDMCSA) == fedmcsa
+    trained = [row for row in fedmcsa.metrics if row["work"] == "train"]
+    assert len(trained) == 9  # all three train in every round,
+    senders = [{row["client"] for row in trained if row["round"] == n and row["bytes_up"] != "0"} for n in "123"]
+    assert [len(names) for names in senders] == [2, 2, 2]  # and two of them exchange weights
+    assert len(set(fedmcsa.models.values())) == 3
+
+
+def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, three_shards):
+    federation = federation_at("killed")
+    one, two, three = three_shards
+    names = [shard.name for shard in three_shards]
+
+    server = federation.server("--min-clients", "3", *FEDTP)
+    devices = {shard.name: federation.device(shard) for shard in (one, two)}
+    federation.await_status(lambda status: [client["state"] for client in status["clients"]] == ["idle", "idle"])
+    assert federation.status()["state"] == "waiting"
+    server.kill()
+    assert (federation.status()["state"], federation.status()["running"]) == ("waiting", False)
+
+    # In training: two updates are in, the third device is at work. Both the server and that device are killed.
+    server = federation.server()
+    devices[three.name] = federation.device(three, stuck=True)
+    federation.await_strike()
+    accepted = {f"train-1-{name}" for name in names[:2]}
+    status = federation.await_status(lambda status: [entry["name"] for entry in status["awaited"]] == [three.name])
+    assert (status["state"], federation.inbox()) == ("training", accepted)
+    server.kill()
+    devices[three.name].kill()
+    assert federation.inbox() == accepted
+    status = federation.status()
+    assert [entry["name"] for entry in status["awaited"]] == [three.name]
+
+    # Stopped in the ordinary way and started without any flag, it goes on with the round that it was in.
+    server = federation.server()
+    assert server.stop() == 0
+    assert federation.inbox() == accepted
+
+    # In the midst of aggregating, when the new state is written and not yet true.
+    server = federation.server(slow=True)
+    devices[three.name] = federation.device(three)
+    federation.await_strike()
+    assert federation.status()["state"] == "aggregating"
+    server.kill()
+    assert federation.inbox() == accepted | {f"train-1-{three.name}"}
+    assert (federation.status()["state"], federation.status()["round"]) == ("aggregating", 0)
+
+    # Then to the end, and killed there.
+    server = federation.server()
+    assert [process.code() for process in devices.values()] == [0, 0, 0], [process.text for process in devices.values()]
+    status = federation.status()
+    assert (status["state"], status["round"], status["running"]) == ("done", 3, True)
+    server.kill()
+    stopped = federation.status()
+    assert (stopped["state"], stopped["accuracy"]) == ("done", status["accuracy"])
+    server = federation.server()
+    back = federation.device(one)
+    assert back.code() == 0, back.text
+    assert Outcome.of(federation, three_shards) == fedtp
+    # An accepted update was not asked for again: each round is said once.
+    for process in devices.values():
+        assert [line.split("  ")[0] for line in process.text.splitlines() if line.startswith("round")] == [
+            "round 1",
+            "round 2",
+            "round 3",
+        ]
+    assert "enrolled" not in devices[three.name].text
+    assert server.stop() == 0
+
+
+def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation_at, three_shards):
+    """FedMCSA keeps state for devices outside the cohort, on both sides: none of it may be lost or counted twice."""
+    federation = federation_at("killed-mcsa")
+    server = federation.server("--min-clients", "3", *FEDMCSA, slow=True)
+    devices = federation.devices(three_shards)
+    federation.await_strike()
+    server.kill()
+    devices[0].kill()
+    federation.server()
+    devices[0] = federation.device(three_shards[0])
+    federation.await_status(lambda status: status["round"] >= 1)
+    devices[1].signal(signal.SIGTERM)
+    if devices[1].code():  # unless it was done already
+        devices[1] = federation.device(three_shards[1])
+    assert [process.code() for process in devices] == [0, 0, 0], [process.text for process in devices]
+    assert Outcome.of(federation, three_shards) == fedmcsa

@@ -1,0 +1,150 @@
+"""Five devices with two digits each, from nothing to models of their own: processes, mutual TLS, the documented commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from tests.e2e.harness import Federation, Process, digit_shards, run_to_the_end
+
+ROUNDS = 8
+FLAGS = ("--rounds", str(ROUNDS), "--set", "train.local_epochs=2", "--set", "train.lr=0.02")
+
+
+@dataclass
+class Ended:
+    """A federation that is over."""
+
+    federation: Federation
+    shards: list[Path]
+    devices: list[Process]
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        return {client["name"]: client["accuracy"] for client in self.federation.status()["clients"]}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return digit_shards(tmp_path_factory.mktemp("digits"), 5)
+
+
+@pytest.fixture(scope="module")
+def fedtp(federation_at: Callable[[str], Federation], shards: list[Path]) -> Ended:
+    federation = federation_at("fedtp")
+    _, devices = run_to_the_end(federation, shards, *FLAGS)
+    return Ended(federation, shards, devices)
+
+
+def evaluated(ended: Ended, shard: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ended.federation.command("fedclient", "evaluate", "--data", str(shard), "--json").stdout)
+    return found
+
+
+def test_status_has_every_promised_field(fedtp):
+    status = fedtp.federation.status()
+    expected = {"state": "done", "method": "fedtp", "round": ROUNDS, "rounds": ROUNDS, "running": False, "awaited": []}
+    assert {key: status[key] for key in expected} == expected
+    assert [client["name"] for client in status["clients"]] == [shard.name for shard in fedtp.shards]
+    for client, shard in zip(status["clients"], fedtp.shards, strict=True):
+        with np.load(shard / "train.npz") as train:
+            assert client["samples"] == len(train["y"])
+        assert client["state"] == "disconnected"
+        assert 0 <= client["accuracy"] <= 1
+    sizes = [len(np.load(shard / "test.npz")["y"]) for shard in fedtp.shards]
+    values = [client["accuracy"] for client in status["clients"]]
+    assert status["accuracy"]["mean_over_clients"] == pytest.approx(sum(values) / 5, abs=1e-12)
+    assert status["accuracy"]["over_samples"] == pytest.approx(np.dot(values, sizes) / sum(sizes), abs=1e-12)
+    assert "done: round 8/8 of fedtp" in fedtp.federation.command("fedserver", "status").stdout
+
+
+def test_every_device_keeps_a_model_that_works_offline(fedtp, tmp_path):
+    """The server is gone. What a device kept is what it was served last, so it is as accurate as the status says."""
+    for shard, process in zip(fedtp.shards, fedtp.devices, strict=True):
+        place = fedtp.federation.model(shard)
+        assert str(place) in process.text.splitlines()[-1]
+        assert {path.name for path in place.iterdir()} == {"model.safetensors", "model.json"}
+    shard, accuracy = fedtp.shards[0], fedtp.accuracy
+    assert evaluated(fedtp, shard)["accuracy"] == pytest.approx(accuracy[shard.name], abs=1e-12)
+    with np.load(shard / "test.npz") as test:
+        x, y = test["x"], test["y"]
+    np.savez(tmp_path / "new.npz", x=x)
+    home = str(fedtp.federation.model(shard).parent)
+    words = ("predict", "--data", str(tmp_path / "new.npz"), "--out", str(tmp_path / "labels.csv"), "--home", home)
+    fedtp.federation.command("fedclient", *words)
+    with (tmp_path / "labels.csv").open() as file:
+        labels = [int(row["label"]) for row in csv.DictReader(file)]
+    assert np.mean(np.array(labels) == y) == pytest.approx(accuracy[shard.name], abs=1e-12)
+
+
+def test_export_is_readable_by_others_and_complete(fedtp):
+    files = fedtp.federation.export()
+    names = [shard.name for shard in fedtp.shards]
+    assert {name for name in files if name.startswith("clients/")} == {f"clients/{name}.safetensors" for name in names}
+    shared, server = load(files["shared.safetensors"]), load(files["server.safetensors"])
+    own = [load(files[f"clients/{name}.safetensors"]) for name in names]
+    kept = [load((fedtp.federation.model(shard) / "model.safetensors").read_bytes()) for shard in fedtp.shards]
+    for mine, model in zip(own, kept, strict=True):
+        assert mine.keys() | shared.keys() == model.keys()
+        assert not mine.keys() & shared.keys()
+        assert all(np.array_equal(model[name], tensor) for name, tensor in (mine | shared).items())
+    assert any(not np.array_equal(own[0][name], own[1][name]) for name in own[0])
+    assert any("embedding" in name for name in server)
+
+
+def test_metrics_have_a_row_for_each_round_and_client(fedtp):
+    rows = fedtp.federation.metrics()
+    names = [shard.name for shard in fedtp.shards]
+    trained = [row for row in rows if row["work"] == "train"]
+    assert [(int(row["round"]), row["client"]) for row in trained] == [(r, n) for r in range(1, ROUNDS + 1) for n in names]
+    assert [(int(row["round"]), row["client"]) for row in rows if row["work"] == "evaluate"] == [(ROUNDS, n) for n in names]
+    for row in trained:
+        assert all(float(row[key]) > 0 for key in ("samples", "loss", "bytes_up", "bytes_down", "seconds"))
+        assert 0 <= float(row["accuracy_before"]) <= 1 and 0 <= float(row["accuracy_after"]) <= 1
+    final = {row["client"]: float(row["accuracy_before"]) for row in rows if row["work"] == "evaluate"}
+    assert final == pytest.approx(fedtp.accuracy, abs=1e-12)
+
+
+def test_numbers_are_those_that_the_devices_said(fedtp):
+    rows, final = {(row["work"], row["round"], row["client"]): row for row in fedtp.federation.metrics()}, fedtp.accuracy
+    for shard, process in zip(fedtp.shards, fedtp.devices, strict=True):
+        row = rows["train", "1", shard.name]
+        process.wait_for(rf"^round 1  loss {float(row['loss']):.4g}  accuracy {float(row['accuracy_before']):.3f} -> ")
+        process.wait_for(rf"^evaluated after round {ROUNDS}  accuracy {final[shard.name]:.3f}$")
+
+
+def test_fedtp_beats_fedavg_on_every_device(fedtp, federation_at):
+    """The point of it all, on digits with two classes a device: same shards, rounds, seeds and settings."""
+    federation = federation_at("fedavg")
+    run_to_the_end(federation, fedtp.shards, "--method", "fedavg", *FLAGS)
+    fedavg = Ended(federation, fedtp.shards, []).accuracy
+    ours = fedtp.accuracy
+    assert ours.keys() == fedavg.keys()
+    assert all(ours[name] > accuracy for name, accuracy in fedavg.items()), (ours, fedavg)
+    files = federation.export()
+    common = load(files["shared.safetensors"])
+    assert "server.safetensors" not in files
+    for shard in fedtp.shards:
+        kept = load((federation.model(shard) / "model.safetensors").read_bytes())
+        assert all(np.array_equal(kept[name], tensor) for name, tensor in common.items())
+
+
+def test_local_sends_no_weights(federation_at, three_shards):
+    federation = federation_at("local")
+    run_to_the_end(federation, three_shards[:2], "--method", "local", "--rounds", "2", "--set", "train.local_epochs=1")
+    status = federation.status()
+    assert (status["state"], status["method"], status["round"]) == ("done", "local", 2)
+    rows = federation.metrics()
+    assert {row["bytes_up"] for row in rows} == {row["bytes_down"] for row in rows} == {"0"}
+    files = federation.export()
+    assert set(files) == {"metrics.csv", "plan.json"}
+    for shard in three_shards[:2]:
+        assert (federation.model(shard) / "model.safetensors").exists()
