@@ -21,9 +21,9 @@ import click
 import numpy as np
 
 from benchmarks.machine import machine
-from benchmarks.memory import reset_peak, status_bytes
 from benchmarks.model import FACTORY
-from benchmarks.processes import federation
+from benchmarks.processes import Speaker, federation
+from benchmarks.usage import cpu_s, reset_peak, status_bytes
 
 CLOSED = re.compile(r"round \d+/\d+ closed")
 START_S = 180.0  # until the first round has closed
@@ -71,6 +71,11 @@ def make_shards(folder: Path, clients: int) -> list[Path]:
     return shards
 
 
+def _cpu_s(server: Speaker, devices: list[Speaker]) -> tuple[float, float]:
+    """Processor time so far: the server's, and that of all devices."""
+    return cpu_s(server.process.pid), sum(cpu_s(device.process.pid) for device in devices)
+
+
 def measure(case: Case) -> dict[str, Any]:
     """One federation from its start to the last measured round. Errors: ProcessEnded."""
     on = machine()
@@ -89,14 +94,22 @@ def measure(case: Case) -> dict[str, Any]:
             case.rtt_ms,
             watch.hear,
         ) as (server, devices):
-            for limit_s in (START_S, *[ROUND_S] * (total - 1)):
-                server.wait_for(CLOSED.pattern, limit_s, devices)
+            server.wait_for(CLOSED.pattern, START_S, devices)
+            for _ in range(case.warm_up - 1):
+                server.wait_for(CLOSED.pattern, ROUND_S, devices)
+            before = _cpu_s(server, devices)
+            for _ in range(case.rounds - 1):
+                server.wait_for(CLOSED.pattern, ROUND_S, devices)
+            used = [(now - then) / (case.rounds - 1) for now, then in zip(_cpu_s(server, devices), before, strict=True)]
+            server.wait_for(CLOSED.pattern, ROUND_S, devices)
     closed_s = watch.closed_s
     rounds_s = [closed_s[index] - closed_s[index - 1] for index in range(case.warm_up, total)]
     return asdict(case) | {
         "median_s": round(statistics.median(rounds_s), 4),
         "p90_s": round(float(np.quantile(rounds_s, 0.9)), 4),
         "min_s": round(min(rounds_s), 4),
+        "cpu_server_s": round(used[0], 4),
+        "cpu_devices_s": round(used[1], 4),
         "server_rss_above_idle_bytes": watch.peak_bytes - watch.idle_bytes,
         "server_idle_bytes": watch.idle_bytes,
         "server_start_peak_above_idle_bytes": watch.start_peak_bytes - watch.idle_bytes,
@@ -109,7 +122,7 @@ def measure(case: Case) -> dict[str, Any]:
 @click.option("--clients", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--parameters", type=click.IntRange(4), default=1_000_000, show_default=True, help="float32 values in the model.")
 @click.option("--tensors", type=click.IntRange(2), default=8, show_default=True, help="Tensors that they lie in.")
-@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Rounds that count.")
+@click.option("--rounds", type=click.IntRange(2), default=20, show_default=True, help="Rounds that count.")
 @click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Rounds before those.")
 @click.option("--rtt-ms", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Round-trip time to add.")
 @click.option("--method", default="fedavg", show_default=True, help="Any whose parts need no layers of a certain kind.")
@@ -119,7 +132,8 @@ def main(as_json: bool, **given: Any) -> None:
     found = measure(replace(Case(1, 4, 2, 1), **given))
     click.echo(
         f"{found['clients']} clients, {found['parameters']:,} parameters in {found['tensors']} tensors, "
-        f"{found['rtt_ms']:g} ms: median {found['median_s']:.3f} s, p90 {found['p90_s']:.3f} s, "
+        f"{found['rtt_ms']:g} ms: median {found['median_s']:.3f} s, p90 {found['p90_s']:.3f} s, least {found['min_s']:.3f} s, "
+        f"processor time {found['cpu_server_s']:.3f} + {found['cpu_devices_s']:.3f} s, "
         f"server memory above idle {found['server_rss_above_idle_bytes'] / 2**20:.1f} MiB"
     )
     if as_json:

@@ -1,7 +1,8 @@
-"""Resident memory of another process, from Linux's /proc."""
+"""Memory and processor time of another process, from Linux's /proc."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -17,3 +18,9 @@ def status_bytes(pid: int, key: str) -> int:
 def reset_peak(pid: int) -> None:
     """VmHWM := VmRSS."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of all threads so far. Errors: OSError if the process is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
