@@ -54,6 +54,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
     keepalive_s: Positive = 2.0
     certificate_days: Count = 90
+    threads: CountOrZero = 0  # for tensors; 0: one fewer than the machine has cores, which leaves one to the network
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING
@@ -198,8 +199,11 @@ class Coordinator:
 
     async def _make_engine(self, plan: Plan) -> None:
         def make() -> Engine:
+            import torch
+
             from fedserver.engine import Engine
 
+            torch.set_num_threads(self.settings.server.threads or max(1, (os.cpu_count() or 2) - 1))
             return Engine(plan, slots, self._home.state, self._home.serve, closed)
 
         slots, closed = self._store.slots(), self.machine.record.round
