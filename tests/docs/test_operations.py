@@ -1,0 +1,45 @@
+"""docs/operations.md against what the commands print and end with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from common.errors import AttuneError
+from fedserver.export import COLUMNS
+from fedserver.home import Home
+from fedserver.report import status
+from fedserver.round import Phase, Record
+from fedserver.store import Store
+
+PAGE = "docs/operations.md"
+
+
+def codes(error: type[AttuneError] = AttuneError) -> set[int]:
+    return {error.exit_code}.union(*(codes(child) for child in error.__subclasses__() if not child.__module__.startswith("test")))
+
+
+def test_every_exit_code_is_in_the_table(page: Any) -> None:
+    listed = [int(row[0]) for row in page(PAGE).table("## When something goes wrong") if row[0].isdigit()]
+    assert sorted(set(listed)) == listed
+    assert set(listed) >= codes() | {0, 130, 143}
+
+
+def test_every_field_of_the_status_is_described(page: Any, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = Store(home.database)
+    store.add_device("anna", "key")
+    store.put("record", Record(phase=Phase.TRAINING, devices=["anna"], cohort=["anna"], opened_at=5.0, deadline=9.0))
+    said = status(home, store)
+    store.close()
+    rows = [row[0].strip("`") for row in page(PAGE).table("## Status")]
+    assert rows == [*said, *said["clients"][0]]
+    described = page(PAGE).section("## Status")
+    for field in [*said["awaited"][0], "mean_over_clients", "over_samples"]:
+        assert f"`{field}`" in described
+
+
+def test_every_column_of_the_metrics_is_described(page: Any) -> None:
+    described = page(PAGE).section("## Export")
+    assert all(f"`{column}`" in described for column in COLUMNS)
