@@ -34,6 +34,7 @@ from fedserver.threads import Threads
 from fedserver.uploads import Uploads
 
 LOG = logging.getLogger("fedserver")
+ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 3600.0
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 JOIN_USES, JOIN_TTL_S = 100, 86400.0
@@ -45,8 +46,8 @@ class Options:
     """What a start may say that is not a setting of the federation."""
 
     home: Path
-    host: str
-    port: int
+    host: str | None  # None: where this home was served before
+    port: int | None
     exit_when_done: bool
     say: Callable[[str], None]
 
@@ -64,7 +65,8 @@ async def run(options: Options, said: dict[str, Any]) -> None:
             store.put("said", merged)
             registrar = Registrar(authority, store, settings.server.certificate_days)
             coordinator = Coordinator(home, store, settings, authority.fingerprint, threads)
-            server, port = _server(options, settings, registrar, coordinator, store, threads, home)
+            server = _server(settings, registrar, coordinator, store, threads, home)
+            address = _listen(server, options, home.address(), registrar)
             install_operator(authority, store, home.operator)
             local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
             write_file(home.local_token, local.encode())
@@ -74,8 +76,8 @@ async def run(options: Options, said: dict[str, Any]) -> None:
             registrar.refresh()
             await coordinator.start()
             await server.start()
-            home.write_address(Address(options.host, port, os.getpid()))
-            _greet(options, port, authority.short_fingerprint, join, settings)
+            home.write_address(address)
+            _greet(options, address, authority.short_fingerprint, join, settings)
             await _until_told(coordinator, registrar, options.exit_when_done)
             await server.stop(STOP_GRACE_S)
             if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
@@ -86,15 +88,9 @@ async def run(options: Options, said: dict[str, Any]) -> None:
 
 
 def _server(
-    options: Options,
-    settings: planning.Effective,
-    registrar: Registrar,
-    coordinator: Coordinator,
-    store: Store,
-    threads: Threads,
-    home: Home,
-) -> tuple[grpc.aio.Server, int]:
-    """The gRPC server with all its services on one port. Errors: PortInUse."""
+    settings: planning.Effective, registrar: Registrar, coordinator: Coordinator, store: Store, threads: Threads, home: Home
+) -> grpc.aio.Server:
+    """The gRPC server with all its services, not listening yet."""
     guard = Guard(registrar)
     server = grpc.aio.server(
         interceptors=[guard],
@@ -108,27 +104,34 @@ def _server(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     services = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
     reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
+    return server
+
+
+def _listen(server: grpc.aio.Server, options: Options, before: Address | None, registrar: Registrar) -> Address:
+    """Binds where the options say, else where this home was served before, for its devices look there. Errors: PortInUse."""
+    host = options.host or (before.host if before else ANY_HOST)
+    port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
     try:
-        port = server.add_secure_port(f"{options.host}:{options.port}", registrar.tls.credentials)
+        bound = server.add_secure_port(f"{host}:{port}", registrar.tls.credentials)
     except RuntimeError:
         raise PortInUse(
-            f"port {options.port} on {options.host} is in use: stop what uses it, or choose another --port"
+            f"port {port} on {host} is in use, or {host} is not an address of this machine: choose another"
         ) from None
-    return server, port
+    return Address(host, bound, os.getpid())
 
 
 def _services(file: Any) -> list[Any]:
     return list(file.DESCRIPTOR.services_by_name.values())
 
 
-def _greet(options: Options, port: int, fingerprint: str, join: str, settings: planning.Effective) -> None:
-    host = socket.gethostname() if options.host in ("0.0.0.0", "[::]") else options.host  # noqa: S104
-    options.say(f"fedserver listens on {options.host}:{port} (home {options.home})")
+def _greet(options: Options, address: Address, fingerprint: str, join: str, settings: planning.Effective) -> None:
+    host = socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
+    options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")
     options.say(f"certificate authority {fingerprint}")
     options.say(
         f"method {settings.method.name}, {settings.round.rounds} rounds; waiting for {settings.round.min_clients} devices"
     )
-    options.say(f"on a device: fedclient join --server {host}:{port} --token {join}")
+    options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
 
 
 async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:

@@ -37,8 +37,8 @@ def main() -> None:
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="0 picks a free one.")
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
+@click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: as before, else 50051).")
+@click.option("--host", help="Address to listen on (default: as before, else all).")
 @HOME
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
 @click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp).")
@@ -54,8 +54,8 @@ def main() -> None:
 def cli(
     context: click.Context,
     /,
-    port: int,
-    host: str,
+    port: int | None,
+    host: str | None,
     home: Path | None,
     config: Path | None,
     assignments: tuple[str, ...],
