@@ -157,6 +157,11 @@ class Coordinator:
                 return
             await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)
 
+    def hang_up(self) -> None:
+        """Ends every stream, because the server stops; devices come back by themselves when there is one again."""
+        for session in self._sessions.values():
+            session.close()
+
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
@@ -168,8 +173,8 @@ class Coordinator:
         for name, error in error_for.items():
             session = self._sessions.get(name)
             if session is not None:
-                await self.disconnect(session)
                 session.close(error)
+                await self.disconnect(session)
                 await self.excuse(name, str(error))
         return len(self._sessions)
 
