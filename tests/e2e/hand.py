@@ -1,0 +1,159 @@
+"""A device driven by hand: every call of the protocol, in whatever order and with whatever bytes a test wants."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from common.identity.client_tls import channel_credentials, channel_options
+from common.identity.credential import Credential, csr_der, new_key
+from common.identity.token import JoinToken
+from common.pb import federation_pb2 as pb
+from common.pb.federation_pb2_grpc import BlobsStub, FederationStub
+from common.plan import Profile
+from common.status import from_rpc
+
+CALL_S = 60.0
+PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
+
+
+def refusal(call: Callable[[], Any]) -> tuple[str, str]:
+    """(kind, message) of the error that the server named for this call."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    error: Any = caught.value
+    named = from_rpc(error)
+    assert named is not None, f"the server named no error: {error!r}"
+    return dict(error.trailing_metadata())["attune-error"], str(named)
+
+
+def kind_of(call: Callable[[], Any]) -> str:
+    return refusal(call)[0]
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Caller:
+    """A channel to a server, under a root and a credential."""
+
+    def __init__(self, port: int, root_pem: bytes, credential: Credential) -> None:
+        options = [*channel_options(), ("grpc.enable_retries", 0)]
+        self.channel = grpc.secure_channel(f"127.0.0.1:{port}", channel_credentials(root_pem, credential), options)
+        self.federation: Any = FederationStub(self.channel)
+        self.blobs: Any = BlobsStub(self.channel)
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class Stream:
+    """A control stream; what the server says is kept until it is asked for."""
+
+    def __init__(self, caller: Caller, *first: pb.DeviceMessage) -> None:
+        self._said: queue.Queue[pb.DeviceMessage | None] = queue.Queue()
+        for message in first:
+            self._said.put(message)
+        self.call = caller.federation.Connect(iter(self._said.get, None))
+        self._heard: queue.Queue[pb.ServerMessage | grpc.RpcError | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            for message in self.call:
+                self._heard.put(message)
+            self._heard.put(None)
+        except grpc.RpcError as error:
+            self._heard.put(error)
+
+    def say(self, **message: Any) -> None:
+        self._said.put(pb.DeviceMessage(**message))
+
+    def next(self, kind: str) -> Any:
+        """The next message of this kind, past others. Raises the error that the stream ended with."""
+        while True:
+            message = self._heard.get(timeout=CALL_S)
+            if isinstance(message, grpc.RpcError):
+                raise message
+            assert message is not None, f"the stream ended before a {kind}"
+            if message.WhichOneof("message") == kind:
+                return getattr(message, kind)
+
+    def end(self) -> None:
+        """Until the server ends the stream; raises the error that it ended with."""
+        while (message := self._heard.get(timeout=CALL_S)) is not None:
+            if isinstance(message, grpc.RpcError):
+                raise message
+
+    def hang_up(self) -> None:
+        self._said.put(None)
+        self.call.cancel()
+
+
+class Hand(Caller):
+    """An enrolled device."""
+
+    def __init__(self, port: int, token: str, name: str, key: bytes | None = None) -> None:
+        parsed = JoinToken.parse(token)
+        self.port, self.name, self.key = port, name, key or new_key()
+        joining = Caller(port, parsed.trust_anchor_pem(), parsed.bootstrap())
+        try:
+            request = pb.EnrolRequest(name=name, csr_der=csr_der(self.key, "hand"))
+            answer = joining.federation.Enrol(request, timeout=CALL_S, wait_for_ready=True)
+        finally:
+            joining.close()
+        self.ca_pem = answer.ca_pem
+        self.credential = Credential(self.key, answer.certificate_pem)
+        super().__init__(port, answer.ca_pem, self.credential)
+
+    def connect(self, profile: Profile = PROFILE) -> Stream:
+        hello = pb.Hello(protocol=1, software="a hand", profile_json=msgspec.json.encode(profile))
+        return Stream(self, pb.DeviceMessage(hello=hello))
+
+    def download(self, digest: str, offset: int = 0) -> bytes:
+        call = self.channel.unary_stream(
+            "/attune.v1.Blobs/Download", request_serializer=pb.DownloadRequest.SerializeToString, response_deserializer=None
+        )
+        return b"".join(call(pb.DownloadRequest(digest=digest, offset=offset), timeout=CALL_S))
+
+    def served(self, order: pb.Order) -> dict[str, dict[str, np.ndarray]]:
+        """The tensors of every part that the order starts from."""
+        return {ref.part: load(self.download(ref.digest)) for ref in order.downloads}
+
+    def upload(self, order_id: str, part: str, frames: Iterable[bytes], digest: str, size: int, offset: int = 0) -> int:
+        target = pb.UploadTarget(order_id=order_id, part=part, digest=digest, size=size, offset=offset)
+        call = self.channel.stream_unary(
+            "/attune.v1.Blobs/Upload", request_serializer=None, response_deserializer=pb.UploadReply.FromString
+        )
+        reply = call(iter(frames), metadata=(("attune-upload-bin", target.SerializeToString()),), timeout=CALL_S)
+        return int(reply.received)
+
+    def send(self, order_id: str, part: str, tensors: Mapping[str, np.ndarray]) -> pb.BlobRef:
+        """Uploads a whole blob as it should be; whether its tensors are those asked for is another matter."""
+        data = save(dict(tensors))
+        self.upload(order_id, part, [data], digest_of(data), len(data))
+        return pb.BlobRef(part=part, digest=digest_of(data), size=len(data))
+
+    def submit(self, order_id: str, parts: Iterable[pb.BlobRef] = (), samples: int = 20, **metrics: Any) -> pb.Receipt:
+        update = pb.Update(order_id=order_id, parts=list(parts), samples=samples, metrics=pb.Metrics(**metrics))
+        return self.federation.Submit(update, timeout=CALL_S)
+
+    def answer(self, order: pb.Order, change: float = 1.0) -> pb.Receipt:
+        """What a well-behaved device does: every part asked for, each value moved by `change`."""
+        served = self.served(order)
+        parts = [self.send(order.id, part, moved(served[part], change)) for part in order.returns]
+        return self.submit(order.id, parts, loss=0.5, accuracy_before=0.5, accuracy_after=0.75, test_samples=5)
+
+
+def moved(tensors: Mapping[str, np.ndarray], change: float) -> dict[str, np.ndarray]:
+    return {name: (tensor + np.float32(change)).astype(tensor.dtype) for name, tensor in tensors.items()}
