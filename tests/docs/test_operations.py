@@ -16,7 +16,9 @@ PAGE = "docs/operations.md"
 
 
 def codes(error: type[AttuneError] = AttuneError) -> set[int]:
-    return {error.exit_code}.union(*(codes(child) for child in error.__subclasses__() if not child.__module__.startswith("test")))
+    return {error.exit_code}.union(
+        *(codes(child) for child in error.__subclasses__() if not child.__module__.startswith("test"))
+    )
 
 
 def test_every_exit_code_is_in_the_table(page: Any) -> None:

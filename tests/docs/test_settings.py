@@ -39,7 +39,8 @@ def type_words(kind: Any) -> str:
     if origin is Annotated:
         limits = [m for m in arguments[1:] if isinstance(m, msgspec.Meta)]
         said = [f"{sign} {getattr(m, name):g}" for m in limits for name, sign in WORDS.items() if getattr(m, name) is not None]
-        empty = ", not empty" if any(m.min_length == 1 for m in limits) else ""
+        lengths = {m.min_length for m in limits} - {None}
+        empty = "".join(", not empty" if least == 1 else f", {least} of them" for least in lengths)
         return f"{type_words(arguments[0])} {' and '.join(said)}".strip() + empty
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in arguments)
@@ -80,7 +81,9 @@ def test_each_table_is_its_struct(heading: str, page: Any) -> None:
 
 
 def test_no_section_is_undescribed(page: Any) -> None:
-    described = [h for h in page("docs/settings.md").headings() if h.startswith(("## [", "### Agg", "### Obj", "### Pre", "### Mod"))]
+    described = [
+        h for h in page("docs/settings.md").headings() if h.startswith(("## [", "### Agg", "### Obj", "### Pre", "### Mod"))
+    ]
     unknown = set(described) - set(SECTIONS) - {"## [method]", "## [model]"}
     assert not unknown
 
@@ -94,7 +97,9 @@ def test_the_table_of_methods_is_the_registry(page: Any) -> None:
         structs = [AGGREGATORS[method.aggregators[kind]] for kind in method.kinds if kind != "private"]
         structs += [OBJECTIVES[method.objective], PREDICTORS[method.predictor]]
         keys = set(itertools.chain.from_iterable(struct.__struct_fields__ for struct in structs))
-        defaults = {f"{s}.{k}": msgspec.json.encode(v).decode() for s, values in method.defaults.items() for k, v in values.items()}
+        defaults = {
+            f"{s}.{k}": msgspec.json.encode(v).decode() for s, values in method.defaults.items() for k, v in values.items()
+        }
         wanted[name] = (keys, defaults)
     assert found == wanted
 

@@ -1,0 +1,83 @@
+"""The examples of CONTRIBUTING.md, executed; its targets against the Makefile."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.aggregators.base import MemoryVault, Update
+from common.aggregators.settings import MeanSettings
+from common.methods import registry
+from common.models.registry import build, default_spec
+
+PAGE = "CONTRIBUTING.md"
+
+
+@pytest.fixture
+def example(page: Any) -> Any:
+    """The code block whose first line is `# PATH`."""
+    found = {block.split("\n", 1)[0].removeprefix("# "): block for block in page(PAGE).blocks("python")}
+    return found.__getitem__
+
+
+def execute(name: str, code: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    exec(compile(code, name, "exec"), module.__dict__)  # noqa: S102 (our own document)
+    return module
+
+
+def test_the_method_is_found_and_its_test_passes(example: Any, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = execute("common.methods.lg_fedavg", example("common/methods/lg_fedavg.py"))
+    monkeypatch.setitem(sys.modules, "common.methods.lg_fedavg", module)
+    line = re.search(r'`"([\w-]+)": "([\w:]+)"`', page(PAGE).text)
+    assert line is not None
+    monkeypatch.setitem(registry._MODULES, line[1], line[2])
+    assert registry.get("lg-fedavg") is module.LG_FEDAVG
+    tests = execute("test_lg_fedavg", example("tests/methods/test_lg_fedavg.py"))
+    tests.test_only_the_head_travels()
+
+
+def test_the_aggregator_gives_the_median(example: Any) -> None:
+    median = execute("common.aggregators.median", example("common/aggregators/median.py")).Median
+    aggregator = median(MeanSettings(), MemoryVault(), 0, {"layer": ["w"]})
+    aggregator.start({"w": torch.zeros(3)})
+    rows = {"a": [1.0, 5.0, -2.0], "b": [2.0, 4.0, 1e9], "c": [9.0, 6.0, -3.0]}
+    aggregator.close_round([Update(name, 1.0, {"w": torch.tensor(row)}) for name, row in rows.items()])
+    assert aggregator._vault.read(aggregator.slot("a"))["w"].tolist() == [2.0, 5.0, -2.0]
+
+
+@pytest.fixture
+def mymodels(example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mymodels").mkdir()
+    (tmp_path / "mymodels" / "tiny.py").write_text(example("mymodels/tiny.py"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("mymodels", "mymodels.tiny"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("mymodels")
+def test_the_model_is_built_by_its_name() -> None:
+    model = build(default_spec("images", (8, 8, 1), 10, 0, "mymodels.tiny:tiny", {"width": 8}), seed=0)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert sum(p.numel() for p in model.parameters()) == 64 * 8 + 8 + 8 * 10 + 10
+
+
+def test_every_target_of_the_makefile_is_described(page: Any, root: Path) -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    described = [row[0].strip("`").removeprefix("make ") for row in page(PAGE).table("## Set-up")]
+    assert sorted(described) == sorted(phony[1].split())
+
+
+def test_every_area_of_tests_is_named(page: Any, root: Path) -> None:
+    areas = {path.parent.name for path in (root / "tests").glob("*/test_*.py")}
+    named = set(re.findall(r"`tests/(\w+)`", page(PAGE).section("## Where things go")))
+    assert named == areas

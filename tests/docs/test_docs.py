@@ -1,0 +1,114 @@
+"""Every document: links resolve, files, commands and flags that it names exist, and the arrow rule is the one checked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fedclient.cli import main as fedclient
+from fedserver.cli import cli as fedserver
+
+ROOT = Path(__file__).parents[2]
+COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}
+SHOWN = re.compile(r"(?:^|(?<=`))((?:fedserver|fedclient)(?: [^`\n]*)?)(?=`|$)", re.MULTILINE)
+FLAG = re.compile(r"`(--[a-z][a-z-]*)")
+NAMED = re.compile(r"`((?:common|fedserver|fedclient|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`")
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    return [path for path in listed or [str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")] if (ROOT / path).exists()]
+
+
+PAGES = sorted({*tracked(), "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"})
+
+
+def shown_commands(text: str) -> Iterator[list[str]]:
+    """The words of every command line shown, in a block or in code within the prose; comments and continuations apart."""
+    for line in SHOWN.findall(text.replace("\\\n", " ")):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        if all(re.fullmatch(r"[\w.:/=,@|\[\]+*~$<>{}-]+", word) for word in words):
+            yield words
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_links_resolve(path: str, page: Any) -> None:
+    broken = []
+    for link in page(path).links():
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / path).parent / name if name else ROOT / path
+        if not target.exists() or (anchor and anchor not in page(str(target.resolve().relative_to(ROOT))).anchors()):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_commands_and_flags_exist(path: str, page: Any) -> None:
+    known = {name: flags(command) for name, command in every_command()}
+    for words in shown_commands(page(path).text):
+        name, rest = words[0], words[1:]
+        if rest and rest[0] in COMMANDS[name].commands:
+            name = f"{name} {rest.pop(0)}"
+        unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known[name]
+        assert not unknown, f"{' '.join(words)}: {unknown}"
+
+
+@pytest.mark.parametrize(
+    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/operations.md", "docs/protocol.md", "docs/security.md"]
+)
+def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
+    known = set().union(*(flags(command) for _, command in every_command()))
+    assert set(FLAG.findall(page(path).prose)) <= known
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    for name, group in COMMANDS.items():
+        yield name, group
+        yield from ((f"{name} {word}", command) for word, command in group.commands.items())
+
+
+def flags(command: click.Command) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts} | {"--help"}
+
+
+def test_help_of_every_command_answers_and_each_is_documented(page: Any) -> None:
+    text = "".join(page(path).text for path in PAGES)
+    for name, command in every_command():
+        result = CliRunner().invoke(command, ["--help"])
+        assert result.exit_code == 0, name
+        assert name in text
+
+
+@pytest.mark.parametrize(
+    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/protocol.md", "docs/security.md", "docs/settings.md"]
+)
+def test_files_named_exist(path: str, page: Any) -> None:
+    assert not [name for name in NAMED.findall(page(path).prose) if not (ROOT / name).exists()]
+
+
+def test_every_package_has_its_line(page: Any) -> None:
+    lines = {row[0].strip("`") for row in page("ARCHITECTURE.md").table("## Packages")}
+    packages = {str(file.parent.relative_to(ROOT)) for top in COMMANDS for file in (ROOT / top).rglob("__init__.py")}
+    packages |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / "common").rglob("__init__.py")}
+    assert lines >= packages
+    assert not [line for line in lines if not (ROOT / line).is_dir()]
+
+
+def test_the_arrow_rule_is_the_one_that_is_checked(page: Any) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = [contract["layers"] for contract in settings if contract["type"] == "layers"]
+    assert [block.split("\n")[:-1] for block in page("ARCHITECTURE.md").blocks("layers")] == layers
