@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 
 from common import homes
-from common.data.shard import Shard
 from common.errors import HomeMismatch, NotEnrolled, SettingError
 from common.identity.names import default_name
 from common.plan import Plan
@@ -17,13 +16,13 @@ from fedclient.home import Home, Identity, Record, check_name, local_token
 from fedclient.options import Options
 
 
-async def identity_of(options: Options, shard: Shard, home: Home, say: Callable[[str], None]) -> Identity:
+async def identity_of(options: Options, shard_name: str, home: Home, say: Callable[[str], None]) -> Identity:
     """The enrolled identity; else what `join` left; else a new one by the token given, or by that of a server on this machine.
 
     Errors: HomeMismatch if --name contradicts it, NotEnrolled without any token, and those of `enrol`.
     """
     address = options.server
-    name = options.name or default_name(socket.gethostname(), shard.name)
+    name = options.name or default_name(socket.gethostname(), options.label or shard_name)
     record = Record(name, str(address), str(options.data.expanduser().resolve()))
     identity = home.identity()
     if identity is None and options.home is None and options.token is None:

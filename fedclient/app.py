@@ -1,7 +1,7 @@
 """One device's life: enrols if it must, then does what the session decides until the federation is done.
 
 Three things run at once: the control stream, the order at hand (download, train, commit) or the hand-in of its result, and
-the loop that feeds their events to the session and performs its effects. Tensors belong to the one worker thread.
+the loop that feeds their events to the session and performs its effects. Tensors are worked on at a fedclient.place.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import random
 import threading
 import time
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common import homes
-from common.data.shard import Shard, load_shard
+from common.data.shard import load_shard
 from common.errors import (
     AttuneError,
     CertificateRefused,
@@ -33,6 +31,7 @@ from common.errors import (
     HomeMismatch,
     NoModel,
     NotEnrolled,
+    Replaced,
     SettingError,
     Unreachable,
     WireError,
@@ -47,10 +46,13 @@ from fedclient.diagnose import diagnose
 from fedclient.enrol import DIAGNOSIS_S
 from fedclient.home import Home, Identity, Record
 from fedclient.options import Options
-from fedclient.report import Reporter, line_of
+from fedclient.place import Place
+from fedclient.report import Reporter
+from fedclient.source import Source, held
 
 if TYPE_CHECKING:
-    from fedclient.learner import Learner
+    from fedclient.state import Result
+    from fedclient.workshop import Bench
 
 PROGRESS_S = 1.0
 FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError)  # end the process
@@ -58,20 +60,25 @@ FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, Set
 
 def run(options: Options, reporter: Reporter) -> Path:
     """The whole life; returns where the finished model lies. Errors: AttuneError of the kind that ended it."""
-    shard = load_shard(options.data)
-    for warning in shard.warnings:
-        reporter.say(f"warning: {warning}")
+    source = held(load_shard(options.data))
     home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     with home.locked():
-        return asyncio.run(live(options, shard, home, reporter))
+        return asyncio.run(alone(options, source, home, reporter))
 
 
-async def live(options: Options, shard: Shard, home: Home, reporter: Reporter) -> Path:
-    """`run` for a shard that is loaded and a home that is locked."""
-    identity = await identity_of(options, shard, home, reporter.say)
+async def alone(options: Options, source: Source, home: Home, reporter: Reporter) -> Path:
+    """`live` with the process to itself."""
+    with Place() as place:
+        return await live(options, source, home, reporter, place)
+
+
+async def live(options: Options, source: Source, home: Home, reporter: Reporter, place: Place) -> Path:
+    """`run` for a shard that was read and a home that is locked, at a place that other devices may share."""
+    for warning in source.warnings:
+        reporter.say(f"warning: {warning}")
+    identity = await identity_of(options, source.name, home, reporter.say)
     home.remember(Record(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    device = Device(options, shard, home, identity, reporter)
-    return await device.live()
+    return await Device(options, source, home, identity, reporter, place).live()
 
 
 @dataclass
@@ -85,16 +92,15 @@ class Job:
 class Device:
     """Performs what the session decides."""
 
-    def __init__(self, options: Options, shard: Shard, home: Home, identity: Identity, reporter: Reporter) -> None:
-        self.options, self.shard, self.home, self.reporter = options, shard, home, reporter
+    def __init__(
+        self, options: Options, source: Source, home: Home, identity: Identity, reporter: Reporter, place: Place
+    ) -> None:
+        self.options, self.source, self.home, self.reporter, self.place = options, source, home, reporter, place
         self.connection = Connection(options.server, identity, reporter.say)
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
         self.events: asyncio.Queue[session.Event | BaseException] = asyncio.Queue(64)
-        self.worker = ThreadPoolExecutor(1, thread_name_prefix="tensors")
         self.job: Job | None = None  # the session has one order at hand at most
-        self.workshop: Any = None  # fedclient.workshop, once there is a plan
-        self.learner: Learner | None = None
-        self.plan: Plan | None = None
+        self.bench: Bench | None = None  # once there is a plan
         self.last_contact = time.monotonic()
         self.last_progress = 0.0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -120,7 +126,6 @@ class Device:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
             await self.connection.close()
-            self.worker.shutdown(wait=False, cancel_futures=True)
 
     async def _perform(self, effect: session.Effect) -> None:
         match effect:
@@ -140,6 +145,11 @@ class Device:
                 self._spawn(self._stream(after_s))
             case session.GiveUp(reason):
                 raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
+            case session.Yield(reason):
+                raise Replaced(
+                    f"another process has taken over ({reason}), so this one ends. If that was not you, {self.home.path} "
+                    "was copied: have this device revoked on the server, and enrol every device by itself"
+                )
             case session.Refuse(reason):
                 raise HomeMismatch(reason)
 
@@ -171,8 +181,11 @@ class Device:
 
         try:
             await self._renew_if_due()
-            profile_json = msgspec.json.encode(self.shard.profile())
+            profile_json = msgspec.json.encode(self.source.profile)
             await self.connection.control(f"attune {version('attune')}", profile_json, handle)
+        except Replaced as replaced:
+            lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
+            await self.events.put(session.Displaced(str(replaced), lived_s))
         except Broken as broken:
             now = time.monotonic()
             if opened_at is not None:
@@ -215,15 +228,14 @@ class Device:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.home, self.options.allow_models)
         # Importing torch takes a second, in which the event loop must stay live.
-        self.workshop = await self._in_worker(importlib.import_module, "fedclient.workshop")
-        self.learner = await self._in_worker(
-            self.workshop.make_learner, plan, self.shard, self.connection.identity.name, self.home, self.options
-        )
+        workshop = await self.place.do(importlib.import_module, "fedclient.workshop")
+        name = self.connection.identity.name
+        bench: Bench = await self.place.do(workshop.Bench, plan, self.source, name, self.home, self.options, self.place.keep)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         write_file(self.home.plan, plan_json, PUBLIC)
-        self.plan = plan
-        if self.learner.newest is not None:
-            self.session.finished = self.learner.newest.order_id
+        self.bench = bench
+        if bench.newest is not None:
+            self.session.finished = bench.newest.order_id
 
     def _start(self, order: session.Order) -> None:
         stop = threading.Event()
@@ -237,16 +249,10 @@ class Device:
 
     async def _work(self, order: session.Order, stop: threading.Event) -> None:
         from fedclient.trainer import Cancelled
-        from fedclient.transfer import fetch, together
 
-        learner = self._ready()
         try:
-            missing = learner.missing(order)
-            tensors = await together([fetch(self.connection, ref, learner.expected(ref.part)) for ref in missing])
-            fetched = dict(zip((ref.part for ref in missing), tensors, strict=True))
-            bytes_down = sum(ref.size for ref in missing)
-            progress = self._progress_of(order)
-            result = await self._in_worker(learner.carry_out, order, fetched, bytes_down, progress, stop.is_set)
+            async with self.place.turn:
+                result = await self._result_of(order, stop)
         except Cancelled:
             return
         except (DiskFull, *FINAL):
@@ -255,8 +261,22 @@ class Device:
             # Whatever goes wrong in one order (memory, numbers, a user's model) is the round's loss, not the device's end.
             await self.events.put(session.WorkFailed(order.id, str(error) or type(error).__name__))
             return
-        self.reporter.say(line_of(result))
+        self.reporter.result(result)
         await self.events.put(session.WorkDone(order.id))
+
+    async def _result_of(self, order: session.Order, stop: threading.Event) -> Result:
+        from fedclient.transfer import fetch, together
+
+        bench = self._ready()
+        try:
+            missing = await self.place.do(bench.missing, order)
+            tensors = await together([fetch(self.connection, ref, expected) for ref, expected in missing])
+            fetched = dict(zip((ref.part for ref, _ in missing), tensors, strict=True))
+            bytes_down = sum(ref.size for ref, _ in missing)
+            progress = self._progress_of(order)
+            return await self.place.carry_out(bench, order, fetched, bytes_down, progress, stop.is_set)
+        finally:
+            bench.rest()
 
     def _progress_of(self, order: session.Order) -> Any:
         loop, name = asyncio.get_running_loop(), f"round {order.round}"
@@ -277,12 +297,12 @@ class Device:
     async def _send(self, order_id: str, resume: bool) -> None:
         from fedclient.transfer import send
 
-        learner = self._ready()
-        result = learner.newest
+        bench = self._ready()
+        result = bench.newest
         if result is None or result.order_id != order_id:
             return
         try:
-            in_time = await send(self.connection, learner.orders, result, resume)
+            in_time = await send(self.connection, bench.orders, result, resume)
         except FINAL:
             raise
         except AttuneError as error:
@@ -291,21 +311,15 @@ class Device:
         await self.events.put(session.Sent(order_id, late=not in_time))
 
     async def _keep(self, message: str) -> Path:
-        if self.learner is None or self.learner.newest is None or self.plan is None:
+        if self.bench is None or self.bench.newest is None:
             raise NoModel(
                 f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
             )
-        path = await self._in_worker(self.workshop.save_model, self.learner, self.home)
-        accuracy = self.learner.newest.accuracy
-        said = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
-        self.reporter.say(f"done: {message}" if message else "done")
-        self.reporter.say(f"model{said}  {path}")
-        return Path(path)
+        path = await self.place.do(self.bench.save)
+        self.reporter.kept(message, self.bench.newest.accuracy, path)
+        return path
 
-    def _ready(self) -> Learner:
-        if self.learner is None:
+    def _ready(self) -> Bench:
+        if self.bench is None:
             raise AttuneError("an order was started before the plan was known")
-        return self.learner
-
-    async def _in_worker(self, work: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.worker, partial(work, *arguments))
+        return self.bench

@@ -16,6 +16,7 @@ class Options:
     server: Address
     home: Path | None = None
     name: str | None = None
+    label: str | None = None  # what a new device is called after the host's name; None: the shard's name
     token: str | None = None
     device: str = "auto"
     threads: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,16 @@ class Reporter:
 
     def say(self, text: str) -> None:
         click.echo(text)
+
+    def result(self, result: Result) -> None:
+        """An order was carried out."""
+        self.say(line_of(result))
+
+    def kept(self, message: str, accuracy: float | None, path: Path) -> None:
+        """The federation is over, as the server says in `message`, and the finished model lies at `path`."""
+        self.say(f"done: {message}" if message else "done")
+        said = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
+        self.say(f"model{said}  {path}")
 
     def progress(self, what: str, done: float) -> None:
         """`done` is a share, 0 to 1."""
@@ -52,9 +63,9 @@ def reporter() -> Reporter:
     return TerminalReporter() if sys.stdout.isatty() else Reporter()
 
 
-def line_of(result: Result) -> str:
-    """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with what there is of it."""
-    words = [f"round {result.round}" if result.trained else f"evaluated after round {result.round}"]
+def line_of(result: Result, *who: str) -> str:
+    """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with what there is of it; `who` comes after the round."""
+    words = [f"round {result.round}" if result.trained else f"evaluated after round {result.round}", *who]
     if result.loss is not None:
         words.append(f"loss {result.loss:.4g}")
     accuracies = [f"{value:.3f}" for value in (result.accuracy_before, result.accuracy_after) if value is not None]

@@ -77,6 +77,14 @@ class Broke:
 
 
 @dataclass(frozen=True)
+class Displaced:
+    """The server closed the stream, because another was opened with this device's certificate. `lived_s` as in Broke."""
+
+    reason: str
+    lived_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class WorkDone:
     """The order's result is durable on disk."""
 
@@ -101,7 +109,7 @@ class SendRefused:
     reason: str
 
 
-Event = Opened | Noticed | Welcomed | Ordered | Finished | Broke | WorkDone | WorkFailed | Sent | SendRefused
+Event = Opened | Noticed | Welcomed | Ordered | Finished | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused
 
 # --- effects: what to do ---------------------------------------------------------------------------------------------------
 
@@ -160,6 +168,13 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
+class Yield:
+    """Another process is this device now: end, and leave it to that one."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Refuse:
     """The server contradicts what it said before: stop rather than guess."""
 
@@ -173,7 +188,7 @@ class Keep:
     message: str
 
 
-Effect = Say | Prepare | Start | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Refuse | Keep
+Effect = Say | Prepare | Start | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Yield | Refuse | Keep
 
 
 class Session:
@@ -192,6 +207,7 @@ class Session:
         self.asked: str | None = None  # the order that the server sent on the present stream
         self.breaks = 0  # in a row
         self.lost = False  # and said so
+        self.displaced = False  # once since the last stream that lasted
         self.over = False
 
     def __repr__(self) -> str:
@@ -217,6 +233,8 @@ class Session:
                 return [*self._stop(), Keep(message)]
             case Broke(reason, silent_s, lived_s):
                 return self._broke(reason, silent_s, lived_s)
+            case Displaced(reason, lived_s):
+                return self._displaced(reason, lived_s)
             case WorkDone(order_id):
                 return self._done(order_id)
             case WorkFailed(order_id, reason):
@@ -287,7 +305,9 @@ class Session:
     def _broke(self, reason: str, silent_s: float, lived_s: float) -> list[Effect]:
         if silent_s >= self.connect_timeout_s:
             return [GiveUp(reason)]
-        self.breaks = 1 if lived_s >= STEADY_S else self.breaks + 1
+        if lived_s >= STEADY_S:
+            self.breaks, self.displaced = 0, False
+        self.breaks += 1
         effects: list[Effect] = [] if self.lost else [Say(f"{reason} (trying again)")]
         self.lost, self.asked = True, None
         if self.sending is not None:
@@ -296,3 +316,10 @@ class Session:
             self.sending = None
         # The last try falls on the end of the connect timeout, not far behind it.
         return [*effects, Reconnect(min(backoff_s(self.breaks), self.connect_timeout_s - silent_s))]
+
+    def _displaced(self, reason: str, lived_s: float) -> list[Effect]:
+        # A stream of our own that broke a moment ago may reach a busy server after the one that we opened in its place.
+        if self.breaks and lived_s < STEADY_S and not self.displaced:
+            self.displaced = True
+            return self._broke(reason, 0.0, lived_s)
+        return [*self._stop(), Yield(reason)]

@@ -1,19 +1,85 @@
-"""What the worker thread is asked for besides orders: a learner for a plan, and the finished model."""
+"""What the thread of tensors is asked for: a device's bench, orders carried out at it, and the finished model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from common.data.prepare import prepare
 from common.data.shard import Shard
 from common.errors import NoModel
 from common.plan import Plan
+from common.wire.tensors import Manifest
 from fedclient import device
 from fedclient.artifact import ModelInfo, save
 from fedclient.home import Home
 from fedclient.learner import Learner
 from fedclient.options import Options
-from fedclient.state import Orders
+from fedclient.session import BlobRef, Order
+from fedclient.source import Source
+from fedclient.state import Orders, Result, Tensors
+from fedclient.trainer import Progress
+
+
+class Bench:
+    """One device's learner, which exists while an order is worked on; between orders only if `keep`.
+
+    What a learner is made from (shard, plan, the newest order on disk) is what a restart makes it from, so that putting it
+    away changes no bit. Everything but `newest`, `orders` and `rest` belongs to the thread of tensors.
+    Errors of the constructor: those of make_learner.
+    """
+
+    def __init__(self, plan: Plan, source: Source, name: str, home: Home, options: Options, keep: bool) -> None:
+        self._home, self._keep = home, keep
+        self._make = partial(_make, plan, source, name, home, options)
+        self._learner: Learner | None = None
+        learner = self._awake()
+        self.newest, self.orders = learner.newest, learner.orders
+        self.rest()
+
+    def __repr__(self) -> str:
+        return f"<Bench in {self._home.path}, {'at rest' if self._learner is None else 'in use'}>"
+
+    def _awake(self) -> Learner:
+        learner = self._learner or self._make()
+        self._learner = learner
+        return learner
+
+    def rest(self) -> None:
+        """Lets go of all tensors, unless they are to be kept."""
+        if not self._keep:
+            self._learner = None
+
+    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
+        """What has to be fetched for `order`, and what it must hold. Errors: Forbidden."""
+        learner = self._awake()
+        return [(ref, learner.expected(ref.part)) for ref in learner.missing(order)]
+
+    def carry_out(
+        self,
+        order: Order,
+        fetched: dict[str, Tensors],
+        bytes_down: int,
+        progress: Progress,
+        cancelled: Callable[[], bool],
+    ) -> Result:
+        """As Learner.carry_out."""
+        learner = self._awake()
+        try:
+            return learner.carry_out(order, fetched, bytes_down, progress, cancelled)
+        finally:
+            self.newest = learner.newest
+
+    def save(self) -> Path:
+        """The device's model, as save_model."""
+        path = save_model(self._awake(), self._home)
+        self.rest()
+        return path
+
+
+def _make(plan: Plan, source: Source, name: str, home: Home, options: Options) -> Learner:
+    return make_learner(plan, source.load(), name, home, options)
 
 
 def make_learner(plan: Plan, shard: Shard, name: str, home: Home, options: Options) -> Learner:

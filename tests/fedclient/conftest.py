@@ -329,10 +329,11 @@ class Bench:
 
         async def scenario() -> None:
             from common.data.shard import load_shard
+            from fedclient.source import held
 
             home = Home(self.folder / "home")
             with home.locked():
-                task = asyncio.create_task(app.live(options, load_shard(options.data), home, self.lines))
+                task = asyncio.create_task(app.alone(options, held(load_shard(options.data)), home, self.lines))
                 async with asyncio.timeout(20):
                     while not happened():
                         assert not task.done(), task.result()

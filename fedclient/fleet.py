@@ -1,0 +1,133 @@
+"""A hosted fleet: one device a shard in one process, each with its own identity, home, seeds and connection.
+
+The devices share an event loop and the one thread that tensors belong to (fedclient.place); nothing else. What ends one of
+them leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import AttuneError, SettingError
+from fedclient import app
+from fedclient.chorus import Chorus, agreeing
+from fedclient.home import Home
+from fedclient.options import Options
+from fedclient.place import Place
+from fedclient.report import Reporter
+from fedclient.source import on_disk
+
+TURNS = 2  # one device trains while the next one downloads
+THREADS = 16  # for what blocks but computes nothing, such as finding out why the server does not answer
+FILES_EACH, FILES_MORE = 4, 150  # open files: each device's lock and connection, with room; torch's and those of a diagnosis
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one device ended: with a model at `path`, or with `error`."""
+
+    name: str
+    path: Path | None = None
+    accuracy: float | None = None
+    error: Exception | None = None
+
+
+def run(members: Sequence[Options], screen: Reporter) -> list[Outcome]:
+    """All lives, to the last one's end. Errors: SettingError if this process may not open enough files."""
+    make_room(len(members))
+    return asyncio.run(_host(members, screen))
+
+
+def make_room(devices: int) -> None:
+    """Raises the limit of open files as far as this process may. Errors: SettingError if that is not enough."""
+    needed = devices * FILES_EACH + FILES_MORE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise SettingError(
+                f"{devices} devices need about {needed} open files, but this process may open {hard}: host fewer "
+                f"(at most {max(0, hard - FILES_MORE) // FILES_EACH}), or raise the limit (ulimit -Hn)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+async def _host(members: Sequence[Options], screen: Reporter) -> list[Outcome]:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
+    chorus = Chorus(screen, [str(options.label) for options in members])
+    with Place(TURNS, keep=False) as place:
+        outcomes = await asyncio.gather(*(_life(options, chorus, place) for options in members))
+    chorus.flush()
+    return outcomes
+
+
+async def _life(options: Options, chorus: Chorus, place: Place) -> Outcome:
+    label = str(options.label)
+    voice = chorus.voice(label)
+    assert options.home is not None  # noqa: S101 (members() gave every device one)
+    home = Home(options.home)
+    try:
+        source = await place.do(on_disk, options.data)
+        with home.locked():
+            path = await app.live(options, source, home, voice, place)
+        return Outcome(_name(home, label), path, voice.accuracy)
+    except Exception as error:
+        # Whatever ends one device is reported with its name, and the others go on.
+        voice.say(f"FAILED: {_text(error)}")
+        return Outcome(_name(home, label), error=error)
+    finally:
+        chorus.ended(label)
+
+
+def _name(home: Home, label: str) -> str:
+    try:
+        record = home.record()
+    except (AttuneError, OSError):
+        return label
+    return record.name if record else label
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}"
+    return str(error) if isinstance(error, AttuneError) else f"{type(error).__name__}: {error}"
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """A line each: name, accuracy, and the model's path last; then the mean over those that have an accuracy."""
+    width = max(len(outcome.name) for outcome in outcomes)
+    found = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    mean = f", mean accuracy {sum(found) / len(found):.3f}" if found else ""
+    lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
+    for outcome in outcomes:
+        accuracy = "-" if outcome.accuracy is None else f"{outcome.accuracy:.3f}"
+        lines.append(f"{outcome.name:<{width}}  {accuracy:>5}  {outcome.path or 'failed'}")
+    return lines
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """Who failed and why; those with the same reason in one line."""
+    return agreeing((outcome.name, _text(outcome.error)) for outcome in outcomes if outcome.error is not None)
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """0 if all ended well, else that of the first device that did not."""
+    for outcome in outcomes:
+        if outcome.error is not None:
+            return outcome.error.exit_code if isinstance(outcome.error, AttuneError) else AttuneError.exit_code
+    return 0
+
+
+def join(members: Sequence[Options], say: Callable[[str], None]) -> None:
+    """Enrols the device of each shard, so that the fleet needs no token later. Errors: those of the first that is refused."""
+    from fedclient.admission import identity_of
+
+    for options in members:
+        assert options.home is not None  # noqa: S101 (members() gave every device one)
+        home = Home(options.home)
+        with home.locked():
+            asyncio.run(identity_of(options, str(options.label), home, say))

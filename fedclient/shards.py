@@ -1,0 +1,81 @@
+"""Which shards --data means, and what the device of each is called when one process hosts several."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from common import homes
+from common.errors import ShardError
+from common.identity.names import check_name, default_name
+from fedclient.options import Options
+
+
+def is_fleet(given: Sequence[str]) -> bool:
+    """Several --data, or one that is a pattern: a process hosts a device for each shard, even if it comes to one."""
+    return len(given) > 1 or any(map(_is_pattern, given))
+
+
+def expand(given: Sequence[str]) -> list[Path]:
+    """The shards that are meant, each once, in the order given; those of a pattern by name, numbers by their value.
+
+    A pattern means folders and .npz files; what else it matches (a picture beside the shards) is passed over.
+    Errors: ShardError for a pattern that matches none.
+    """
+    found: dict[Path, Path] = {}
+    for text in given:
+        for path in _matches(text) if _is_pattern(text) else [Path(text)]:
+            found.setdefault(path.expanduser().resolve(), path)
+    return list(found.values())
+
+
+def members(paths: Iterable[Path], common: Options) -> list[Options]:
+    """Options of the device of each shard: `common` with the shard's own data, home, name and label.
+
+    --home DIR becomes DIR/LABEL, --name NAME becomes NAME-LABEL. Errors: SettingError for a name that cannot begin names.
+    """
+    if common.name is not None:
+        check_name(common.name)
+    listed = list(paths)
+    found = []
+    for path, label in zip(listed, labels(listed), strict=True):
+        where = common.home / label if common.home else homes.device_home(common.server.host, common.server.port, path)
+        name = default_name(common.name, label) if common.name is not None else None
+        found.append(replace(common, data=path, home=where, name=name, label=label))
+    return found
+
+
+def labels(paths: Iterable[Path]) -> list[str]:
+    """A name for each shard: that of its folder or file; where several have the same, with a digest of the whole path."""
+    listed = list(paths)
+    plain = [default_name("", _stem(path)) for path in listed]
+    count = Counter(plain)
+    return [
+        label if count[label] == 1 else default_name("", homes.shard_folder(path))
+        for path, label in zip(listed, plain, strict=True)
+    ]
+
+
+def _is_pattern(text: str) -> bool:
+    return glob.has_magic(text) and not Path(text).exists()
+
+
+def _matches(pattern: str) -> list[Path]:
+    found = [Path(text) for text in glob.glob(str(Path(pattern).expanduser()), recursive=True)]
+    shards = [path for path in found if path.is_dir() or path.suffix == ".npz"]
+    if not shards:
+        raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz and .npz files")
+    return sorted(shards, key=lambda path: [(len(part), part) if part.isdigit() else (0, part) for part in _pieces(path)])
+
+
+def _pieces(path: Path) -> list[str]:
+    return re.split(r"(\d+)", str(path))
+
+
+def _stem(path: Path) -> str:
+    absolute = path.expanduser().resolve()
+    return absolute.stem if absolute.is_file() else absolute.name
