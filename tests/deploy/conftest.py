@@ -1,0 +1,88 @@
+"""What the files of deploy/ say, in a form that tests can compare with the code."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def deploy() -> Path:
+    return ROOT / "deploy"
+
+
+@pytest.fixture
+def commands() -> dict[str, Path]:
+    """The installed commands by name."""
+    return {name: BIN / name for name in ("fedserver", "fedclient")}
+
+
+@pytest.fixture
+def unit(deploy: Path) -> Callable[[str], configparser.ConfigParser]:
+    """Reads a unit; of a key that comes twice the last counts, except where a test reads the text itself."""
+
+    def read(name: str) -> configparser.ConfigParser:
+        parser = configparser.ConfigParser(strict=False, interpolation=None)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        parser.read_string((deploy / name).read_text())
+        return parser
+
+    return read
+
+
+@pytest.fixture
+def instructions(deploy: Path) -> Callable[[str], list[tuple[str, str]]]:
+    """A Dockerfile as (INSTRUCTION, rest), continued lines joined, comments dropped."""
+
+    def read(name: str) -> list[tuple[str, str]]:
+        lines = [
+            line for line in (deploy / name).read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")
+        ]
+        joined = "\n".join(lines).replace("\\\n", " ")
+        return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+    return read
+
+
+@pytest.fixture
+def parse() -> Callable[[list[str]], click.Context]:
+    """Takes a command line apart as the command itself would, without doing anything. Errors: click.UsageError."""
+
+    def check(words: list[str]) -> click.Context:
+        from fedclient.cli import main as client
+        from fedserver.cli import cli as server
+
+        group: click.Group = {"fedserver": server, "fedclient": client}[Path(words[0]).name]
+        context = group.make_context(words[0], list(words[1:]))
+        rest = [*context._protected_args, *context.args]
+        if not rest:
+            return context
+        name, command, arguments = group.resolve_command(context, rest)
+        assert command is not None
+        return command.make_context(name, arguments, parent=context)
+
+    return check
+
+
+@pytest.fixture
+def attune_lines(deploy: Path) -> list[list[str]]:
+    """Every fedserver or fedclient command line in the README, from the command's own name on."""
+    found, inside = [], False
+    for line in (deploy / "README.md").read_text().splitlines():
+        if line.startswith("```"):
+            inside = not inside
+            continue
+        words = shlex.split(line.replace("$(", "").replace(")", "")) if inside else []
+        at = next((i for i, word in enumerate(words) if Path(word).name in ("fedserver", "fedclient")), None)
+        if at is not None and "systemctl" not in words:
+            found.append(words[at:])
+    return found

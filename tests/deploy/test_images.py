@@ -1,0 +1,100 @@
+"""The Dockerfiles and the compose file, read and compared with the code. Nothing is built here."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import shlex
+
+import pytest
+import yaml
+
+IMAGES = {"Dockerfile.server": "fedserver", "Dockerfile.client": "fedclient"}
+KNOWN = {
+    "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "USER", "VOLUME", "WORKDIR",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_instruction_is_one(name, instructions):
+    found = instructions(name)
+    assert found[0][0] == "FROM"
+    assert {word for word, _ in found} <= KNOWN
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_what_is_copied_exists_and_is_not_ignored(name, deploy, instructions):
+    ignored = (deploy.parent / ".dockerignore").read_text().splitlines()
+    sources = [
+        word for what, rest in instructions(name) if what == "COPY" and "--from" not in rest for word in rest.split()[:-1]
+    ]
+    assert {"pyproject.toml", "constraints.txt", "common", IMAGES[name]} <= set(sources)
+    for source in sources:
+        assert (deploy.parent / source).exists()
+        assert ignored[0] == "*"
+        assert any(fnmatch.fnmatch(f"!{source}", line) for line in ignored)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_second_stage_is_small_and_not_root(name, instructions):
+    found = instructions(name)
+    starts = [index for index, (word, _) in enumerate(found) if word == "FROM"]
+    assert len(starts) == 2
+    last = found[starts[1] :]
+    assert [rest for word, rest in last if word == "COPY"] == ["--from=build /opt/attune /opt/attune"]
+    assert [rest for word, rest in last if word == "USER"] == ["attune"]
+    assert not any("pip" in rest for _, rest in last)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_versions_come_from_the_constraints(name, instructions):
+    installs = [rest for word, rest in instructions(name) if word == "RUN" and "pip install" in rest]
+    assert len(installs) == 2
+    assert all("--constraint constraints.txt" in rest for rest in installs)
+
+
+@pytest.mark.parametrize(("name", "command"), IMAGES.items())
+def test_the_entry_point_is_a_command_of_the_package(name, command, instructions, commands, parse):
+    found = dict(instructions(name))
+    assert json.loads(found["ENTRYPOINT"]) == [command]
+    assert commands[command].is_file()
+    if command == "fedserver":
+        assert parse([command, *json.loads(found["CMD"])]).params["port"] == int(found["EXPOSE"])
+
+
+def test_the_compose_file_starts_commands_that_the_images_know(deploy, parse):
+    compose = yaml.safe_load((deploy / "compose.yaml").read_text())
+    assert set(compose["services"]) == {"server", "device0", "device1"}
+    port = parse(["fedserver", *compose["services"]["server"]["command"]]).params["port"]
+    names = set()
+    for device in ("device0", "device1"):
+        said = parse(["fedclient", *compose["services"][device]["command"]]).params
+        assert said["server"] == f"server:{port}"
+        assert said["token"] == "${ATTUNE_TOKEN:-missing}"
+        targets = [volume.split(":")[1] for volume in compose["services"][device]["volumes"]]
+        assert str(said["data"]) in targets
+        names.add(said["name"])
+    assert len(names) == 2
+
+
+def test_every_service_is_confined_and_its_volumes_are_declared(deploy):
+    compose = yaml.safe_load((deploy / "compose.yaml").read_text())
+    used = set()
+    for service in compose["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert (deploy / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        used |= {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
+    assert used == set(compose["volumes"])
+    assert all(service["depends_on"]["server"] == {"condition": "service_healthy"} for service in _devices(compose))
+
+
+def _devices(compose):
+    return [service for name, service in compose["services"].items() if name != "server"]
+
+
+def test_the_health_check_is_a_command_of_the_server(instructions, parse):
+    check = dict(instructions("Dockerfile.server"))["HEALTHCHECK"].partition("CMD ")[2]
+    words = shlex.split(check.partition("|")[0])
+    assert parse(words).params["as_json"] is True

@@ -1,0 +1,72 @@
+"""The systemd units: accepted by systemd, hardened as promised, and starting commands that exist."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+UNITS = ("fedserver.service", "fedclient@.service")
+PROMISED = {
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": "yes",
+    "CapabilityBoundingSet": "",
+    "Restart": "on-failure",
+    "User": "attune",
+    "StateDirectoryMode": "0700",
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_accepts_the_unit(name, deploy, commands, tmp_path):
+    installed = (deploy / name).read_text().replace("/opt/attune/bin", str(commands["fedserver"].parent))
+    path = tmp_path / name.replace("@", "@shard3")
+    path.write_text(installed)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_unit_is_hardened(name, unit):
+    service = unit(name)["Service"]
+    assert {key: service[key] for key in PROMISED} == PROMISED
+    assert int(service["RestartSec"]) > 0
+    assert int(service["LimitNOFILE"]) >= 4096
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_home_lies_in_the_state_directory(name, deploy, unit):
+    assert f"ATTUNE_HOME=%S/{unit(name)['Service']['StateDirectory']} " in (deploy / name).read_text()
+
+
+def test_the_server_starts_with_what_the_readme_installs(unit, parse):
+    words = unit("fedserver.service")["Service"]["ExecStart"].split()
+    assert words[0] == "/opt/attune/bin/fedserver"
+    assert str(parse(words).params["config"]) == "/etc/attune/federation.toml"
+
+
+def test_the_device_starts_on_its_shard(unit, parse):
+    words = unit("fedclient@.service")["Service"]["ExecStart"].split()
+    context = parse([word for word in words if word != "$ATTUNE_OPTIONS"])
+    assert str(context.params["data"]) == "/srv/attune/%i"
+    assert context.params["server"] == "${ATTUNE_SERVER}"
+
+
+def test_statuses_that_are_not_tried_again_are_those_that_a_person_must_mend(unit):
+    from common import errors
+
+    final = {
+        "fedserver.service": (errors.SettingError, errors.HomeMismatch),
+        "fedclient@.service": (
+            errors.SettingError, errors.HomeMismatch, errors.ShardError, errors.NonFiniteFeatures, errors.UndeclaredLabels,
+            errors.ShapeMismatch, errors.NameTaken, errors.TokenRefused, errors.FingerprintMismatch, errors.CertificateRefused,
+            errors.NotEnrolled, errors.Forbidden,
+        ),
+    }  # fmt: skip
+    for name, kinds in final.items():
+        said = unit(name)["Service"]["RestartPreventExitStatus"].split()
+        assert [int(code) for code in said] == sorted(kind.exit_code for kind in kinds)
