@@ -12,12 +12,18 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from common.errors import AttuneError, DiskFull, SettingError
+
+if TYPE_CHECKING:
+    from fedclient.home import Home
+    from fedclient.options import Options
+    from fedclient.report import Reporter
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -31,6 +37,8 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            if Path(args[0]).exists():
+                raise click.UsageError(f"{args[0]!r} is one path too many: quote a pattern, as in --data 'shards/*'.", ctx)
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(self.list_commands(ctx))}."
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
@@ -59,10 +67,16 @@ def _server_option(required: bool = False) -> Callable[[F], F]:
     return click.option("--server", metavar="HOST:PORT", required=required, help="Where fedserver listens.")
 
 
+def _data_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    return click.option("--data", metavar="SHARD", multiple=True, help=help_text, **more)
+
+
 _home_option = click.option(
-    "--home", type=click.Path(path_type=Path, file_okay=False), help="This device's folder (default: one per server and shard)."
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="This device's folder (default: one per server and shard); of several devices, what their folders lie in.",
 )
-_name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD).")
+_name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); of several, NAME-SHARD.")
 _timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S",
     help="Seconds without a word from the server after which to give up.",
@@ -70,9 +84,7 @@ _timeout_option = click.option(
 
 
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--data", type=click.Path(path_type=Path), metavar="SHARD", help="A folder with train.npz [, test.npz], or one .npz."
-)
+@_data_option("A folder with train.npz [, test.npz], or one .npz. A quoted pattern ('shards/*') hosts a device for each.")
 @_server_option()
 @_home_option
 @_name_option
@@ -88,23 +100,24 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
     \b
     fedclient --data shard3 --server localhost:50051
+    fedclient --data 'shards/*' --server localhost:50051
     """
     if ctx.invoked_subcommand is not None:
         return
-    if given["data"] is None or given["server"] is None:
+    if not given["data"] or given["server"] is None:
         raise click.UsageError("Missing option '--data' or '--server'. Try: fedclient --data SHARD --server HOST:PORT", ctx)
     with reported():
         _train(given)
 
 
 def _train(given: dict[str, Any]) -> None:
-    from fedclient import app
+    from fedclient import app, shards
     from fedclient.address import Address
     from fedclient.options import Options
     from fedclient.report import reporter
 
     options = Options(
-        data=given["data"],
+        data=Path(given["data"][0]),
         server=Address.parse(given["server"]),
         home=given["home"],
         name=given["name"],
@@ -114,6 +127,7 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         allow_models=tuple(given["allow_model"]),
     )
+    fleet = shards.members(shards.expand(given["data"]), options) if shards.is_fleet(given["data"]) else None
     screen = reporter()
 
     def leave(signum: int, frame: object) -> None:
@@ -126,20 +140,41 @@ def _train(given: dict[str, Any]) -> None:
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
-        app.run(options, screen)
+        if fleet is None:
+            app.run(options, screen)
+        else:
+            _train_fleet(fleet, screen)
     finally:
         screen.close()
+
+
+def _train_fleet(fleet: list[Options], screen: Reporter) -> None:
+    from fedclient import fleet as hosted
+
+    outcomes = hosted.run(fleet, screen)
+    screen.close()
+    for line in hosted.table(outcomes):
+        click.echo(line)
+    for line in hosted.failures(outcomes):
+        click.echo(f"fedclient: {line}", err=True)
+    sys.exit(hosted.exit_code(outcomes))
 
 
 @main.command()
 @_server_option(required=True)
 @click.option("--token", required=True, help="What `fedserver token` printed.")
+@_data_option("Enrol the devices of these shards, by a token with as many uses, rather than one for whichever comes first.")
 @_name_option
 @_home_option
 @_timeout_option
-def join(server: str, token: str, name: str | None, home: Path | None, connect_timeout: float) -> None:
+def join(server: str, token: str, data: tuple[str, ...], name: str | None, home: Path | None, connect_timeout: float) -> None:
     """Enrol this device with a server, once."""
     with reported():
+        if data:
+            from fedclient import fleet
+
+            fleet.join(_members(data, server, home, name, token, connect_timeout), click.echo)
+            return
         from common import homes
         from common.identity.names import default_name
         from fedclient.address import Address
@@ -160,23 +195,44 @@ def join(server: str, token: str, name: str | None, home: Path | None, connect_t
 
 
 @main.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="SHARD", help="Its test part is used.")
+@_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @_server_option()
 @_home_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def evaluate(data: Path, server: str | None, home: Path | None, as_json: bool) -> None:
+def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
-        model = _model(home, server, data)
-        from common.data.shard import load_shard
+        from fedclient import shards, verdict
 
-        accuracy, samples = model.evaluate(load_shard(data))
-        info = model.info
-        if as_json:
-            said = {"name": info.name, "method": info.method, "accuracy": accuracy, "samples": samples, "round": info.round}
-            click.echo(json.dumps(said))
-        else:
-            click.echo(f"{info.name} ({info.method}): accuracy {accuracy:.4f} on {samples} test samples")
+        if shards.is_fleet(data):
+            sys.exit(_evaluate_fleet(data, server, home, as_json))
+        found = verdict.of(_home(home, server, Path(data[0])), Path(data[0]))
+        click.echo(json.dumps(asdict(found)) if as_json else found)
+
+
+def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> int:
+    """One line for each shard, or for why there is none, and the mean; returns the exit code."""
+    from fedclient import shards, verdict
+
+    paths = shards.expand(data)
+    labels = shards.labels(paths)
+    found, code = [], 0
+    for path, label in zip(paths, labels, strict=True):
+        try:
+            found.append(verdict.of(_home(home / label if home else None, server, path, only_own=True), path))
+        except AttuneError as error:
+            click.echo(f"fedclient: {label}: {error}", err=True)
+            code = code or error.exit_code
+            continue
+        if not as_json:
+            click.echo(found[-1])
+    if found and as_json:
+        click.echo(json.dumps({"clients": [asdict(each) for each in found]} | verdict.means(found)))
+    elif found:
+        mean = verdict.means(found)
+        over_samples = f"{mean['over_samples']:.4f} over all test samples"
+        click.echo(f"mean of {len(found)} clients: accuracy {mean['accuracy']:.4f} ({over_samples})")
+    return code
 
 
 @main.command()
@@ -189,8 +245,10 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
     with reported():
         import csv
 
-        model = _model(home, server, None)
         from common.data.shard import load_features
+        from fedclient.artifact import Model
+
+        model = Model(_home(home, server, None).model)
 
         labels = model.predict(load_features(data), str(data))
         try:
@@ -225,14 +283,23 @@ def partition(dataset: str, scheme: str, clients: int, classes_per_client: int, 
         click.echo(f"shards in {out}, picture in {out / 'partition.png'}")
 
 
-def _model(home: Path | None, server: str | None, shard: Path | None) -> Any:
+def _home(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
+    """The home whose model is meant; found before torch is imported, for errors come at once."""
     from fedclient.address import Address
     from fedclient.home import with_model
 
-    found = with_model(home, Address.parse(server) if server else None, shard)
-    from fedclient.artifact import Model
+    return with_model(home, Address.parse(server) if server else None, shard, only_own)
 
-    return Model(found.model)
+
+def _members(
+    data: tuple[str, ...], server: str, home: Path | None, name: str | None, token: str, connect_timeout_s: float
+) -> list[Options]:
+    from fedclient import shards
+    from fedclient.address import Address
+    from fedclient.options import Options
+
+    common = Options(Path(data[0]), Address.parse(server), home, name, token=token, connect_timeout_s=connect_timeout_s)
+    return shards.members(shards.expand(data), common)
 
 
 if __name__ == "__main__":

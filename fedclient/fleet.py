@@ -7,7 +7,7 @@ them leaves the others alone.
 from __future__ import annotations
 
 import asyncio
-import resource
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +45,10 @@ def run(members: Sequence[Options], screen: Reporter) -> list[Outcome]:
 
 def make_room(devices: int) -> None:
     """Raises the limit of open files as far as this process may. Errors: SettingError if that is not enough."""
+    if sys.platform == "win32":
+        return  # it has no such limit
+    import resource
+
     needed = devices * FILES_EACH + FILES_MORE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

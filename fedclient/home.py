@@ -127,15 +127,18 @@ def local_token(address: Address) -> str | None:
         return None
 
 
-def with_model(home: Path | None, address: Address | None, shard: Path | None) -> Home:
-    """The home whose finished model is meant: --home, else the shard's, else the only one. Errors: NoModel, SettingError."""
+def with_model(home: Path | None, address: Address | None, shard: Path | None, only_own: bool = False) -> Home:
+    """The home whose finished model is meant: --home, else the shard's, else (not with `only_own`) the only one.
+
+    Errors: NoModel, SettingError.
+    """
     if home is not None:
         found = [home]
     else:
         under = homes.devices_home() / (homes.address_folder(address.host, address.port) if address else "*")
         everywhere = sorted(homes.devices_home().glob(f"{under.name}/*"))
         own = [path for path in everywhere if shard is not None and path.name == homes.shard_folder(shard)]
-        found = own or everywhere
+        found = own if own or only_own else everywhere
     ready = [path for path in found if (path / "model" / "model.json").exists()]
     if len(ready) == 1:
         return Home(ready[0])
@@ -143,5 +146,5 @@ def with_model(home: Path | None, address: Address | None, shard: Path | None) -
         raise SettingError(
             "several devices have a model here; say which with --home:\n" + "\n".join(f"  {path}" for path in ready)
         )
-    where = f"in {home}" if home else f"under {homes.devices_home()}"
+    where = f"in {home}" if home else f"of {shard}" if only_own else f"under {homes.devices_home()}"
     raise NoModel(f"there is no finished model {where}; run fedclient --data ... --server ... until the federation is done")

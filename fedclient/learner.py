@@ -1,7 +1,8 @@
 """Carries out orders: merges what was served, evaluates, trains, and commits the result to disk.
 
-Owns the device's tensors; runs in the one worker thread. theta: all tensors of the model; received: what the server last
-served of those that are not private (Theta_0 until it served any).
+Owns the device's tensors; runs in the one worker thread. theta: all tensors of the model, and what the objective keeps beside
+it, which is in no part and never handed in; received: what the server last served of those that are not private (Theta_0
+until it served any).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from common.aggregators.settings import CLASSES as AGGREGATORS
 from common.data.prepare import Prepared
-from common.errors import Forbidden, HomeMismatch
+from common.errors import Forbidden, HomeMismatch, NoModel
 from common.methods.algebra import Method, assign
 from common.methods.build import objective_for, predictor_for
 from common.methods.registry import method_from_options
@@ -43,10 +44,12 @@ class Learner:
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
         self.returns = _returns(method)
-        self.keeps_received = method.objective != "sgd"
+        objective, predictor = objective_for(method, options), predictor_for(method, options)
+        self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
-        self.trainer = Trainer(model, objective_for(method, options), predictor_for(method, options), plan.train, device)
+        self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of)
+        self.theta |= self.trainer.extras(self.theta)
         self.served: dict[str, str] = {}
         self.newest = orders.newest()
         received = None
@@ -90,13 +93,15 @@ class Learner:
             received.update(tensors)
             served[ref.part] = ref.digest
         result = Result(order.id, order.round, order.train, len(self.data.train_x), len(self.data.test_x), served=served)
-        before = self._accuracy(theta)
+        if self.newest is None:  # what the device keeps beside the model starts from what it is first served
+            theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
+        seeds, data = self._seeds(order.round), self.data
+        before = self._accuracy(theta, received, seeds, cancelled)
         loss = after = None
         if order.train:
-            seeds = Seeds(*(derive(self.plan.seed, self.name, order.round, what) for what in ("batches", "dropout")))
-            trained = self.trainer.train(theta, received, self.data.train_x, self.data.train_y, seeds, progress, cancelled)
+            trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, progress, cancelled)
             theta, loss = trained.tensors, trained.loss
-            after = self._accuracy(theta)
+            after = self._accuracy(theta, received, seeds, cancelled)
         parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
         if cancelled():
             raise Cancelled("this work was replaced")
@@ -118,10 +123,22 @@ class Learner:
             return {name: theta[name] - received[name] for name in names}
         return {name: theta[name] for name in names}
 
-    def _accuracy(self, theta: Tensors) -> float | None:
-        if not len(self.data.test_x):
+    def finished(self) -> Tensors:
+        """What the device predicts with now: all that a finished model needs. Errors: NoModel before the first order."""
+        if self.newest is None:
+            raise NoModel("no order was carried out yet")
+        data = self.data
+        return self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, self._seeds(self.newest.round))
+
+    def _seeds(self, round_: int) -> Seeds:
+        return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
+
+    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> float | None:
+        data = self.data
+        if not len(data.test_x):
             return None
-        return self.trainer.evaluate(theta, self.data.test_x, self.data.test_y)
+        prepared = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
+        return self.trainer.evaluate(prepared, data.test_x, data.test_y)
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
         found = {name: tensors[name] for name, kind in self.part_of.items() if kind == part and kind != "private"}

@@ -65,7 +65,8 @@ def _is_pattern(text: str) -> bool:
 
 
 def _matches(pattern: str) -> list[Path]:
-    found = [Path(text) for text in glob.glob(str(Path(pattern).expanduser()), recursive=True)]
+    everything = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 (absolute patterns too)
+    found = [Path(text) for text in everything]
     shards = [path for path in found if path.is_dir() or path.suffix == ".npz"]
     if not shards:
         raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz and .npz files")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from common.config import TrainSettings
-from common.objectives.base import LocalTask, Network, Objective, Progress, Tensors, Trained, extras_of
+from common.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
 from common.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
+from common.objectives.network import Network
 from common.predictors.base import Predictor
 
 __all__ = ["Cancelled", "Progress", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]

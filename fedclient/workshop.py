@@ -8,7 +8,6 @@ from pathlib import Path
 
 from common.data.prepare import prepare
 from common.data.shard import Shard
-from common.errors import NoModel
 from common.plan import Plan
 from common.wire.tensors import Manifest
 from fedclient import device
@@ -91,11 +90,10 @@ def make_learner(plan: Plan, shard: Shard, name: str, home: Home, options: Optio
 
 
 def save_model(learner: Learner, home: Home) -> Path:
-    """The learner's current tensors as the finished model. Errors: NoModel before the first order, DiskFull."""
+    """What the device predicts with now, as the finished model. Errors: NoModel before the first order, DiskFull."""
 
-    plan, result = learner.plan, learner.newest
-    if result is None:
-        raise NoModel("no order was carried out yet")
+    plan, result, tensors = learner.plan, learner.newest, learner.finished()
+    assert result is not None  # noqa: S101 (there is a finished model)
     standardiser = learner.data.standardiser
     info = ModelInfo(
         name=learner.name,
@@ -111,4 +109,4 @@ def save_model(learner: Learner, home: Home) -> Path:
         test_samples=result.test_samples,
         round=result.round,
     )
-    return save(home.model, info, learner.theta)
+    return save(home.model, info, tensors)
