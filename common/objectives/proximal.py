@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
+from torch import Tensor
 
-from common.objectives.base import Forward, mean_cross_entropy
+from common.objectives.base import LocalTask, Objective, Trained
+from common.objectives.descent import descend
 from common.objectives.settings import ProximalSettings
 
 
-class Proximal:
+class Proximal(Objective):
     """f_i(theta) + mu/2 * ||theta - received||^2 over the tensors received (FedProx eq. 2; FedMCSA's lambda is mu)."""
+
+    keeps_received = True
 
     def __init__(self, settings: ProximalSettings) -> None:
         self._mu = settings.mu
@@ -19,19 +22,20 @@ class Proximal:
     def __repr__(self) -> str:
         return f"Proximal(mu={self._mu})"
 
-    def loss(
-        self,
-        forward: Forward,
-        params: Mapping[str, torch.Tensor],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        received: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """Private parameters and integer buffers have no centre to be pulled to, so they have no term."""
-        loss = mean_cross_entropy(forward(params, x), y)
-        if self._mu == 0:
-            return loss
-        for name, value in params.items():
-            if name in received and value.is_floating_point():
-                loss = loss + self._mu / 2 * (value - received[name].detach()).square().sum()
+    def run(self, task: LocalTask) -> Trained:
+        """Private parameters and running statistics have no centre to be pulled to, so they have no term."""
+
+        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return pulled(task.cross_entropy(tensors, x, y), tensors, task.received, self._mu)
+
+        return descend(task, task.start, loss)
+
+
+def pulled(loss: Tensor, tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], mu: float) -> Tensor:
+    """loss + mu/2 * ||tensors - centre||^2 over the trained tensors that have a centre, which takes no gradient."""
+    if mu == 0:
         return loss
+    for name, tensor in tensors.items():
+        if tensor.requires_grad and name in centre:
+            loss = loss + mu / 2 * (tensor - centre[name].detach()).square().sum()
+    return loss

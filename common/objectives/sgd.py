@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
-from common.objectives.base import Forward, mean_cross_entropy
+from common.objectives.base import LocalTask, Objective, Trained
+from common.objectives.descent import descend
 from common.objectives.settings import SgdSettings
 
 
-class Sgd:
+class Sgd(Objective):
     """f_i(theta): mean cross-entropy of the mini-batch."""
 
     def __init__(self, settings: SgdSettings) -> None:
@@ -19,12 +16,5 @@ class Sgd:
     def __repr__(self) -> str:
         return "Sgd()"
 
-    def loss(
-        self,
-        forward: Forward,
-        params: Mapping[str, torch.Tensor],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        received: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        return mean_cross_entropy(forward(params, x), y)
+    def run(self, task: LocalTask) -> Trained:
+        return descend(task, task.start, task.cross_entropy)

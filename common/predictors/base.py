@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
-from common.objectives.base import Forward
+from common.objectives.base import LocalTask, Tensors
+from common.objectives.network import Network
 
 
-class Predictor(Protocol):
+class Predictor(ABC):
     """How a device scores classes. Constructed with its settings."""
 
-    def logits(self, forward: Forward, params: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """(N, ..., C): the largest is the prediction."""
-        ...
+    @abstractmethod
+    def prepare(self, task: LocalTask) -> Tensors:
+        """From what the device has (`task.start`, with its training samples) the tensors that it predicts with.
+
+        They are also what a finished model is saved as, so that predicting needs neither training samples nor server. They need
+        not be the model's alone. Errors: TrainingDiverged, Cancelled.
+        """
+
+    def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """(N, ..., C) of prepared tensors: the largest is the prediction. Without gradients, in evaluation mode."""
+        return network(tensors, x)

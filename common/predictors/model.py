@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
-from common.objectives.base import Forward
+from common.objectives.base import LocalTask, Tensors, split
+from common.predictors.base import Predictor
 from common.predictors.settings import ModelSettings
 
 
-class Model:
+class Model(Predictor):
     """The model's own logits."""
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -19,5 +16,5 @@ class Model:
     def __repr__(self) -> str:
         return "Model()"
 
-    def logits(self, forward: Forward, params: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return forward(params, x)
+    def prepare(self, task: LocalTask) -> Tensors:
+        return split(task.start)[0]
