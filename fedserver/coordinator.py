@@ -90,7 +90,10 @@ class Coordinator:
     # --- devices come and go
 
     async def connect(self, name: str, profile: Profile) -> Session:
-        """A device's new stream; it owns the device's orders from now on. Errors: ShapeMismatch, UndeclaredLabels."""
+        """A device's new stream; it owns the device's orders from now on.
+
+        Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
+        """
         self._check_profile(name, profile)
         older = self._sessions.pop(name, None)
         if older is not None:
@@ -102,6 +105,7 @@ class Coordinator:
         return session
 
     def _check_profile(self, name: str, profile: Profile) -> None:
+        planning.check_possible(profile, name)
         if self._plan is not None:
             planning.check_fits(profile, self._plan, name)
             return
@@ -276,7 +280,8 @@ class Coordinator:
 
     async def _aggregate(self, number: int, cohort: set[str]) -> None:
         """The commit point of a round: the new state, the record and the metrics become durable together."""
-        entries = await self._threads.disk(self.inbox.entries, "train", number)
+        found = await self._threads.disk(self.inbox.entries, "train", number)
+        entries = {name: entry for name, entry in found.items() if name in self.machine.reported}  # others are late
         updates = {name: entry for name, entry in entries.items() if name in cohort}
         try:
             metrics = await self._threads.worker(self.engine.aggregate, updates)
