@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import cast
+from collections import defaultdict
+from typing import Any, cast
+
+import msgspec
 
 from common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
 from common.methods.algebra import PartKind
@@ -11,6 +15,7 @@ from common.pb import federation_pb2 as pb
 from common.wire.sinks import FileSink
 from fedserver.coordinator import Coordinator
 from fedserver.orders import OrderId
+from fedserver.planning import MAX_COUNT
 from fedserver.store import Device, Row, Store
 from fedserver.threads import Threads
 from fedserver.uploads import Target, Uploads
@@ -19,6 +24,7 @@ from fedserver.uploads import Target, Uploads
 class Intake:
     def __init__(self, coordinator: Coordinator, uploads: Uploads, store: Store, threads: Threads) -> None:
         self._coordinator, self._uploads, self._store, self._threads = coordinator, uploads, store, threads
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
 
@@ -32,13 +38,11 @@ class Intake:
 
     async def write(self, name: str, target: Target, sink: FileSink, frames: list[bytes]) -> None:
         """Appends frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
-        if not self._uploads.is_current(name, target.part, sink):
-            raise OrderClosed(f"a newer stream of {name} uploads {target.part}")
-        await self._threads.disk(sink.write, frames)
+        await self._threads.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def close(self, name: str, target: Target, sink: FileSink) -> None:
-        """Errors: DigestMismatch, Truncated, DiskFull."""
-        await self._threads.disk(self._uploads.complete, name, target, sink)
+        """Errors: OrderClosed as for `write`, DigestMismatch, Truncated, DiskFull."""
+        await self._threads.disk(self._uploads.complete, name, target.part, sink)
 
     def offset(self, name: str, target: Target) -> int:
         """How many bytes of an announced blob are here."""
@@ -59,6 +63,10 @@ class Intake:
 
     async def submit(self, name: str, update: pb.Update) -> pb.Receipt:
         """Errors: UpdateRefused and WireError, naming what is wrong; UnknownBlob (upload again); DiskFull."""
+        async with self._turns[name]:  # a device that lost its stream sends again while its first call is still at work
+            return await self._submit(name, update)
+
+    async def _submit(self, name: str, update: pb.Update) -> pb.Receipt:
         try:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
@@ -79,7 +87,9 @@ class Intake:
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
-            paths = {part: self._uploads.take(name, part, digest).path for part, digest in sent.items()}
+            blobs = {part: self._uploads.take(name, part, digest) for part, digest in sent.items()}
+            row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
+            paths = {part: blob.path for part, blob in blobs.items()}
             max_norm = self._coordinator.settings.server.max_update_norm
             for part, path in paths.items():
                 await self._threads.worker(self._coordinator.engine.check, name, cast(PartKind, part), path, max_norm)
@@ -98,13 +108,14 @@ def row_of(order_id: OrderId, update: pb.Update, device: Device | None) -> Row:
     if not 0 <= update.samples <= declared:
         raise UpdateRefused(f"{name} claims {update.samples} samples; it declared {declared} when it connected")
 
-    def optional(field: str, low: float, high: float) -> float | None:
-        if not metrics.HasField(field):
-            return None
-        value = float(getattr(metrics, field))
+    def checked(field: str, low: float, high: float) -> Any:
+        value = getattr(metrics, field)
         if not (math.isfinite(value) and low <= value <= high):
             raise UpdateRefused(f"{name} reports {field} = {value}; it must lie between {low} and {high}")
         return value
+
+    def optional(field: str, low: float, high: float) -> float | None:
+        return checked(field, low, high) if metrics.HasField(field) else None
 
     return Row(
         round=order_id.round,
@@ -114,8 +125,8 @@ def row_of(order_id: OrderId, update: pb.Update, device: Device | None) -> Row:
         loss=optional("loss", -math.inf, math.inf),
         accuracy_before=optional("accuracy_before", 0.0, 1.0),
         accuracy_after=optional("accuracy_after", 0.0, 1.0),
-        test_samples=metrics.test_samples,
-        bytes_up=sum(part.size for part in update.parts),
-        bytes_down=metrics.bytes_down,
-        seconds=metrics.seconds,
+        test_samples=checked("test_samples", 0, MAX_COUNT),
+        bytes_up=0,
+        bytes_down=checked("bytes_down", 0, MAX_COUNT),
+        seconds=checked("seconds", 0.0, math.inf),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from common.methods.algebra import Method, options_of
 from common.methods.registry import method_from_options
 from common.models import registry as models
 from common.plan import Label, Plan, Profile
+
+MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
+MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,18 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
         method_options=settings.method_options,
         train=settings.train,
     )
+
+
+def check_possible(profile: Profile, name: str) -> None:
+    """Errors: SettingError for numbers that no shard has; they come from outside and go into the database and the model."""
+    counts = {"samples": (1, profile.samples), "test_samples": (0, profile.test_samples), "vocabulary": (0, profile.vocabulary)}
+    for field, (least, value) in counts.items():
+        if not least <= value <= MAX_COUNT:
+            raise SettingError(f"{name} declares {field} = {value}; it must lie between {least} and {MAX_COUNT}")
+    if not 1 <= len(profile.shape) <= 3 or min(profile.shape) < 1 or math.prod(profile.shape) > MAX_SAMPLE_VALUES:
+        raise SettingError(f"{name} declares samples of the impossible shape {profile.shape}")
+    if not profile.labels or len(set(profile.labels)) < len(profile.labels):
+        raise SettingError(f"{name} declares no labels, or one of them twice")
 
 
 def check_like(profile: Profile, reference: Profile, name: str) -> None:

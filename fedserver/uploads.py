@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
-from common.errors import UnknownBlob, UpdateRefused
+from common.errors import OrderClosed, UnknownBlob, UpdateRefused
 from common.wire.blobs import Blob, check_digest
 from common.wire.sinks import FileSink
 
@@ -24,11 +26,14 @@ class Target:
 
 
 class Uploads:
-    """Not thread-safe: opened and taken over on the event loop; a sink's writes happen where its owner says."""
+    """Called from several disk threads. Each device's part has a lock, so that a take-over never meets a write half-way,
+    which would go on into a file descriptor that is closed, or by then another file's.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[tuple[str, str], FileSink] = {}
+        self._locks: dict[tuple[str, str], Lock] = {}
 
     def sink(self, client: str, target: Target, max_bytes: int) -> FileSink:
         """The file to append to, at its present length. Whoever held it before is cut off, and other digests of the part go.
@@ -36,16 +41,25 @@ class Uploads:
         Errors: LimitExceeded, DiskFull, UpdateRefused for a part or digest that is none.
         """
         path = self._path(client, target.part, target.digest)
-        self.release(client, target.part)
-        for other in path.parent.glob(f"{target.part}.*"):
-            if other not in (path, self._complete(path)):
-                other.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self._complete(path).exists():  # uploaded, but never submitted: the device goes on at its end
-            self._complete(path).rename(path)
-        sink = FileSink(path, target.size, target.digest, max_bytes=max_bytes, who=client)
-        self._open[client, target.part] = sink
+        with self._lock(client, target.part):
+            older = self._open.pop((client, target.part), None)
+            if older is not None:
+                older.close()
+            for other in path.parent.glob(f"{target.part}.*"):
+                if other not in (path, self._complete(path)):
+                    other.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._complete(path).exists():  # uploaded, but never submitted: the device goes on at its end
+                self._complete(path).rename(path)
+            sink = FileSink(path, target.size, target.digest, max_bytes=max_bytes, who=client)
+            self._open[client, target.part] = sink
         return sink
+
+    def write(self, client: str, part: str, sink: FileSink, frames: Sequence[bytes]) -> None:
+        """The next frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        with self._lock(client, part):
+            self._check_current(client, part, sink)
+            sink.write(frames)
 
     def offset(self, client: str, target: Target) -> int:
         """How many bytes of the target are here."""
@@ -55,11 +69,16 @@ class Uploads:
                 return candidate.stat().st_size
         return 0
 
-    def complete(self, client: str, target: Target, sink: FileSink) -> None:
-        """Checks the digest and makes the blob durable; only then can an update name it."""
-        blob = sink.finish(durable=True)
-        blob.path.rename(self._complete(blob.path))
-        self._open.pop((client, target.part), None)
+    def complete(self, client: str, part: str, sink: FileSink) -> None:
+        """Checks the digest and makes the blob durable; only then can an update name it.
+
+        Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull.
+        """
+        with self._lock(client, part):
+            self._check_current(client, part, sink)
+            blob = sink.finish(durable=True)
+            blob.path.rename(self._complete(blob.path))
+            del self._open[client, part]
 
     def take(self, client: str, part: str, digest: str) -> Blob:
         """The complete blob that an update names. Errors: UnknownBlob if it is not (or no longer) here."""
@@ -68,20 +87,12 @@ class Uploads:
             raise UnknownBlob(f"{client}'s update names {part} {digest[:12]}, which is not here: upload it, then submit again")
         return Blob(path, digest, path.stat().st_size)
 
-    def release(self, client: str, part: str) -> None:
-        """Cuts off whoever writes this part, so that two streams never write one file."""
-        sink = self._open.pop((client, part), None)
-        if sink is not None:
-            sink.close()
+    def _lock(self, client: str, part: str) -> Lock:
+        return self._locks.setdefault((client, part), Lock())
 
-    def release_all(self, client: str) -> None:
-        """Cuts off every stream of a device."""
-        for name, part in list(self._open):
-            if name == client:
-                self.release(name, part)
-
-    def is_current(self, client: str, part: str, sink: FileSink) -> bool:
-        return self._open.get((client, part)) is sink
+    def _check_current(self, client: str, part: str, sink: FileSink) -> None:
+        if self._open.get((client, part)) is not sink:
+            raise OrderClosed(f"a newer stream of {client} uploads {part}")
 
     def _path(self, client: str, part: str, digest: str) -> Path:
         """Errors: UpdateRefused, BadDigest unless part and digest are words that cannot lead outside the folder."""
