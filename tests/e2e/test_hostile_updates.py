@@ -1,0 +1,386 @@
+"""One device of three hands in everything that must not be: each is refused by name, and the round closes with the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from common.pb import federation_pb2 as pb
+from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, digest_of, kind_of, moved, refusal
+from tests.e2e.harness import Federation, Server
+
+ACCEPTED, LATE = pb.Receipt.STATUS_ACCEPTED, pb.Receipt.STATUS_LATE
+OUTSIDE = "0" * 64
+
+
+@dataclass
+class Trio:
+    """Ada and Bob behave; Eve is the test. A server that never runs out of rounds."""
+
+    federation: Federation
+    server: Server
+    hands: dict[str, Hand] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    closed: int = 0
+
+    def connect(self, name: str) -> None:
+        self.hands[name] = Hand(self.server.port, self.server.join_token, name)
+        self.streams[name] = self.hands[name].connect()
+
+
+class Round:
+    """One open round, as Eve sees it."""
+
+    def __init__(self, trio: Trio) -> None:
+        self.trio, self.eve = trio, trio.hands["eve"]
+        self.orders = {name: stream.next("order") for name, stream in trio.streams.items()}
+        assert {order.round for order in self.orders.values()} == {trio.closed + 1}
+        self.order = self.orders["eve"]
+        self.good = moved(self.eve.served(self.order)["shared"], 1.0)
+        self.is_closed = False
+
+    def close(self) -> None:
+        """The others answer. Nobody waits for Eve, who (if she has not answered) gives up."""
+        if self.is_closed:
+            return
+        self.trio.streams["eve"].say(trouble=pb.Trouble(order_id=self.order.id, reason="eve gives up"))
+        for name in ("ada", "bob"):
+            assert self.trio.hands[name].answer(self.orders[name]).status == ACCEPTED
+        self.is_closed, self.trio.closed = True, self.trio.closed + 1
+
+    def note(self) -> str:
+        return str(self.trio.federation.client("eve")["note"])
+
+
+@pytest.fixture(scope="module")
+def trio(federation_at: Callable[[str], Federation]) -> Trio:
+    federation = federation_at("hostile")
+    server = federation.server(
+        "--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "1000", "--set", "round.quorum=2"
+    )
+    trio = Trio(federation, server)
+    for name in ("ada", "bob", "eve"):
+        trio.connect(name)
+    return trio
+
+
+@pytest.fixture
+def opened(trio: Trio) -> Iterator[Round]:
+    current = Round(trio)
+    yield current
+    current.close()
+
+
+# --- what is in the blob
+
+
+def _name(tensors: dict[str, Any]) -> str:
+    return max(tensors, key=lambda name: tensors[name].size)
+
+
+def _with(tensors: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return tensors | {_name(tensors): change(tensors[_name(tensors)])}
+
+
+def _with_nan(tensor: Any) -> Any:
+    spoiled = tensor.copy()
+    spoiled.flat[-1] = np.nan
+    return spoiled
+
+
+WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "shape": ("wrong-shape", lambda good: _with(good, lambda tensor: tensor.T.copy())),
+    "rank": ("wrong-shape", lambda good: _with(good, lambda tensor: tensor.reshape(-1))),
+    "dtype": ("wrong-dtype", lambda good: _with(good, lambda tensor: tensor.astype(np.float64))),
+    "nan": ("not-finite", lambda good: _with(good, _with_nan)),
+    "infinity": ("not-finite", lambda good: _with(good, lambda tensor: tensor * np.float32(np.inf))),
+    "missing": ("missing-tensor", lambda good: {name: good[name] for name in good if name != _name(good)}),
+    "none": ("missing-tensor", lambda good: {}),
+    "extra": ("unexpected-tensor", lambda good: good | {"extra": np.zeros(1, "f4")}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_tensors_are_refused_by_name_and_the_operator_sees_why(opened, case):
+    expected, spoil = WRONG[case]
+    ref = opened.eve.send(opened.order.id, "shared", spoil(opened.good))
+    kind, message = refusal(lambda: opened.eve.submit(opened.order.id, [ref]))
+    assert kind == expected
+    assert "eve" in message
+    assert message[:100] in opened.note()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "header-truncated"),
+        (b"not tensors at all, but quite some bytes", "header-too-large"),
+        ((1 << 14).to_bytes(8, "little") + b"{}      ", "header-truncated"),
+        ((8).to_bytes(8, "little") + b"{{{{{{{{", "header-too-deep"),
+        ((8).to_bytes(8, "little") + b"\x80\x04N.    ", "header-not-json"),
+    ],
+)
+def test_blobs_that_hold_no_tensors_are_refused(opened, data, expected):
+    opened.eve.upload(opened.order.id, "shared", [data], digest_of(data), len(data))
+    ref = pb.BlobRef(part="shared", digest=digest_of(data), size=len(data))
+    assert kind_of(lambda: opened.eve.submit(opened.order.id, [ref])) == expected
+
+
+def test_a_refused_device_may_correct_itself_while_the_round_is_open(opened):
+    bad = opened.eve.send(opened.order.id, "shared", _with(opened.good, lambda tensor: tensor * np.float32(np.nan)))
+    assert kind_of(lambda: opened.eve.submit(opened.order.id, [bad])) == "not-finite"
+    good = opened.eve.send(opened.order.id, "shared", opened.good)
+    assert opened.eve.submit(opened.order.id, [good]).status == ACCEPTED
+
+
+# --- what is said about it
+
+
+BIG = (1 << 64) - 1
+LIES: dict[str, dict[str, Any]] = {
+    "more samples than declared": {"samples": 21},
+    "samples without end": {"samples": BIG},
+    "accuracy above 1": {"accuracy_before": 1.5},
+    "accuracy below 0": {"accuracy_after": -0.1},
+    "accuracy that is no number": {"accuracy_before": float("nan")},
+    "loss without end": {"loss": float("inf")},
+    "test samples without end": {"test_samples": BIG},
+    "bytes without end": {"bytes_down": BIG},
+    "seconds that are no number": {"seconds": float("nan")},
+    "negative seconds": {"seconds": -1.0},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_numbers_that_cannot_be_are_refused(opened, lie):
+    ref = opened.eve.send(opened.order.id, "shared", opened.good)
+    kind, message = refusal(lambda: opened.eve.submit(opened.order.id, [ref], **LIES[lie]))
+    assert (kind, "eve" in message) == ("update-refused", True)
+    assert message[:100] in opened.note()
+
+
+def test_the_size_that_is_said_is_not_believed(opened):
+    ref = opened.eve.send(opened.order.id, "shared", opened.good)
+    ref.size = BIG
+    assert opened.eve.submit(opened.order.id, [ref]).status == ACCEPTED
+    opened.close()
+    row = next(r for r in opened.trio.federation.metrics() if (r["client"], int(r["round"])) == ("eve", opened.trio.closed))
+    assert int(row["bytes_up"]) == len(save(opened.good))
+
+
+@pytest.mark.parametrize("parts", [[], ["attended"], ["shared", "attended"], ["shared", "../shared"], ["private"]])
+def test_parts_other_than_those_asked_for_are_refused(opened, parts):
+    ref = opened.eve.send(opened.order.id, "shared", opened.good)
+    refs = [pb.BlobRef(part=part, digest=ref.digest, size=ref.size) for part in parts]
+    assert kind_of(lambda: opened.eve.submit(opened.order.id, refs)) == "update-refused"
+
+
+def test_a_blob_that_was_never_uploaded_is_unknown_and_can_still_come(opened):
+    data = save(opened.good)
+    ref = pb.BlobRef(part="shared", digest=digest_of(data), size=len(data))
+    assert kind_of(lambda: opened.eve.submit(opened.order.id, [ref])) == "unknown-blob"
+    opened.eve.send(opened.order.id, "shared", opened.good)
+    assert opened.eve.submit(opened.order.id, [ref]).status == ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "order_id", ["", "train", "train-1", "../train-1-eve", "train-x-eve", "train-1-ada", "train-²-eve", "x" * 5000]
+)
+def test_orders_that_never_were_are_refused(opened, order_id):
+    assert kind_of(lambda: opened.eve.submit(order_id)) == "update-refused"
+    assert kind_of(lambda: opened.eve.upload(order_id, "shared", [b"x"], OUTSIDE, 1)) == "update-refused"
+
+
+def test_sending_again_is_accepted_again_and_counts_once(opened):
+    ref = opened.eve.send(opened.order.id, "shared", opened.good)
+    receipts = [opened.eve.submit(opened.order.id, [ref]).status for _ in range(3)]
+    assert receipts == [ACCEPTED] * 3
+    opened.close()
+    rows = opened.trio.federation.metrics()
+    assert [row["client"] for row in rows if int(row["round"]) == opened.trio.closed] == ["ada", "bob", "eve"]
+
+
+def test_sending_twice_at_once_is_accepted_twice(opened):
+    ref = opened.eve.send(opened.order.id, "shared", opened.good)
+    with ThreadPoolExecutor(4) as pool:
+        receipts = list(pool.map(lambda _: opened.eve.submit(opened.order.id, [ref]).status, range(4)))
+    assert receipts == [ACCEPTED] * 4
+
+
+def test_an_answer_after_its_round_is_late_and_nothing_else(opened):
+    ref = opened.eve.send(opened.order.id, "shared", opened.good)
+    opened.close()
+    assert opened.eve.submit(opened.order.id, [ref]).status == LATE
+    assert kind_of(lambda: opened.eve.upload(opened.order.id, "shared", [b"x"], OUTSIDE, 1)) == "order-closed"
+
+
+# --- how it is uploaded
+
+
+def _target(opened: Round, **said: Any) -> pb.UploadTarget:
+    data = save(opened.good)
+    usual = {"order_id": opened.order.id, "part": "shared", "digest": digest_of(data), "size": len(data)}
+    return pb.UploadTarget(**(usual | said))
+
+
+def test_a_truncated_upload_goes_on_where_it_stopped(opened):
+    data, eve = save(opened.good), opened.eve
+    whole = (digest_of(data), len(data))
+    assert kind_of(lambda: eve.upload(opened.order.id, "shared", [data[:50]], *whole)) == "truncated"
+    assert eve.blobs.UploadOffset(_target(opened), timeout=CALL_S).offset == 50
+    ref = pb.BlobRef(part="shared", digest=whole[0], size=whole[1])
+    assert kind_of(lambda: eve.submit(opened.order.id, [ref])) == "unknown-blob"
+    kind, message = refusal(lambda: eve.upload(opened.order.id, "shared", [data[60:]], *whole, offset=60))
+    assert (kind, "50 bytes" in message) == ("update-refused", True)
+    # What is sent twice is taken once.
+    assert eve.upload(opened.order.id, "shared", [data[40:70], data[70:]], *whole, offset=40) == len(data)
+    assert eve.blobs.UploadOffset(_target(opened), timeout=CALL_S).offset == len(data)
+    assert eve.submit(opened.order.id, [ref]).status == ACCEPTED
+
+
+def test_bytes_that_are_not_those_announced_are_thrown_away(opened):
+    data, eve = save(opened.good), opened.eve
+    other = save(moved(opened.good, 1.0))
+    assert kind_of(lambda: eve.upload(opened.order.id, "shared", [other], digest_of(data), len(data))) == "digest-mismatch"
+    assert eve.blobs.UploadOffset(_target(opened), timeout=CALL_S).offset == 0
+    assert eve.send(opened.order.id, "shared", opened.good).digest == digest_of(data)
+
+
+def test_more_than_announced_or_allowed_is_refused(opened):
+    data, eve = save(opened.good), opened.eve
+    assert (
+        kind_of(lambda: eve.upload(opened.order.id, "shared", [data, b"more"], digest_of(data), len(data))) == "limit-exceeded"
+    )
+    for size in (1 << 20, 1 << 62, BIG):
+        assert kind_of(lambda size=size: eve.upload(opened.order.id, "shared", [b"x"], OUTSIDE, size)) == "limit-exceeded"
+    kind, message = refusal(lambda: eve.upload(opened.order.id, "shared", [bytes((1 << 20) + 1)], digest_of(data), len(data)))
+    assert (kind, "frame" in message) == ("limit-exceeded", True)
+    with pytest.raises(grpc.RpcError) as caught:
+        eve.upload(opened.order.id, "shared", [bytes(5 << 20)], digest_of(data), len(data))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("part", ["", "..", "../shared", "/etc/x", "shared/../../x", "private", "attended", "shared\0"])
+def test_parts_that_lead_elsewhere_are_refused(opened, part):
+    eve = opened.eve
+    assert kind_of(lambda: eve.upload(opened.order.id, part, [b"x"], OUTSIDE, 1)) == "update-refused"
+    assert kind_of(lambda: eve.blobs.UploadOffset(_target(opened, part=part), timeout=CALL_S)) == "update-refused"
+
+
+@pytest.mark.parametrize("digest", ["", "../../ca/ca.pem", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "/", "0" * 64 + "\n"])
+def test_digests_that_lead_elsewhere_are_refused(opened, digest):
+    eve = opened.eve
+    assert kind_of(lambda: eve.upload(opened.order.id, "shared", [b"x"], digest, 1)) == "bad-digest"
+    assert kind_of(lambda: eve.blobs.UploadOffset(_target(opened, digest=digest), timeout=CALL_S)) == "bad-digest"
+    ref = pb.BlobRef(part="shared", digest=digest, size=1)
+    assert kind_of(lambda: eve.submit(opened.order.id, [ref])) == "bad-digest"
+    uploads = opened.trio.federation.home / "uploads"
+    assert {path.name for path in uploads.iterdir()} <= {"ada", "bob", "eve"}
+
+
+@pytest.mark.parametrize("metadata", [(), (("attune-upload-bin", b"\xff\xff\xff"),)])
+def test_an_upload_of_nothing_in_particular_is_refused(opened, metadata):
+    call = opened.eve.channel.stream_unary("/attune.v1.Blobs/Upload", request_serializer=None)
+    assert kind_of(lambda: call(iter([b"x"]), metadata=metadata, timeout=CALL_S)) == "update-refused"
+
+
+def test_of_two_streams_of_one_upload_the_newer_wins(opened):
+    data, eve = save(opened.good), opened.eve
+    whole, begun, go_on = (digest_of(data), len(data)), threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        yield from (data[at : at + 10] for at in range(0, 40, 10))
+        begun.set()
+        assert go_on.wait(CALL_S)
+        yield from (data[at : at + 10] for at in range(40, len(data), 10))
+
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(lambda: kind_of(lambda: eve.upload(opened.order.id, "shared", slowly(), *whole)))
+        assert begun.wait(CALL_S)
+        assert eve.upload(opened.order.id, "shared", [data], *whole) == len(data)
+        go_on.set()
+        assert older.result(CALL_S) == "order-closed"
+    ref = pb.BlobRef(part="shared", digest=whole[0], size=whole[1])
+    assert eve.submit(opened.order.id, [ref]).status == ACCEPTED
+
+
+# --- the control stream
+
+
+def test_trouble_ends_the_wait_and_is_shown(opened):
+    opened.trio.streams["eve"].say(trouble=pb.Trouble(order_id=opened.order.id, reason="out of memory"))
+    opened.trio.federation.await_status(lambda status: "out of memory" in str(status["clients"][2]["note"]))
+    opened.trio.streams["eve"].say(trouble=pb.Trouble(order_id="train-1-ada", reason="not mine"))
+    opened.trio.streams["eve"].say(progress=pb.Progress(order_id="x", done=float("nan")))
+    assert opened.note() == "out of memory"
+
+
+def test_a_second_stream_closes_the_first_and_gets_the_same_order(opened):
+    first = opened.trio.streams["eve"]
+    second = opened.trio.streams["eve"] = opened.eve.connect()
+    assert kind_of(first.end) == "replaced"
+    assert second.next("welcome").plan_json
+    again = second.next("order")
+    assert (again.id, list(again.downloads)) == (opened.order.id, list(opened.order.downloads))
+
+
+def _hello(**said: Any) -> pb.DeviceMessage:
+    usual = {"protocol": 1, "software": "x", "profile_json": msgspec.json.encode(PROFILE)}
+    return pb.DeviceMessage(hello=pb.Hello(**(usual | said)))
+
+
+def _profile(**said: Any) -> pb.DeviceMessage:
+    return _hello(profile_json=msgspec.json.encode(msgspec.structs.asdict(PROFILE) | said))
+
+
+GARBAGE: dict[str, tuple[str, pb.DeviceMessage]] = {
+    "nothing said": ("setting", pb.DeviceMessage()),
+    "progress first": ("setting", pb.DeviceMessage(progress=pb.Progress())),
+    "protocol 2": ("setting", _hello(protocol=2)),
+    "no profile": ("setting", _hello(profile_json=b"")),
+    "not JSON": ("setting", _hello(profile_json=b"\xff\xfe{")),
+    "deep JSON": ("setting", _hello(profile_json=b"[" * 100_000)),
+    "wrong types": ("setting", _profile(samples="many")),
+    "unknown kind": ("setting", _profile(kind="smells")),
+    "negative samples": ("setting", _profile(samples=-1)),
+    "samples without end": ("setting", _profile(samples=1 << 63)),
+    "another shape": ("shape-mismatch", _profile(shape=[4])),
+    "another kind": ("shape-mismatch", _profile(kind="images", shape=[8, 8, 1])),
+    "another label": ("undeclared-labels", _profile(labels=[0, 1, 2])),
+}
+
+
+@pytest.fixture(scope="module")
+def mallory(trio: Trio) -> Hand:
+    return Hand(trio.server.port, trio.server.join_token, "mallory")
+
+
+@pytest.mark.parametrize("case", GARBAGE)
+def test_a_bad_beginning_is_refused_by_name(trio, mallory, case):
+    expected, first = GARBAGE[case]
+    assert kind_of(Stream(mallory, first).end) == expected
+    assert trio.federation.client("mallory") == {} or trio.federation.client("mallory")["state"] == "disconnected"
+
+
+def test_after_all_that_the_mean_is_right_and_the_server_ends_well(opened, trio):
+    """Updates that were refused are in no mean: two devices that add 1 and 3 move the common model by exactly 2."""
+    before = opened.trio.hands["ada"].served(opened.orders["ada"])["shared"]
+    trio.streams["eve"].say(trouble=pb.Trouble(order_id=opened.order.id, reason="done"))
+    for name, change in (("ada", 1.0), ("bob", 3.0)):
+        assert trio.hands[name].answer(opened.orders[name], change).status == ACCEPTED
+    opened.is_closed, trio.closed = True, trio.closed + 1
+    trio.federation.await_status(lambda status: status["round"] == trio.closed)
+    after = load(trio.federation.export()["shared.safetensors"])
+    assert all(np.allclose(after[name], before[name] + 2.0, rtol=1e-6, atol=1e-5) for name in before)
+    assert trio.federation.status()["reason"] is None
+    assert trio.server.stop() == 0
+    assert "Traceback" not in trio.server.text, trio.server.text
