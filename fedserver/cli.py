@@ -67,6 +67,9 @@ def cli(
         return
     said = load_settings(config, assignments, _as_settings(flags))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    from fedserver.heap import bound_heaps
+
+    bound_heaps()
     from fedserver.app import Options, run
 
     asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), said))

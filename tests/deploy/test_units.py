@@ -52,7 +52,7 @@ def test_the_server_starts_with_what_the_readme_installs(unit, parse):
 def test_the_device_starts_on_its_shard(unit, parse):
     words = unit("fedclient@.service")["Service"]["ExecStart"].split()
     context = parse([word for word in words if word != "$ATTUNE_OPTIONS"])
-    assert str(context.params["data"]) == "/srv/attune/%i"
+    assert words[words.index("--data") + 1] == "/srv/attune/%i"
     assert context.params["server"] == "${ATTUNE_SERVER}"
 
 

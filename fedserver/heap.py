@@ -1,0 +1,22 @@
+"""Bounds what the C library keeps of freed memory: a round's tensors go back to the system when the round is over.
+
+By default glibc gives each thread a heap of its own and, once a large block was freed, takes the next one of that size from a
+heap too; with four devices and 100 MB of weights it kept four times the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
+ARENAS = 2
+OWN_MAPPING_BYTES = 4 << 20  # larger blocks (tensors) are mapped by themselves; frames are smaller and are reused
+
+
+def bound_heaps() -> None:
+    """Before the first thread starts. Does nothing where the C library is another."""
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        library.mallopt(M_ARENA_MAX, ARENAS)
+        library.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)

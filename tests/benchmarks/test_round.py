@@ -1,0 +1,93 @@
+"""The benchmarks measure what they say: the model's size, that it travels every round, and the form of the answer."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import contextmanager
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import round as benchmark
+from benchmarks.model import Freight
+from benchmarks.table import COLUMNS, ROWS, write
+from benchmarks.tls import raw_tls_bytes_per_s
+from common.errors import SettingError
+
+
+@given(parameters=st.integers(20, 5000), tensors=st.integers(2, 10), classes=st.integers(1, 5))
+def test_the_model_has_the_size_asked_for(parameters, tensors, classes):
+    sizes = [p.numel() for p in Freight(parameters, tensors, classes).parameters()]
+    assert (sum(sizes), len(sizes), sizes[0]) == (parameters, tensors, classes)
+    assert max(sizes[1:]) - min(sizes[1:]) <= 1
+
+
+def test_an_impossible_size_is_named():
+    with pytest.raises(SettingError, match="5 parameters cannot be 8 tensors"):
+        Freight(5, 8, 2)
+
+
+def test_forward_touches_one_tensor_alone():
+    model = Freight(100, 4, 2)
+    torch.nn.functional.cross_entropy(model(torch.zeros(3, 1)), torch.tensor([0, 0, 1])).backward()
+    assert [p.grad is not None and bool(p.grad.any()) for p in model.parameters()] == [True, False, False, False]
+
+
+def test_the_command_measures_a_federation_in_which_everything_travels(monkeypatch):
+    """Seen in the server's database: each device moved the whole model down and up in every round."""
+    moved: list[tuple[int, int]] = []
+    federation = benchmark.federation
+
+    @contextmanager
+    def keep(work, *arguments):
+        with federation(work, *arguments) as processes:
+            yield processes
+            with sqlite3.connect(work / "server" / "state.sqlite") as database:
+                moved.extend(database.execute("SELECT bytes_down, bytes_up FROM metrics WHERE work = 'train'"))
+
+    monkeypatch.setattr(benchmark, "federation", keep)
+    said = CliRunner().invoke(
+        benchmark.main,
+        ["--clients", "1", "--parameters", "5000", "--tensors", "3", "--rounds", "2", "--warm-up", "1", "--json"],
+    )
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.output.splitlines()[-1])
+    assert found["median_s"] > 0
+    assert found["p90_s"] >= found["median_s"] >= found["min_s"]
+    assert found["server_idle_bytes"] > 0
+    assert {"server_rss_above_idle_bytes", "clients", "parameters", "tensors", "rtt_ms", "method", "rounds", "machine"} <= set(
+        found
+    )
+    assert len(moved) == 3
+    assert all(min(pair) > 4 * 5000 for pair in moved)
+
+
+def test_the_table_writes_every_row_with_its_target(tmp_path):
+    found = dict.fromkeys(COLUMNS, 1) | {"machine": {"load_1_min": 0.5}, "medians_s": [1]}
+    write(tmp_path, "python -m benchmarks.table", [found, found])
+    whole = json.loads((tmp_path / "round.json").read_text())
+    assert whole["command"] == "python -m benchmarks.table"
+    assert {"date", "machine"} <= set(whole)
+    assert len(whole["rows"]) == 2
+    lines = (tmp_path / "round.csv").read_text().splitlines()
+    assert lines[0].split(",") == list(COLUMNS)
+    assert lines[1].endswith(",0.5")
+
+
+def test_the_rows_are_those_of_the_anchors():
+    said = [(row.case.clients, row.case.parameters, row.case.tensors, row.case.rtt_ms, row.target_s) for row in ROWS]
+    assert said == [
+        (2, 1_000_000, 8, 0.0, 0.05),
+        (8, 1_000_000, 8, 0.0, 0.12),
+        (4, 25_000_000, 8, 0.0, 1.5),
+        (2, 1_000_000, 150, 50.0, 0.5),
+    ]
+    assert ROWS[2].target_bytes == 120_000_000 + 4 * 1024 * 1024
+
+
+def test_raw_tls_moves_all_it_was_given():
+    assert raw_tls_bytes_per_s(1 << 22) > 0
