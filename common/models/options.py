@@ -60,6 +60,27 @@ class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, head_dim=head_dim, mlp=self.mlp or 2 * self.width)
 
 
+class ConvNetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Two convolutions of 5 x 5, each followed by a pooling, then fully connected layers."""
+
+    channels: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] = msgspec.field(default_factory=lambda: [16, 32])
+    hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
+
+    def resolved(self, shape: tuple[int, ...]) -> ConvNetOptions:
+        return self
+
+
+class LstmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """LSTM layers on top of each other."""
+
+    embedding: Count = 8  # numbers a token; a series goes in as it is
+    width: Count = 256
+    depth: Count = 2
+
+    def resolved(self, shape: tuple[int, ...]) -> LstmOptions:
+        return self
+
+
 class DnnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fully connected layers with ReLU."""
 
@@ -76,7 +97,7 @@ class MlrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-Options = VitOptions | TransformerOptions | DnnOptions | MlrOptions
+Options = VitOptions | TransformerOptions | ConvNetOptions | LstmOptions | DnnOptions | MlrOptions
 
 
 def _patch(height: int, width: int) -> int:

@@ -11,7 +11,7 @@ import msgspec
 
 from common.config import convert
 from common.errors import SettingError, nearest
-from common.models.options import DnnOptions, MlrOptions, Options, TransformerOptions, VitOptions
+from common.models.options import ConvNetOptions, DnnOptions, LstmOptions, MlrOptions, Options, TransformerOptions, VitOptions
 from common.plan import Kind, ModelSpec
 
 if TYPE_CHECKING:
@@ -26,14 +26,18 @@ class _Entry:
     roles: frozenset[str]  # of common.models.structure that its tensors have
 
 
+_HEAD = frozenset({"head"})
 _TRANSFORMER = frozenset({"qkv", "head", "norm", "mlp", "encoder"})
 _MODELS = {
     "vit": _Entry("common.models.vit:VisionTransformer", VitOptions, ("images",), _TRANSFORMER),
     "transformer": _Entry(
         "common.models.transformer:SequenceTransformer", TransformerOptions, ("tokens", "series", "tabular"), _TRANSFORMER
     ),
-    "dnn": _Entry("common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), frozenset({"head"})),
-    "mlr": _Entry("common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), frozenset({"head"})),
+    "convnet": _Entry("common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
+    "convnet-bn": _Entry("common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
+    "lstm": _Entry("common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
+    "dnn": _Entry("common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
+    "mlr": _Entry("common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}

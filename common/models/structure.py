@@ -57,7 +57,7 @@ def roles(model: nn.Module) -> dict[str, frozenset[str]]:
     mlp = [
         path
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and _within(path, blocks) and not _within(path, qkv | attentions)
+        if _is_linear(module) and _within(path, blocks) and not _within(path, qkv | attentions)
     ]
     owners = {"qkv": qkv, "head": head, "norm": norms, "mlp": mlp, "encoder": blocks}
     return {name: frozenset(role for role in ROLES if _within(name, owners[role])) for name in names}
@@ -87,6 +87,10 @@ def _within(name: str, paths: Iterable[str]) -> bool:
 
 def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, _NORMS) or (type(module).__name__.endswith("Norm") and next(module.children(), None) is None)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's own, of Hugging Face transformers
 
 
 def _blocks(model: nn.Module) -> list[str]:
@@ -157,7 +161,7 @@ def _outermost_attention(path: str, blocks: list[str]) -> str:
 
 
 def _head(model: nn.Module, blocks: list[str]) -> list[str]:
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linears = [path for path, module in model.named_modules() if _is_linear(module)]
     outside = [path for path in linears if not _within(path, blocks)]
     named = [path for path in outside if _HEAD_NAMES & set(path.lower().split("."))]
     return (named or outside or linears)[-1:]

@@ -23,11 +23,19 @@ CASES = [
     ("transformer", "tokens", (6,), 20),
     ("transformer", "series", (7, 3), 0),
     ("transformer", "tabular", (5,), 0),
+    ("convnet", "images", (8, 8, 1), 0),
+    ("convnet", "images", (1, 1, 2), 0),
+    ("convnet", "images", (17, 30, 3), 0),
+    ("convnet-bn", "images", (8, 8, 1), 0),
+    ("convnet-bn", "images", (16, 5, 2), 0),
+    ("lstm", "tokens", (6,), 20),
+    ("lstm", "series", (7, 3), 0),
     ("dnn", "tabular", (5,), 0),
     ("dnn", "images", (4, 4, 2), 0),
     ("mlr", "series", (7, 3), 0),
     ("mlr", "tabular", (5,), 0),
 ]
+SMALL = {"lstm": {"width": 16}}  # the loop below has a step for small networks
 
 
 def batch(kind: str, shape: tuple[int, ...], n: int = 6) -> torch.Tensor:
@@ -42,7 +50,7 @@ def batch(kind: str, shape: tuple[int, ...], n: int = 6) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "kind", "shape", "vocabulary"), CASES)
 def test_every_model_computes_and_learns(name, kind, shape, vocabulary):
-    spec = registry.default_spec(kind, shape, 3, vocabulary, name, {})
+    spec = registry.default_spec(kind, shape, 3, vocabulary, name, SMALL.get(name, {}))
     model = registry.build(spec, 0)
     x, y = batch(kind, shape), torch.tensor([0, 1, 2, 0, 1, 2])
     logits = model(x)
@@ -73,6 +81,26 @@ def test_weights_depend_on_the_seed_alone(name, kind, shape, vocabulary):
     again, other = tensors_of(registry.build(spec, 5)), tensors_of(registry.build(spec, 6))
     assert all(torch.equal(one[key], again[key]) for key in one) and list(one) == list(again)
     assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed", "chosen"),
+    [
+        ("images", {"head"}, "vit"),
+        ("images", {"norm"}, "vit"),
+        ("tabular", {"head"}, "dnn"),
+        ("tabular", {"norm"}, "transformer"),
+        ("series", {"norm", "qkv"}, "transformer"),
+        ("tokens", {"head"}, "transformer"),
+    ],
+)
+def test_the_usual_model_that_has_the_roles(kind, needed, chosen):
+    assert registry.model_for(kind, frozenset(needed)) == chosen
+
+
+def test_no_model_has_such_a_role():
+    with pytest.raises(SettingError, match="of the roles bones"):
+        registry.model_for("images", frozenset({"bones", "head"}))
 
 
 def test_the_spec_says_everything_and_survives_json():
@@ -116,14 +144,14 @@ def test_usual_models():
     shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
     chosen = {kind: registry.default_spec(kind, shape, 2, 9, None, {}).name for kind, shape in shapes.items()}
     assert chosen == {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
-    assert registry.names() == ["dnn", "mlr", "transformer", "vit"]
+    assert registry.names() == ["convnet", "convnet-bn", "dnn", "lstm", "mlr", "transformer", "vit"]
 
 
 @pytest.mark.parametrize(
     ("kind", "shape", "name", "options", "message"),
     [
         ("images", (8, 8, 1), "vti", {}, "did you mean 'vit'"),
-        ("tokens", (8,), "dnn", {}, "dnn does not take tokens; models that do: transformer"),
+        ("tokens", (8,), "dnn", {}, "dnn does not take tokens; models that do: lstm, transformer"),
         ("tabular", (8,), "vit", {}, "models that do: dnn, mlr, transformer"),
         ("images", (8, 8, 1), None, {"widht": 3}, "model.widht .did you mean 'width'"),
         ("images", (8, 8, 1), None, {"width": 30}, "not a multiple of model.heads = 4"),
@@ -133,6 +161,11 @@ def test_usual_models():
         ("tabular", (8,), None, {"hidden": []}, "length >= 1"),
         ("tabular", (8,), None, {"hidden": [0]}, ">= 1"),
         ("tabular", (8,), "mlr", {"hidden": [1]}, "unknown setting"),
+        ("series", (8, 2), "convnet", {}, "does not take series"),
+        ("tabular", (8,), "lstm", {}, "does not take tabular"),
+        ("images", (8, 8, 1), "convnet", {"channels": [4]}, "length >= 2"),
+        ("images", (8, 8, 1), "convnet-bn", {"hidden": [0]}, ">= 1"),
+        ("series", (8, 2), "lstm", {"depth": 0}, ">= 1"),
         ("tabular", (8, 2), None, {}, "shape"),
         ("images", (1 << 20, 1 << 20, 3), None, {}, "shape"),
         ("tokens", (1 << 40,), None, {}, "shape"),
