@@ -14,7 +14,7 @@ from common.aggregators.settings import SETTINGS as AGGREGATORS
 from common.config import RoundSettings, ServerSettings, Settings, TrainSettings, load_settings
 from common.methods import registry as methods
 from common.methods.algebra import CustomMethod
-from common.models.registry import _MODELS
+from common.models import registry as models
 from common.objectives.settings import SETTINGS as OBJECTIVES
 from common.predictors.settings import SETTINGS as PREDICTORS
 from fedserver import planning
@@ -28,7 +28,7 @@ SECTIONS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     **{f"### Objective {name}": ("method", struct) for name, struct in OBJECTIVES.items()},
     **{f"### Predictor {name}": ("method", struct) for name, struct in PREDICTORS.items()},
     "### A method of your own": ("method", CustomMethod),
-    **{f"### Model {name}": ("model", entry.options) for name, entry in _MODELS.items()},
+    **{f"### Model {name}": ("model", entry.options) for name, entry in models._MODELS.items()},
 }
 WORDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
@@ -109,7 +109,8 @@ def test_the_examples_are_accepted(page: Any, tmp_path: Any) -> None:
     assert len(blocks) >= 2
     for block in blocks:
         (tmp_path / "federation.toml").write_text(block, encoding="utf-8")
-        planning.resolve(load_settings(tmp_path / "federation.toml", [], {}))
+        settings = planning.resolve(load_settings(tmp_path / "federation.toml", [], {}))
+        models.default_spec("images", (28, 28, 1), 10, 0, settings.model_name, settings.model_options)
 
 
 def _keys(cell: str) -> Iterator[str]:
