@@ -55,6 +55,8 @@ class Options:
 async def run(options: Options, said: dict[str, Any]) -> None:
     """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
     home = Home(options.home)
+    if not home.exists():
+        planning.resolve(said)  # a misspelt first start leaves no home behind
     with home.locked():
         authority = home.create()
         store = Store(home.database)

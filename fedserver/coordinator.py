@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.errors import AttuneError, OrderClosed, Replaced, UpdateRefused
+from common.errors import AttuneError, FederationFailed, OrderClosed, Replaced, UpdateRefused
 from common.pb import federation_pb2 as pb
 from common.plan import Plan, Profile
 from fedserver import planning, round
@@ -89,7 +89,7 @@ class Coordinator:
 
     # --- devices come and go
 
-    async def connect(self, name: str, profile: Profile) -> Session:
+    async def connect(self, name: str, profile: Profile, software: str) -> Session:
         """A device's new stream; it owns the device's orders from now on.
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
@@ -100,7 +100,7 @@ class Coordinator:
             older.close(Replaced(f"{name} opened a newer stream"))
         session = self._sessions[name] = Session(name, profile)
         self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="")
-        LOG.info("%s connected (%d samples)", name, profile.samples)
+        LOG.info("%s connected (%d samples, %s)", name, profile.samples, software[:40])
         self._spawn(self._welcome(session))
         return session
 
@@ -166,6 +166,15 @@ class Coordinator:
         for session in self._sessions.values():
             session.close()
 
+    def progress(self, name: str, order_id: str, done: float) -> None:
+        """How far a device is with its order; written down at each quarter, for the operator's eyes."""
+        with contextlib.suppress(OrderClosed, UpdateRefused):
+            self.book.order(name, order_id)
+            quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
+            if self._sessions[name].progress != quarter:
+                self._sessions[name].progress = quarter
+                self._store.update_device(name, progress=quarter)
+
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
@@ -200,6 +209,7 @@ class Coordinator:
             order = self.book.write(OrderId(work, number, name), blobs, returns, max(0.0, record.deadline - time.time()))
             if name in self._sessions:
                 self._sessions[name].send(order=order)
+                self.progress(name, order.id, 0.0)
 
     def _needs_download(self, name: str, work: str) -> bool:
         return needs_download(self._store.device(name), work, self.settings.round.train, self.settings.method.evaluate)
@@ -296,10 +306,11 @@ class Coordinator:
         self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
         self._saved_record = msgspec.json.encode(self.machine.record)
         await self._threads.worker(self.engine.settle)
-        await self._threads.disk(self.inbox.clear, "train", number)
         LOG.info("round %d/%d closed: %s", number, self.settings.round.rounds, summary(rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, metrics)
         await self._follow(effects)
+        # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
+        await self._threads.disk(self.inbox.clear, "train", number)
 
     async def _commit_evaluation(self) -> None:
         number = self.machine.record.round
@@ -325,7 +336,7 @@ class Coordinator:
         """The step cannot be carried out: the reason is in the status, and a restart tries the same step again."""
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
-        self.error = error if isinstance(error, AttuneError) else AttuneError(f"{type(error).__name__}: {error}")
+        self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
         self.machine.handle(round.Failed(str(self.error)))
         self._save_record()
         self.finished.set()

@@ -84,7 +84,10 @@ def reconcile(recorded: Mapping[str, Any] | None, said: Mapping[str, Any]) -> di
     if recorded is None:
         return dict(said)
     merged = merge(recorded, said)
-    before, now = resolve(recorded).fixed(), resolve(merged).fixed()
+    before = resolve(recorded).fixed()
+    named = said.get("method", {}).get("name", before["method.name"])
+    # Of another method the settings on record may be unknown: that they are is not what is wrong.
+    now = resolve(merged).fixed() if named == before["method.name"] else before | {"method.name": named}
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if differing:
         changes = "; ".join(f"{key} is {before.get(key)!r} here, not {now.get(key)!r}" for key in differing)

@@ -35,5 +35,6 @@ def _table(clients: list[dict[str, Any]]) -> Table:
         table.add_column(column, no_wrap=column != "note")
     for client in clients:
         accuracy = "-" if client["accuracy"] is None else f"{client['accuracy']:.4f}"
-        table.add_row(client["name"], client["state"], str(client["samples"] or "-"), accuracy, client["note"] or "")
+        share = "" if client["progress"] is None else f" {client['progress']:.0%}"
+        table.add_row(client["name"], client["state"] + share, str(client["samples"] or "-"), accuracy, client["note"] or "")
     return table

@@ -116,6 +116,7 @@ def _client(
         "name": device.name,
         "state": state,
         "since": device.since,
+        "progress": device.progress if state == "working" else None,
         "samples": device.samples,
         "accuracy": latest[device.name][0] if device.name in latest else None,
         "note": device.note or None,

@@ -206,6 +206,8 @@ class RoundMachine:
                 return self._open_training(now)
             case Phase.TRAINING | Phase.EVALUATING if name in self.awaited:
                 return [Open(*self.record.open_orders, (name,))]
+            case Phase.TRAINING:
+                return self._progress(now)
             case Phase.DONE:
                 return self._connect_late(name)
         return []
@@ -253,7 +255,9 @@ class RoundMachine:
         if self.record.phase is Phase.TRAINING:
             if self._is_complete(now):
                 return self._aggregate()
-            return self._extend(now) if now >= self.record.deadline else []
+            # Nobody is left to wait for, and there are others: no need to sit out the deadline.
+            stuck = not self.awaited and self.connected - set(self.record.devices)
+            return self._extend(now) if stuck or now >= self.record.deadline else []
         if self.record.phase is Phase.EVALUATING and (now >= self.record.deadline or not self._worth_waiting_for(now)):
             return self._close_evaluation(now)
         return []
@@ -271,7 +275,7 @@ class RoundMachine:
         return bool(enough) or now >= self.record.deadline or not self._worth_waiting_for(now)
 
     def _extend(self, now: float) -> list[Effect]:
-        """Past the deadline without a quorum nothing is lost: newcomers join, the troubled try again, the clock starts anew."""
+        """Without a quorum nothing is lost: newcomers join, the troubled try again, the clock starts anew."""
         added = sorted(self.connected - set(self.record.devices))
         again = sorted((self.awaited | set(self.record.excused)) & self.connected)
         self.record.devices = sorted([*self.record.devices, *added])

@@ -49,7 +49,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Connect(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         name = self._guard.name_of(context)
-        session = await self._coordinator.connect(name, await self._hello(name, context))
+        hello = await self._hello(name, context)
+        session = await self._coordinator.connect(name, _profile_of(hello, name), hello.software)
         listening = asyncio.create_task(self._listen(session, context))
         try:
             while (message := await session.next()) is not None:
@@ -58,7 +59,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             listening.cancel()
             await self._coordinator.disconnect(session)
 
-    async def _hello(self, name: str, context: grpc.aio.ServicerContext) -> Profile:
+    async def _hello(self, name: str, context: grpc.aio.ServicerContext) -> pb.Hello:
         try:
             first = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
             if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
@@ -67,18 +68,20 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 raise SettingError(
                     f"{name} speaks protocol {first.hello.protocol}; this server speaks 1: update the older side"
                 )
-            return msgspec.json.decode(first.hello.profile_json, type=Profile)
+            hello: pb.Hello = first.hello
+            return hello
         except TimeoutError:
             raise SettingError(f"{name} opened a stream and said nothing for {HELLO_TIMEOUT_S:.0f} s") from None
-        except msgspec.DecodeError as error:
-            raise SettingError(f"{name} declared its data in a form that cannot be read: {error}") from None
 
     async def _listen(self, session: Session, context: grpc.aio.ServicerContext) -> None:
         """Reads what the device says until it hangs up, which ends the session."""
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                if message.WhichOneof("message") == "trouble":
-                    await self._coordinator.trouble(session.name, message.trouble.order_id, message.trouble.reason)
+                match message.WhichOneof("message"):
+                    case "trouble":
+                        await self._coordinator.trouble(session.name, message.trouble.order_id, message.trouble.reason)
+                    case "progress":
+                        self._coordinator.progress(session.name, message.progress.order_id, message.progress.done)
         finally:
             session.close()
 
@@ -135,6 +138,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def Wake(self, request: admin_pb.WakeRequest, context: grpc.aio.ServicerContext) -> admin_pb.WakeReply:  # noqa: N802
         return admin_pb.WakeReply(connected=await self._operators.wake())
+
+
+def _profile_of(hello: pb.Hello, name: str) -> Profile:
+    try:
+        return msgspec.json.decode(hello.profile_json, type=Profile)
+    except msgspec.DecodeError as error:
+        raise SettingError(f"{name} declared its data in a form that cannot be read: {error}") from None
 
 
 def _take(frames: Iterator[bytes]) -> list[bytes]:

@@ -17,6 +17,7 @@ class Session:
     def __init__(self, name: str, profile: Profile) -> None:
         self.name = name
         self.profile = profile
+        self.progress = 0.0  # share of its order that is done
         self._unsent: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None
         self._closed = False

@@ -23,7 +23,8 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS devices (
     name TEXT PRIMARY KEY, public_key TEXT NOT NULL, enrolled_at REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0,
     connected INTEGER NOT NULL DEFAULT 0, since REAL NOT NULL DEFAULT 0, samples INTEGER,
-    contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, note TEXT NOT NULL DEFAULT '');
+    contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, progress REAL NOT NULL DEFAULT 0,
+    note TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS certificates (
     fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS tokens (
@@ -49,6 +50,7 @@ class Device(msgspec.Struct):
     samples: int | None
     contributed: int  # last round that its update went into; 0: none
     fetched: int  # round of the state that it was last served; -1: none
+    progress: float  # share of its order, in quarters
     note: str  # its last trouble, in words
 
 

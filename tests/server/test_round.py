@@ -86,13 +86,25 @@ def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> 
     m.handle(Connected("a", 0))
     m.handle(Connected("b", 0))
     m.handle(Reported("a", 1, 1))
-    m.handle(Excused("b", 2))
     m.handle(Connected("c", 3))
     assert m.record.devices == ["a", "b"]
     assert m.handle(Tick(100)) == [Open("train", 1, ("b", "c"))]
     assert m.record.deadline == 200
     assert m.handle(Reported("c", 1, 101)) == [Receipt("c", accepted=True)]
     assert m.handle(Tick(200)) == [Aggregate(1, ("a", "c"))]
+
+
+def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> None:
+    m = machine(quorum=2)
+    m.handle(Connected("a", 0))
+    m.handle(Connected("b", 0))
+    m.handle(Reported("a", 1, 1))
+    assert m.handle(Excused("b", 2)) == []
+    assert m.handle(Connected("c", 3)) == [Open("train", 1, ("b", "c"))]
+    assert m.handle(Connected("d", 4)) == [], "c is awaited: d joins the next round"
+    assert m.handle(Reported("c", 1, 5)) == [Receipt("c", accepted=True)]
+    m.handle(Excused("b", 6))
+    assert m.record.phase is Phase.AGGREGATING
 
 
 def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
