@@ -9,6 +9,7 @@ import msgspec
 from common.config import Count, NonNegative, Positive, Share
 
 Sigma = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # finite, so that sigma * cosine is
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class MeanSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,6 +24,20 @@ class AttentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     sigma: Sigma = 50.0
     components: Literal["layer", "tensor"] = "layer"  # "tensor": each tensor by itself, as the published code (E4)
     weighting: Literal["none", "samples"] = "none"  # "samples": attention times data share, as the published code (E4)
+
+
+class HeurAmpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """HeurFedAMP: docs/methods/heurfedamp.md."""
+
+    self_weight: Fraction = 0.25  # 1 / (M + 1), with M other clients of the same distribution
+    sigma: Sigma = 50.0
+
+
+class AmpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """FedAMP: docs/methods/fedamp.md."""
+
+    sigma: Positive | Literal["auto"] = "auto"  # "auto": the median squared distance of the cohort's pairs
+    step: Fraction = 1.0  # of the way to where all others weigh as one's own: alpha * S / sigma in the paper's letters
 
 
 class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,10 +70,14 @@ class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "mean": MeanSettings,
     "attention": AttentionSettings,
+    "heur-amp": HeurAmpSettings,
+    "amp": AmpSettings,
     "hypernetwork": HypernetworkSettings,
 }
 CLASSES = {
     "mean": "common.aggregators.mean:Mean",
     "attention": "common.aggregators.attention:Attention",
+    "heur-amp": "common.aggregators.similarity:HeurAmp",
+    "amp": "common.aggregators.similarity:Amp",
     "hypernetwork": "common.aggregators.hypernetwork:Hypernetwork",
 }

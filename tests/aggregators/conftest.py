@@ -12,7 +12,8 @@ from common.aggregators.attention import Attention
 from common.aggregators.base import Aggregator, MemoryVault, Tensors, Update, Vault
 from common.aggregators.hypernetwork import Hypernetwork
 from common.aggregators.mean import Mean
-from common.aggregators.settings import AttentionSettings, HypernetworkSettings, MeanSettings
+from common.aggregators.settings import AmpSettings, AttentionSettings, HeurAmpSettings, HypernetworkSettings, MeanSettings
+from common.aggregators.similarity import Amp, HeurAmp
 
 COMPONENTS = {
     "blocks.0.qkv": ["blocks.0.qkv.weight"],
@@ -35,6 +36,9 @@ KINDS: dict[str, Callable[[Vault], Aggregator]] = {
     "attention-tensor-samples": lambda vault: Attention(
         AttentionSettings(components="tensor", weighting="samples"), vault, 3, COMPONENTS
     ),
+    "heur-amp": lambda vault: HeurAmp(HeurAmpSettings(), vault, 3, COMPONENTS),
+    "amp": lambda vault: Amp(AmpSettings(), vault, 3, COMPONENTS),
+    "amp-sigma-step": lambda vault: Amp(AmpSettings(sigma=2.0, step=0.5), vault, 3, COMPONENTS),
     "hypernetwork-adam": lambda vault: Hypernetwork(HypernetworkSettings(**SMALL), vault, 3, COMPONENTS),
     "hypernetwork-sgd": lambda vault: Hypernetwork(HypernetworkSettings(server_optimiser="sgd", **SMALL), vault, 3, COMPONENTS),
     "hypernetwork-plain-sgd": lambda vault: Hypernetwork(

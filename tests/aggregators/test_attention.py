@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.aggregators import attention as subject
-from common.aggregators.attention import Attention, attention, gram, mix_
+from common.aggregators.attention import Attention, attention, cosines
 from common.aggregators.base import MemoryVault, Update
+from common.aggregators.gram import gram
 from common.aggregators.settings import AttentionSettings
 
 
@@ -70,7 +70,7 @@ def test_equals_the_oracle(shape, sigma, by_samples):
     W_SD = mixed(X_SD, sigma, samples, "samples" if by_samples else "none")
     assert close(W_SD, torch.tensor(W, dtype=torch.float64), X_SD)
     shares_S = torch.tensor(samples, dtype=torch.float64) / sum(samples) if samples else None
-    A_SS = attention(gram(X_SD), sigma, shares_S)
+    A_SS = attention(cosines(gram(X_SD)), sigma, shares_S)
     assert torch.allclose(A_SS, torch.tensor(A, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
@@ -80,7 +80,7 @@ def test_rows_sum_to_one(shape, sigma, by_samples):
     """Errata E1: the paper's equation 7 normalises over the wrong index."""
     X_SD = rows_of(*shape)
     shares_S = torch.full((len(X_SD),), 1 / len(X_SD), dtype=torch.float64) if by_samples else None
-    A_SS = attention(gram(X_SD), sigma, shares_S)
+    A_SS = attention(cosines(gram(X_SD)), sigma, shares_S)
     assert torch.allclose(A_SS.sum(dim=1), torch.ones(len(X_SD), dtype=torch.float64), atol=1e-12)
     assert (A_SS >= 0).all()
 
@@ -113,18 +113,8 @@ def test_large_sigma_averages_equal_directions():
 
 
 def test_zero_vectors_have_cosine_zero_even_with_themselves():
-    A_SS = attention(gram(torch.tensor([[0.0, 0.0], [1.0, 0.0]])), math.log(3))
+    A_SS = attention(cosines(gram(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))), math.log(3))
     assert torch.allclose(A_SS, torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64))
-
-
-def test_blocks_give_what_one_piece_gives(monkeypatch):
-    monkeypatch.setattr(subject, "BLOCK", 7)
-    X_SD = rows_of(4, 40, 5, 0.5)
-    _, W = oracle(X_SD.tolist(), 50.0)
-    A_SS = attention(gram(X_SD), 50.0)
-    W_SD = X_SD.clone()
-    mix_(W_SD, A_SS)
-    assert close(W_SD, torch.tensor(W, dtype=torch.float64), X_SD)
 
 
 def test_components_are_independent_and_keep_shape_and_dtype():
