@@ -1,0 +1,231 @@
+"""Models of other people's making, with random weights: their q,k,v, head, norms and blocks are found, and FedTP fits them.
+
+Hugging Face's are the real ones, of the package transformers. timm cannot be imported beside a CPU build of torch (it needs
+torchvision, whose wheels are CUDA builds), so its ViT is laid out here by hand, attribute by attribute, as timm 1.0 has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from common.methods.algebra import assign
+from common.methods.fedtp import FEDTP
+from common.models.structure import components, roles, tensors_of
+
+WIDTH, DEPTH, HIDDEN, CLASSES = 16, 2, 24, 3
+
+
+class LogitsOf(nn.Module):
+    """What a user's factory returns for a Hugging Face model: the logits alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x).logits
+        return logits
+
+
+def hugging_face(name: str) -> nn.Module:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import transformers
+
+    shape = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 2, "intermediate_size": HIDDEN}
+    bert = {"vocab_size": 30, "num_labels": CLASSES}
+    config = {
+        "Bert": bert | shape,
+        "DistilBert": bert | {"dim": WIDTH, "n_layers": DEPTH, "n_heads": 2, "hidden_dim": HIDDEN},
+        "GPT2": bert | {"n_embd": WIDTH, "n_layer": DEPTH, "n_head": 2, "n_inner": HIDDEN, "pad_token_id": 0,
+                        "bos_token_id": 1, "eos_token_id": 1},
+        "Llama": bert | shape | {"num_key_value_heads": 1, "pad_token_id": 0},
+        "ViT": shape | {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": CLASSES},
+    }[name]  # fmt: skip
+    kind = "ImageClassification" if name == "ViT" else "SequenceClassification"
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{name}For{kind}")(getattr(transformers, f"{name}Config")(**config))
+    return LogitsOf(made)
+
+
+class TimmAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.q_norm, self.k_norm = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.attn_drop = nn.Dropout(0.0)
+        self.norm = nn.Identity()
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.proj_drop = nn.Dropout(0.0)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        batch, steps, _ = x_BTD.shape
+        q, k, v = self.qkv(x_BTD).view(batch, steps, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, steps, WIDTH))
+        return out
+
+
+class TimmScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((WIDTH,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class TimmMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.drop1 = nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(0.0)
+        self.norm = nn.Identity()
+        self.fc2, self.drop2 = nn.Linear(HIDDEN, WIDTH), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out
+
+
+class TimmBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.ls1, self.drop_path1 = nn.LayerNorm(WIDTH), TimmAttention(), TimmScale(), nn.Identity()
+        self.norm2, self.mlp, self.ls2, self.drop_path2 = nn.LayerNorm(WIDTH), TimmMlp(), TimmScale(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return out
+
+
+class TimmPatches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj, self.norm = nn.Conv2d(1, WIDTH, 4, 4), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return out
+
+
+class TimmViT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.reg_token = nn.Parameter(torch.randn(1, 2, WIDTH))
+        self.pos_embed = nn.Parameter(torch.randn(1, 7, WIDTH))
+        self.patch_embed = TimmPatches()
+        self.pos_drop, self.patch_drop, self.norm_pre = nn.Dropout(0.0), nn.Identity(), nn.Identity()
+        self.blocks = nn.Sequential(*(TimmBlock() for _ in range(DEPTH)))
+        self.norm, self.fc_norm, self.head_drop = nn.LayerNorm(WIDTH), nn.Identity(), nn.Dropout(0.0)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x)
+        x = torch.cat([part.expand(len(x), -1, -1) for part in (self.cls_token, self.reg_token)] + [x], dim=1) + self.pos_embed
+        out: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return out
+
+
+class TorchEncoder(nn.Module):
+    """torch's own layers: nn.MultiheadAttention with q,k,v in one in_proj_weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, HIDDEN, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)
+        self.out = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.encoder(self.embed(x))[:, -1])
+        return out
+
+
+def both(*layers: str) -> set[str]:
+    return {f"{layer}.{p}" for layer in layers for p in ("weight", "bias")}
+
+
+def weights(*layers: str) -> set[str]:
+    return {f"{layer}.weight" for layer in layers}
+
+
+Case = tuple[Callable[[], nn.Module], str, set[str], set[str], set[str], set[str], int]
+# How to build it, where block i is, what is in a block of q,k,v, of its MLP and of its norms, the head, norms outside blocks.
+CASES: dict[str, Case] = {
+    "bert": (
+        lambda: hugging_face("Bert"), "inner.bert.encoder.layer.{}.",
+        both("attention.self.query", "attention.self.key", "attention.self.value"), both("intermediate.dense", "output.dense"),
+        both("attention.output.LayerNorm", "output.LayerNorm"), both("inner.classifier"), 1,
+    ),
+    "distilbert": (
+        lambda: hugging_face("DistilBert"), "inner.distilbert.transformer.layer.{}.",
+        both("attention.q_lin", "attention.k_lin", "attention.v_lin"), both("ffn.lin1", "ffn.lin2"),
+        both("sa_layer_norm", "output_layer_norm"), both("inner.classifier"), 1,
+    ),
+    "vit": (
+        lambda: hugging_face("ViT"), "inner.vit.layers.{}.",
+        both("attention.q_proj", "attention.k_proj", "attention.v_proj"), both("mlp.fc1", "mlp.fc2"),
+        both("layernorm_before", "layernorm_after"), both("inner.classifier"), 1,
+    ),
+    "gpt2": (
+        lambda: hugging_face("GPT2"), "inner.transformer.h.{}.", both("attn.c_attn"), both("mlp.c_fc", "mlp.c_proj"),
+        both("ln_1", "ln_2"), weights("inner.score"), 1,
+    ),
+    "llama": (
+        lambda: hugging_face("Llama"), "inner.model.layers.{}.",
+        weights("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        weights("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+        weights("input_layernorm", "post_attention_layernorm"), weights("inner.score"), 1,
+    ),
+    "timm": (
+        TimmViT, "blocks.{}.", both("attn.qkv"), both("mlp.fc1", "mlp.fc2"),
+        both("norm1", "norm2", "attn.q_norm", "attn.k_norm"), both("head"), 1,
+    ),
+    "torch": (
+        TorchEncoder, "encoder.layers.{}.", {"self_attn.in_proj_weight", "self_attn.in_proj_bias"}, both("linear1", "linear2"),
+        both("norm1", "norm2"), both("out"), 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_roles(case):
+    make, block, qkv, mlp, norms, head, outside = case
+    model = make()
+    found = {
+        role: {name for name, has in roles(model).items() if role in has} for role in ("qkv", "mlp", "norm", "encoder", "head")
+    }
+
+    def in_blocks(inside: set[str]) -> set[str]:
+        return {block.format(i) + name for i in range(DEPTH) for name in inside}
+
+    assert found["qkv"] == in_blocks(qkv) and found["mlp"] == in_blocks(mlp) and found["head"] == head
+    assert {name for name in found["norm"] if name in found["encoder"]} == in_blocks(norms)
+    assert len({name.rpartition(".")[0] for name in found["norm"] - found["encoder"]}) == outside
+    assert found["encoder"] == {name for name in tensors_of(model) if name.startswith(block.partition("{")[0])}
+    assert sorted(name for names in components(model).values() for name in names) == sorted(tensors_of(model))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fedtp_generates_what_the_model_attends_with(name):
+    """q,k,v given by name change the logits, and gradients reach every such matrix (a key's bias cancels in softmax)."""
+    model = CASES[name][0]().double().eval()
+    generated = [tensor for tensor, kind in assign(FEDTP, model).items() if kind == "generated"]
+    torch.manual_seed(1)
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64) if name in ("vit", "timm") else torch.randint(2, 30, (2, 5))
+    given = {
+        tensor: (tensors_of(model)[tensor] + 0.3 * torch.randn_like(tensors_of(model)[tensor])).requires_grad_()
+        for tensor in generated
+    }
+    logits = functional_call(model, {**tensors_of(model), **given}, (x,))
+    assert logits.shape == (2, CLASSES) and not torch.allclose(logits, model(x), atol=1e-6)
+    gradients = dict(zip(given, torch.autograd.grad(logits.square().sum(), list(given.values())), strict=True))
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert all(gradient.abs().max() > 1e-10 for gradient in gradients.values() if gradient.dim() == 2)
