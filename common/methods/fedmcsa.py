@@ -12,7 +12,7 @@ from typing import Any
 from common.methods.algebra import Method
 
 _CITATION = "Guo et al., Neurocomputing 2023"
-_TRAIN: dict[str, Any] = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20}
+TRAIN: dict[str, Any] = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20}
 
 FEDMCSA = Method(
     name="fedmcsa",
@@ -20,7 +20,7 @@ FEDMCSA = Method(
     parts=(("*", "attended"),),
     objective="proximal",
     evaluate="trained",
-    defaults={"method": {"sigma": 50.0, "mu": 5.0}, "train": _TRAIN},
+    defaults={"method": {"sigma": 50.0, "mu": 5.0}, "train": TRAIN},
 )
 
 FEDMCSA_WITHOUT_MCSA = Method(
@@ -29,7 +29,7 @@ FEDMCSA_WITHOUT_MCSA = Method(
     parts=(("*", "shared"),),
     objective="proximal",
     evaluate="trained",
-    defaults={"method": {"uniform": True, "mu": 5.0}, "train": _TRAIN},
+    defaults={"method": {"uniform": True, "mu": 5.0}, "train": TRAIN},
 )
 
 FEDAVG_MCSA = Method(
@@ -37,5 +37,5 @@ FEDAVG_MCSA = Method(
     citation=f"{_CITATION}, table 2",
     parts=(("*", "attended"),),
     evaluate="trained",
-    defaults={"method": {"sigma": 50.0}, "train": _TRAIN},
+    defaults={"method": {"sigma": 50.0}, "train": TRAIN},
 )

@@ -13,6 +13,7 @@ from common.plan import Plan
 DEFAULT = "fedtp"
 
 _MODULES = {
+    "fedamp": "fedamp:FEDAMP",
     "fedavg": "fedavg:FEDAVG",
     "fedavg+mcsa": "fedmcsa:FEDAVG_MCSA",
     "fedbn": "fedbn:FEDBN",
@@ -21,9 +22,14 @@ _MODULES = {
     "fedper": "fedper:FEDPER",
     "fedprox": "fedprox:FEDPROX",
     "fedtp": "fedtp:FEDTP",
+    "fedtp-encoder": "fedtp:FEDTP_ENCODER",
+    "fedtp-mlp": "fedtp:FEDTP_MLP",
+    "fedtp-norm": "fedtp:FEDTP_NORM",
     "fedtp+fedper": "fedtp:FEDTP_FEDPER",
     "fedtp+mcsa": "fedtp:FEDTP_MCSA",
+    "heurfedamp": "fedamp:HEURFEDAMP",
     "local": "local:LOCAL",
+    "pfedhn": "pfedhn:PFEDHN",
     "vanilla-personalized": "vanilla_personalized:VANILLA_PERSONALIZED",
 }
 

@@ -1,0 +1,31 @@
+"""FedAMP and HeurFedAMP: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, 'Personalized Cross-Silo Federated Learning on Non-IID
+Data', AAAI 2021.
+
+Whole models are mixed by how alike they are, and local steps are pulled towards what was served. Local training is
+FedMCSA's, so that its table compares like with like.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.methods.algebra import Method
+from common.methods.fedmcsa import TRAIN
+
+_CITATION = "Huang et al., AAAI 2021"
+
+
+def _row(name: str, aggregator: str, method: dict[str, Any]) -> Method:
+    return Method(
+        name=name,
+        citation=_CITATION,
+        parts=(("*", "attended"),),
+        objective="proximal",
+        aggregators={"attended": aggregator},
+        evaluate="trained",
+        defaults={"method": {**method, "mu": 5.0}, "train": TRAIN},
+    )
+
+
+FEDAMP = _row("fedamp", "amp", {})
+HEURFEDAMP = _row("heurfedamp", "heur-amp", {"self_weight": 0.25})
