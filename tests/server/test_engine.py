@@ -1,0 +1,138 @@
+"""The tensors' side of a round: what is served, what is refused, and that a restart at any moment serves the same bits."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from common.config import TrainSettings
+from common.errors import UpdateRefused
+from common.plan import ModelSpec, Plan
+from common.wire.files import read_tensors, write_tensors
+from common.wire.malformed import MissingTensor, NotFinite, WrongDtype, WrongShape
+from fedserver.engine import Engine
+from fedserver.inbox import Entry
+from fedserver.store import Row
+
+TINY = {"width": 8, "heads": 2, "depth": 1}
+
+
+def plan(method="fedavg", model="mlr", **options):
+    shape, kind = ((4,), "tabular") if model == "mlr" else ((4, 4, 1), "images")
+    spec = ModelSpec(model, kind, shape, 3, options=TINY if model == "vit" else {})
+    return Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
+
+
+class Bench:
+    """An engine over a folder; `restart` makes a new one from what was committed, as a new process would."""
+
+    def __init__(self, folder, plan_):
+        self.folder, self.plan, self.slots, self.closed = folder, plan_, {}, 0
+        (folder / "state").mkdir()
+        self.restart()
+        self.commit()
+
+    def restart(self):
+        shutil.rmtree(self.folder / "serve", ignore_errors=True)
+        (self.folder / "serve").mkdir()
+        self.engine = Engine(self.plan, list(self.slots.values()), self.folder / "state", self.folder / "serve", self.closed)
+
+    def commit(self):
+        self.slots |= {(slot.part, slot.key): slot for slot in self.engine.staged_slots()}
+        self.engine.settle()
+
+    def digests(self, names=("a", "b")):
+        return {name: {part: blob.digest for part, blob in parts.items()} for name, parts in self.engine.serve(names).items()}
+
+    def entry(self, name, value, samples):
+        """An update that hands in `value` everywhere."""
+        parts = {}
+        for part, manifest in self.engine.manifests.items():
+            path = self.folder / f"{name}.{part}.safetensors"
+            write_tensors(path, {key: torch.full(spec.shape, float(value)) for key, spec in manifest.items()})
+            parts[part] = path
+        return Entry(Row(self.closed + 1, "train", name, samples=samples), parts)
+
+    def round(self, **updates):
+        self.engine.aggregate({name: self.entry(name, *said) for name, said in updates.items()})
+
+    def close(self, **updates):
+        self.round(**updates)
+        self.closed += 1
+        self.commit()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return lambda *what, **options: Bench(tmp_path, plan(*what, **options))
+
+
+def test_fedavg_serves_one_file_and_its_mean_is_weighted_by_samples(bench):
+    tiny = bench()
+    served = tiny.engine.serve(["a", "b"])
+    assert tiny.engine.parts == ["shared"]
+    assert served["a"]["shared"].digest == served["b"]["shared"].digest
+    tiny.close(a=(1.0, 30), b=(5.0, 10), c=(100.0, 0))
+    for tensor in read_tensors(tiny.engine.serve(["a"])["a"]["shared"].path).values():
+        assert torch.equal(tensor, torch.full_like(tensor, 2.0))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtp", "fedmcsa", "fedtp+mcsa"])
+def test_a_restart_before_or_after_the_commit_serves_the_same_bits(bench, method):
+    tiny = bench(method, "vit")
+    before = tiny.digests()
+    tiny.restart()
+    assert tiny.digests() == before
+    tiny.round(a=(0.25, 3), b=(-0.5, 5))  # staged, and lost with the process
+    tiny.restart()
+    assert tiny.digests() == before
+    tiny.close(a=(0.25, 3), b=(-0.5, 5))
+    after = tiny.digests()
+    assert after != before
+    tiny.restart()
+    assert tiny.digests() == after
+    tiny.close(a=(0.0, 1), b=(1.0, 1))
+    assert {path.name for path in (tiny.folder / "state").iterdir()} == {slot.file for slot in tiny.slots.values()}
+
+
+def test_fedtp_gives_each_client_its_own_generated_part(bench):
+    tiny = bench("fedtp", "vit")
+    served = tiny.digests(("a", "b", "c"))
+    assert len({parts["generated"] for parts in served.values()}) == 3
+    assert len({parts["shared"] for parts in served.values()}) == 1
+    assert tiny.digests(("c",))["c"] == served["c"]
+
+
+def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
+    tiny = bench()
+    good = {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests["shared"].items()}
+    name = max(good, key=lambda key: good[key].numel())
+    wrong = {
+        WrongShape: good | {name: torch.zeros(1)},
+        WrongDtype: good | {name: good[name].double()},
+        NotFinite: good | {name: good[name] + float("nan")},
+        MissingTensor: {key: tensor for key, tensor in good.items() if key != name},
+    }
+    for expected, tensors in wrong.items():
+        write_tensors(tmp_path / "update", tensors)
+        with pytest.raises(expected, match=f"kiel's shared update.*{name}"):
+            tiny.engine.check("kiel", "shared", tmp_path / "update", 0.0)
+
+
+def test_the_norm_that_is_limited_is_of_the_change(bench, tmp_path):
+    tiny = bench()
+    served = read_tensors(tiny.engine.serve(["a"])["a"]["shared"].path)
+    count = sum(tensor.numel() for tensor in served.values())
+    write_tensors(tmp_path / "update", {name: tensor + 2.0 for name, tensor in served.items()})
+    norm = 2.0 * count**0.5
+    tiny.engine.check("a", "shared", tmp_path / "update", norm * 1.001)
+    with pytest.raises(UpdateRefused, match="norm"):
+        tiny.engine.check("a", "shared", tmp_path / "update", norm * 0.999)
+
+
+def test_no_answer_may_be_much_larger_than_the_part(bench):
+    tiny = bench()
+    size = tiny.engine.serve(["a"])["a"]["shared"].size
+    assert size <= tiny.engine.max_bytes("shared") <= size + (1 << 17)

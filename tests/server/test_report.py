@@ -1,0 +1,72 @@
+"""What an accuracy is: numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.config import RoundSettings
+from fedserver.report import accuracies, over_all, state_of, summary
+from fedserver.round import Phase, Record
+from fedserver.store import Row
+
+
+def train(round_, client, before, after, size=10):
+    return Row(round_, "train", client, accuracy_before=before, accuracy_after=after, test_samples=size)
+
+
+def evaluate(round_, client, value, size=10):
+    return Row(round_, "evaluate", client, accuracy_before=value, test_samples=size)
+
+
+ROWS = [train(1, "a", 0.1, 0.5), train(1, "b", 0.2, 0.6, 30), train(2, "a", 0.3, 0.7), evaluate(2, "b", 0.9, 30)]
+
+
+def test_served_is_before_local_training_and_the_latest_counts():
+    assert accuracies(ROWS, "served") == {"a": (0.3, 10), "b": (0.9, 30)}
+    assert accuracies(ROWS[:3], "served") == {"a": (0.3, 10), "b": (0.2, 30)}
+
+
+def test_trained_is_after_local_training_or_of_the_last_evaluation():
+    assert accuracies(ROWS, "trained") == {"a": (0.7, 10), "b": (0.9, 30)}
+    assert accuracies(ROWS[:3], "trained") == {"a": (0.7, 10), "b": (0.6, 30)}
+
+
+def test_both_averages():
+    found = over_all({"a": (0.5, 10), "b": (0.9, 30)})
+    assert found == pytest.approx({"mean_over_clients": 0.7, "over_samples": (5 + 27) / 40})
+
+
+def test_nothing_known_is_null_not_zero():
+    assert accuracies([train(1, "a", None, None)], "served") == {}
+    assert over_all({}) is None
+    assert over_all({"a": (0.5, 0)}) is None
+
+
+def test_one_line_about_a_round():
+    rows = [Row(1, "train", "a", loss=1.0), Row(1, "train", "b", loss=2.0)]
+    assert summary(rows, "served") == "2 answers, loss 1.5000"
+    assert summary(ROWS[:2], "served") == "2 answers, accuracy 0.1500"
+
+
+@pytest.mark.parametrize(
+    ("connected", "reported", "served", "expected"),
+    [
+        ({"a", "b"}, set(), True, "training"),
+        ({"a"}, set(), True, "waiting"),  # of three sampled, one is here: the quorum of two cannot be reached
+        ({"a"}, {"b"}, True, "training"),
+        ({"x", "y"}, set(), True, "waiting"),  # others than those sampled do not help
+        (set(), set(), False, "training"),  # a stopped server waits for nobody
+    ],
+)
+def test_training_that_cannot_reach_its_quorum_is_waiting(connected, reported, served, expected):
+    record = Record(phase=Phase.TRAINING, devices=["a", "b", "c"], cohort=["a", "b", "c"])
+    assert state_of(record, connected, reported, RoundSettings(min_clients=2), served=served) == expected
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.AGGREGATING, Phase.DONE, Phase.FAILED])
+def test_other_phases_are_said_as_they_are(phase):
+    assert state_of(Record(phase=phase), set(), set(), RoundSettings(), served=True) == str(phase)
+
+
+def test_evaluating_is_part_of_training_for_the_operator():
+    assert state_of(Record(phase=Phase.EVALUATING), set(), set(), RoundSettings(), served=True) == "training"

@@ -1,0 +1,192 @@
+"""Names of orders, and files on their way in: resumable, taken over, never outside their folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused
+from common.pb import federation_pb2 as pb
+from common.plan import Profile
+from common.wire.malformed import BadDigest, DigestMismatch, Truncated
+from fedserver.orderbook import OrderBook, needs_download
+from fedserver.orders import OrderId
+from fedserver.sessions import MAX_UNSENT, Session
+from fedserver.store import Device
+from fedserver.uploads import Target, Uploads
+
+DATA = b"twenty bytes of data"
+
+
+def target(data=DATA, **said):
+    usual = {"order": "train-1-a", "part": "shared", "digest": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    return Target(**(usual | said))
+
+
+@given(
+    st.sampled_from(["train", "evaluate"]),
+    st.integers(0, 10**9 - 1),
+    st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", fullmatch=True),
+)
+def test_order_ids_come_back(work, number, name):
+    assert OrderId.parse(str(OrderId(work, number, name)), name) == OrderId(work, number, name)
+
+
+@given(st.text(max_size=40))
+def test_no_other_text_is_an_order_of_this_device(text):
+    try:
+        order = OrderId.parse(text, "kiel")
+    except UpdateRefused:
+        return
+    assert (order.client, text.endswith("-kiel")) == ("kiel", True)
+
+
+@pytest.mark.parametrize(
+    "text", ["train-1-other", "train-1-", "train--kiel", "train-1-kiel-", "TRAIN-1-kiel", "train-1234567890-kiel"]
+)
+def test_orders_of_others_and_impossible_ones_are_refused(text):
+    with pytest.raises(UpdateRefused):
+        OrderId.parse(text, "kiel")
+
+
+def test_the_book_knows_the_newest_order_of_each_device():
+    book = OrderBook()
+    book.write(OrderId("train", 1, "a"), {}, ["shared"], 10.0)
+    assert list(book.order("a", "train-1-a").returns) == ["shared"]
+    book.write(OrderId("train", 2, "a"), {}, [], 10.0)
+    for name, order in (("a", "train-1-a"), ("b", "train-2-b")):
+        with pytest.raises(OrderClosed):
+            book.order(name, order)
+    with pytest.raises(UpdateRefused):
+        book.order("b", "train-2-a")
+    with pytest.raises(UnknownBlob):
+        book.offer("a", "0" * 64)
+
+
+def device(contributed, fetched):
+    return Device("a", "", 0.0, False, True, 0.0, 1, contributed, fetched, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("contributed", "fetched", "work", "train", "evaluate", "expected"),
+    [
+        (0, -1, "train", "all", "trained", True),  # never served
+        (0, 0, "train", "sampled", "served", True),
+        (0, 0, "train", "all", "trained", False),  # goes on from its own state
+        (2, 1, "train", "all", "trained", True),  # its update of round 2 was not answered yet
+        (2, 2, "train", "all", "trained", False),
+        (2, 1, "evaluate", "all", "trained", False),  # judged by its own model
+        (2, 2, "evaluate", "sampled", "served", True),
+    ],
+)
+def test_who_starts_from_what_is_served(contributed, fetched, work, train, evaluate, expected):
+    assert needs_download(device(contributed, fetched), work, train, evaluate) is expected
+
+
+def test_an_upload_goes_on_after_a_restart_and_is_taken_when_whole(tmp_path):
+    uploads = Uploads(tmp_path)
+    sink = uploads.sink("a", target(), 100)
+    uploads.write("a", "shared", sink, [DATA[:5]])
+    sink.close()  # as the end of the process does
+    again = Uploads(tmp_path)
+    assert again.offset("a", target()) == 5
+    sink = again.sink("a", target(), 100)
+    with pytest.raises(Truncated):
+        again.complete("a", "shared", sink)
+    with pytest.raises(UnknownBlob):
+        again.take("a", "shared", target().digest)
+    again.write("a", "shared", sink, [DATA[5:]])
+    again.complete("a", "shared", sink)
+    assert again.take("a", "shared", target().digest).path.read_bytes() == DATA
+    assert again.offset("a", target()) == len(DATA)
+
+
+def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
+    uploads = Uploads(tmp_path)
+    older = uploads.sink("a", target(), 100)
+    uploads.write("a", "shared", older, [DATA[:5]])
+    newer = uploads.sink("a", target(), 100)
+    assert newer.offset == 5
+    for call in (lambda: uploads.write("a", "shared", older, [DATA[5:]]), lambda: uploads.complete("a", "shared", older)):
+        with pytest.raises(OrderClosed):
+            call()
+    uploads.write("a", "shared", newer, [DATA[5:]])
+    uploads.complete("a", "shared", newer)
+
+
+def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
+    """Four streams of one upload at once, each from where it found the file: one of them completes it, the rest are closed."""
+    data = bytes(range(256)) * 64
+    uploads, whole, done = Uploads(tmp_path), target(data), []
+
+    def stream():
+        for _ in range(200):
+            try:
+                sink = uploads.sink("a", whole, len(data))
+                for at in range(sink.offset, len(data), 16):
+                    uploads.write("a", "shared", sink, [data[at : at + 16]])
+                uploads.complete("a", "shared", sink)
+            except OrderClosed:
+                continue
+            done.append(True)
+            return
+
+    threads = [threading.Thread(target=stream) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done
+    assert uploads.take("a", "shared", whole.digest).path.read_bytes() == data
+
+
+def test_another_digest_of_the_same_part_replaces_the_old_file(tmp_path):
+    uploads, other = Uploads(tmp_path), target(b"other")
+    uploads.write("a", "shared", uploads.sink("a", target(), 100), [DATA])
+    uploads.sink("a", other, 100)
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {f"shared.{other.digest}"}
+
+
+def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
+    uploads = Uploads(tmp_path)
+    sink = uploads.sink("a", target(), 100)
+    uploads.write("a", "shared", sink, [DATA[::-1]])
+    with pytest.raises(DigestMismatch):
+        uploads.complete("a", "shared", sink)
+    assert uploads.offset("a", target()) == 0
+    for size in (101, -1):
+        with pytest.raises(LimitExceeded):
+            uploads.sink("a", target(size=size), 100)
+    with pytest.raises(UpdateRefused):
+        uploads.sink("a", target(part="../ca"), 100)
+    with pytest.raises(BadDigest):
+        uploads.take("a", "shared", "../" * 20 + "etc")
+
+
+def test_a_device_that_does_not_read_is_cut_off():
+    async def scenario():
+        session = Session("a", Profile("tabular", (1,), [0], 1, 1))
+        for _ in range(MAX_UNSENT + 1):
+            session.send(notice=pb.Notice(text="hello?"))
+        with pytest.raises(Unreachable, match="does not read"):
+            await session.next()
+        session.send(notice=pb.Notice(text="nobody hears this"))
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_session_ends_with_its_first_error():
+    async def scenario():
+        session = Session("a", Profile("tabular", (1,), [0], 1, 1))
+        session.send(notice=pb.Notice(text="dropped"))
+        session.close(OrderClosed("first"))
+        session.close(UpdateRefused("second"))
+        with pytest.raises(OrderClosed, match="first"):
+            await session.next()
+
+    asyncio.run(scenario())
