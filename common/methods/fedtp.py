@@ -26,6 +26,13 @@ FEDTP_FEDPER = Method(
     parts=(("@qkv", "generated"), ("@head", "private"), ("*", "shared")),
 )
 
+FEDTP_KNN = Method(
+    name="fedtp+knn",
+    citation=f"{_CITATION} (extensions); Marfoq et al., ICML 2022",
+    parts=(("@qkv", "generated"), ("*", "shared")),
+    predictor="knn",
+)
+
 FEDTP_MCSA = Method(
     name="fedtp+mcsa",
     citation=f"ours, of {_CITATION} and Guo et al., Neurocomputing 2023",

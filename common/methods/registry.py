@@ -26,6 +26,7 @@ _MODULES = {
     "fedtp-mlp": "fedtp:FEDTP_MLP",
     "fedtp-norm": "fedtp:FEDTP_NORM",
     "fedtp+fedper": "fedtp:FEDTP_FEDPER",
+    "fedtp+knn": "fedtp:FEDTP_KNN",
     "fedtp+mcsa": "fedtp:FEDTP_MCSA",
     "heurfedamp": "fedamp:HEURFEDAMP",
     "local": "local:LOCAL",
