@@ -17,13 +17,14 @@ VALUE = "value"
 class Mean:
     """xi <- sum_i (m_i / M) xi_i, M the cohort's total (McMahan et al. 2017, Algorithm 1; errata E2).
 
-    Memory: one tensor of one update and its running sum.
+    With `server_mix` beta, xi <- (1 - beta) xi + beta * that sum (pFedMe, Algorithm 1). Memory: one tensor of one update
+    and its running sum.
     """
 
     returns: Literal["values", "change"] = "values"
 
     def __init__(self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
-        self._uniform = settings.uniform
+        self._uniform, self._mix = settings.uniform, settings.server_mix
         self._vault = vault
         self._manifest: Manifest | None = None
 
@@ -48,12 +49,22 @@ class Mean:
         if not counted:
             return {}
         shares = shares_of(counted, self._uniform)
+        before = self._vault.read(VALUE)
         if self._manifest is None:
-            self._manifest = manifest_of(self._vault.read(VALUE))
+            self._manifest = manifest_of(before)
         with self._vault.writer(VALUE, self._manifest) as writer:
             for name in self._manifest:
-                writer.put(name, weighted_mean(name, counted, shares))
+                mean = weighted_mean(name, counted, shares)
+                writer.put(name, mean if self._mix == 1 else mixed(before[name], mean, self._mix))
         return {}
+
+
+def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:
+    """old + mix * (new - old), in at least float32 (integers: float64, rounded), in the tensor's own dtype."""
+    exact = old.is_floating_point()
+    dtype = torch.promote_types(old.dtype, torch.float32) if exact else torch.float64
+    result = torch.lerp(old.to(dtype), new.to(dtype), mix)
+    return result.to(old.dtype) if exact else result.round_().to(old.dtype)
 
 
 def shares_of(updates: Sequence[Update], uniform: bool) -> list[float]:

@@ -16,6 +16,7 @@ class MeanSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weighted mean: docs/methods/fedavg.md."""
 
     uniform: bool = False  # every client of the cohort counts the same, instead of by its samples
+    server_mix: Positive = 1.0  # pFedMe's beta: how far the server's value moves towards the cohort's mean
 
 
 class AttentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

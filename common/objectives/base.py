@@ -51,8 +51,8 @@ class LocalTask:
         return mean_cross_entropy(self.network(tensors, x), y)
 
     def class_counts(self, classes: int) -> torch.Tensor:
-        """(C,) int64: how often each label occurs in the training samples."""
-        return torch.bincount(self.y.flatten(), minlength=classes).to(self.device)
+        """(C,) int64 on the CPU: how often each label occurs in the training samples."""
+        return torch.bincount(self.y.flatten(), minlength=classes).cpu()
 
 
 class Objective(ABC):
@@ -61,7 +61,10 @@ class Objective(ABC):
     keeps_received = False  # whether `received` must survive a restart
 
     def extras(self, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
-        """Further tensors that the device keeps: `personal.` + the name of what they stand beside. `tensors`: its first model."""
+        """Further tensors that the device keeps: `personal.` + the name of what they stand beside.
+
+        tensors: the model that the device is first served.
+        """
         return {}
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from common.config import NonNegative
+from common.config import Count, NonNegative, Positive
 
 
 class SgdSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,5 +17,53 @@ class ProximalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mu: NonNegative = 0.01
 
 
-SETTINGS: dict[str, type[msgspec.Struct]] = {"sgd": SgdSettings, "proximal": ProximalSettings}
-CLASSES = {"sgd": "common.objectives.sgd:Sgd", "proximal": "common.objectives.proximal:Proximal"}
+class MamlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """First-order MAML: docs/methods/per-fedavg.md."""
+
+    alpha: Positive | None = None  # learning rate of the inner step; None: train.lr
+    beta: Positive = 0.001  # learning rate with which the gradient behind the inner step is applied
+
+
+class MoreauSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """pFedMe: docs/methods/pfedme.md."""
+
+    mu: NonNegative = 15.0  # the paper's lambda
+    inner_steps: Count = 5  # the paper's K: steps of the personal model on one mini-batch
+    personal_lr: Positive | None = None  # of these steps; None: train.lr
+
+
+class OwnModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ditto: docs/methods/ditto.md."""
+
+    mu: NonNegative = 0.1  # the paper's lambda; 0: the own model learns alone
+
+
+class AlternatingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """FedRep: docs/methods/fedrep.md. Both take the place of train.local_epochs and train.local_steps."""
+
+    head_epochs: Count = 4  # of the private part, the rest frozen
+    body_epochs: Count = 1  # of the rest, the private part frozen
+
+
+class TwoHeadsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """FedRoD has nothing to set."""
+
+
+SETTINGS: dict[str, type[msgspec.Struct]] = {
+    "sgd": SgdSettings,
+    "proximal": ProximalSettings,
+    "maml": MamlSettings,
+    "moreau": MoreauSettings,
+    "own-model": OwnModelSettings,
+    "alternating": AlternatingSettings,
+    "two-heads": TwoHeadsSettings,
+}
+CLASSES = {
+    "sgd": "common.objectives.sgd:Sgd",
+    "proximal": "common.objectives.proximal:Proximal",
+    "maml": "common.objectives.maml:Maml",
+    "moreau": "common.objectives.moreau:Moreau",
+    "own-model": "common.objectives.own_model:OwnModel",
+    "alternating": "common.objectives.alternating:Alternating",
+    "two-heads": "common.objectives.two_heads:TwoHeads",
+}

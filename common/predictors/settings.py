@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from common.config import Count
+from common.config import Count, CountOrZero, Positive
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -14,6 +14,22 @@ Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model itself has nothing to set."""
+
+
+class FineTuneSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Training on the device's own samples before it predicts: docs/methods/fedavg+ft.md."""
+
+    tune_epochs: Count = 1
+    tune_steps: CountOrZero = 0  # mini-batch steps instead of epochs; 0: by epochs
+    alpha: Positive | None = None  # learning rate; None: train.lr
+
+
+class OwnModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The device's own model has nothing to set."""
+
+
+class TwoHeadsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sum of both heads has nothing to set."""
 
 
 class KnnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,5 +40,17 @@ class KnnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity: Part = 1.0  # share of the training samples that is remembered
 
 
-SETTINGS: dict[str, type[msgspec.Struct]] = {"knn": KnnSettings, "model": ModelSettings}
-CLASSES = {"knn": "common.predictors.knn:Knn", "model": "common.predictors.model:Model"}
+SETTINGS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelSettings,
+    "fine-tune": FineTuneSettings,
+    "knn": KnnSettings,
+    "own-model": OwnModelSettings,
+    "two-heads": TwoHeadsSettings,
+}
+CLASSES = {
+    "model": "common.predictors.model:Model",
+    "fine-tune": "common.predictors.fine_tune:FineTune",
+    "knn": "common.predictors.knn:Knn",
+    "own-model": "common.predictors.own_model:OwnModel",
+    "two-heads": "common.predictors.two_heads:TwoHeads",
+}

@@ -1,0 +1,266 @@
+"""Two clients, two rounds: each method against the same computation in numpy, written from the papers' equations.
+
+X (N, D), Y one-hot (N, C), W (C, D), H the head (C, K), B the body (K, D); everything in float64, full batches.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.config import TrainSettings
+from common.methods.registry import get, method_from_options
+from common.objectives.base import PERSONAL
+
+W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
+B0 = np.array([[0.5, -0.3], [0.2, 0.7]])
+SHARDS = {
+    "a": (np.array([[1.0, 2.0], [-0.5, 1.0], [0.3, -1.2]]), np.array([0, 1, 1])),
+    "b": (np.array([[2.0, -1.0], [0.4, 0.9]]), np.array([2, 2])),
+}
+SHARE = {"a": 0.6, "b": 0.4}  # 3 and 2 samples
+LR, EPOCHS = 0.5, 2
+TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS)
+
+
+def linear_model():
+    model = nn.Sequential(OrderedDict(head=nn.Linear(2, 3, bias=False))).double()
+    model.load_state_dict({"head.weight": torch.from_numpy(W0)})
+    return model
+
+
+def two_layers():
+    model = nn.Sequential(OrderedDict(body=nn.Linear(2, 2, bias=False), head=nn.Linear(2, 3, bias=False))).double()
+    model.load_state_dict({"body.weight": torch.from_numpy(B0), "head.weight": torch.from_numpy(W0)})
+    return model
+
+
+def play(federation, name, model, rounds=2, **options):
+    played = federation(get(name), model, SHARDS, options, TRAIN)
+    for _ in range(rounds):
+        played.round()
+    return played
+
+
+def softmax(Z):
+    E = np.exp(Z - Z.max(axis=1, keepdims=True))
+    return E / E.sum(axis=1, keepdims=True)
+
+
+def one_hot(y):
+    return np.eye(3)[y]
+
+
+def grad(W, client):
+    """Of the mean cross-entropy of softmax(X W^T)."""
+    X, y = SHARDS[client]
+    return (softmax(X @ W.T) - one_hot(y)).T @ X / len(y)
+
+
+def mean(values):
+    return sum(SHARE[client] * value for client, value in values.items())
+
+
+def same(tensor, array):
+    np.testing.assert_allclose(tensor.numpy(), array, rtol=0, atol=1e-12)
+
+
+def test_per_fedavg(federation):
+    alpha, beta = 0.4, 0.2
+    played = play(federation, "per-fedavg", linear_model(), alpha=alpha, beta=beta)
+    W = W0
+    for _ in range(2):
+        ends = {}
+        for client in SHARDS:
+            V = W
+            for _ in range(EPOCHS):
+                V = V - beta * grad(V - alpha * grad(V, client), client)
+            ends[client] = V
+        W = mean(ends)
+    same(played.served("a")["head.weight"], W)
+    for client in SHARDS:
+        same(played.prepared(client)["head.weight"], W - alpha * grad(W, client))
+
+
+def test_per_fedavg_takes_alpha_from_the_training_settings(federation):
+    played = play(federation, "per-fedavg", linear_model(), rounds=0)
+    same(played.prepared("b")["head.weight"], W0 - LR * grad(W0, "b"))
+
+
+def pfedme_locally(w, client, mu, steps, personal_lr):
+    theta = w
+    for _ in range(EPOCHS):
+        for _ in range(steps):
+            theta = theta - personal_lr * (grad(theta, client) + mu * (theta - w))
+        w = w - mu * LR * (w - theta)
+    return w, theta
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.25, 2.0])
+def test_pfedme(federation, beta):
+    mu, steps, personal_lr = 1.5, 3, 0.1
+    options = {"mu": mu, "inner_steps": steps, "personal_lr": personal_lr, "server_mix": beta}
+    played = play(federation, "pfedme", linear_model(), **options)
+    W = W0
+    for _ in range(2):
+        ends = {client: pfedme_locally(W, client, mu, steps, personal_lr) for client in SHARDS}
+        W = (1 - beta) * W + beta * mean({client: w for client, (w, _) in ends.items()})
+    same(played.served("a")["head.weight"], W)
+    for client, (w, theta) in ends.items():
+        same(played.state[client]["head.weight"], w)
+        same(played.state[client][PERSONAL + "head.weight"], theta)
+        same(played.prepared(client, served=False)["head.weight"], theta)
+
+
+def test_pfedmes_global_model_is_a_row_of_ones_own(federation):
+    row = {"name": "custom", "parts": {"*": "shared"}, "objective": "moreau"}
+    options = {**row, "mu": 1.5, "inner_steps": 3, "personal_lr": 0.1}
+    played = federation(method_from_options(options), linear_model(), SHARDS, options, TRAIN)
+    played.round()
+    W = mean({client: pfedme_locally(W0, client, 1.5, 3, 0.1)[0] for client in SHARDS})
+    assert played.method.evaluate == "served"
+    same(played.prepared("a")["head.weight"], W)
+
+
+def test_pfedme_with_mcsa(federation):
+    mu, steps, personal_lr, sigma = 1.5, 3, 0.1, 4.0
+    options = {"mu": mu, "inner_steps": steps, "personal_lr": personal_lr, "sigma": sigma}
+    played = play(federation, "pfedme+mcsa", linear_model(), **options)
+    W = {"a": W0, "b": W0}
+    for _ in range(2):
+        ends = {client: pfedme_locally(W[client], client, mu, steps, personal_lr) for client in SHARDS}
+        X = np.stack([ends[client][0].ravel() for client in "ab"])
+        U = X / np.linalg.norm(X, axis=1, keepdims=True)
+        mixed = softmax(sigma * (U @ U.T)) @ X
+        W = {client: mixed[row].reshape(3, 2) for row, client in enumerate("ab")}
+    assert np.abs(W["a"] - W["b"]).max() > 1e-3
+    for client, (_, theta) in ends.items():
+        np.testing.assert_allclose(played.served(client)["head.weight"].numpy(), W[client], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(played.prepared(client, served=False)["head.weight"].numpy(), theta, rtol=0, atol=1e-9)
+
+
+def test_ditto(federation):
+    mu = 0.7
+    played = play(federation, "ditto", linear_model(), mu=mu)
+    W, own = W0, {"a": W0, "b": W0}
+    for _ in range(2):
+        ends = {}
+        for client in SHARDS:
+            V = W
+            for _ in range(EPOCHS):
+                V = V - LR * grad(V, client)
+                own[client] = own[client] - LR * (grad(own[client], client) + mu * (own[client] - W))
+            ends[client] = V
+        W = mean(ends)
+    same(played.served("b")["head.weight"], W)
+    for client in SHARDS:
+        same(played.state[client][PERSONAL + "head.weight"], own[client])
+        same(played.prepared(client, served=False)["head.weight"], own[client])
+
+
+def test_fedrep(federation):
+    played = play(federation, "fedrep", two_layers(), head_epochs=3, body_epochs=2)
+    B, H = B0, {"a": W0, "b": W0}
+    for _ in range(2):
+        ends = {}
+        for client, (X, y) in SHARDS.items():
+            for _ in range(3):
+                E = softmax(X @ B.T @ H[client].T) - one_hot(y)
+                H[client] = H[client] - LR * E.T @ (X @ B.T) / len(y)
+            V = B
+            for _ in range(2):
+                E = softmax(X @ V.T @ H[client].T) - one_hot(y)
+                V = V - LR * (E @ H[client]).T @ X / len(y)
+            ends[client] = V
+        B = mean(ends)
+    for client in SHARDS:
+        prepared = played.prepared(client)
+        same(prepared["body.weight"], B)
+        same(prepared["head.weight"], H[client])
+
+
+def test_fedavg_with_fine_tuning(federation):
+    played = play(federation, "fedavg+ft", linear_model(), tune_epochs=3, alpha=0.2)
+    W = W0
+    for _ in range(2):
+        ends = {}
+        for client in SHARDS:
+            V = W
+            for _ in range(EPOCHS):
+                V = V - LR * grad(V, client)
+            ends[client] = V
+        W = mean(ends)
+    same(played.served("a")["head.weight"], W)
+    for client in SHARDS:
+        V = W
+        for _ in range(3):
+            V = V - 0.2 * grad(V, client)
+        same(played.prepared(client)["head.weight"], V)
+    same(played.served("a")["head.weight"], W)
+
+
+def test_fedrod(federation):
+    """Client a lacks class 2, and b has nothing else: their softmax is over the classes that they have."""
+    played = play(federation, "fedrod", two_layers())
+    B, H = B0, W0
+    P = {"a": np.zeros((3, 2)), "b": np.zeros((3, 2))}
+    present = {"a": np.array([1 / 3, 2 / 3, 0]), "b": np.array([0, 0, 1.0])}
+    for _ in range(2):
+        bodies, heads = {}, {}
+        for client, (X, y) in SHARDS.items():
+            b, h = B, H
+            for _ in range(EPOCHS):
+                Z = X @ b.T
+                balanced = present[client] * np.exp(Z @ h.T)
+                E = balanced / balanced.sum(axis=1, keepdims=True) - one_hot(y)
+                R = softmax(Z @ h.T + Z @ P[client].T) - one_hot(y)
+                b, h = b - LR * (E @ h).T @ X / len(y), h - LR * E.T @ Z / len(y)
+                P[client] = P[client] - LR * R.T @ Z / len(y)
+            bodies[client], heads[client] = b, h
+        B, H = mean(bodies), mean(heads)
+    same(played.served("a")["body.weight"], B)
+    same(played.served("a")["head.weight"], H)
+    for client in SHARDS:
+        same(played.state[client][PERSONAL + "head.weight"], P[client])
+        prepared = played.prepared(client)
+        X = SHARDS[client][0]
+        features = X @ B.T
+        logits = played.predictor.logits(played.network, prepared, torch.from_numpy(X))
+        same(logits.detach(), features @ H.T + features @ P[client].T)
+
+
+def test_fedtp_with_fedrod(federation, models):
+    """One full-batch step on a real ViT, against gradients taken by torch with nothing of ours between."""
+    torch.manual_seed(0)
+    model = models["vit"]().double()
+    rng = np.random.default_rng(0)
+    shards = {client: (rng.normal(size=(4, 1, 8, 8)), np.array([k, k, 1, 2])) for k, client in enumerate("ab")}
+    train = TrainSettings(lr=0.1, momentum=0.0, batch_size=100, local_epochs=1)
+    played = federation(get("fedtp+fedrod"), model, shards, {"hidden": 8}, train)
+    assert set(played.kinds.values()) == {"generated", "shared"}
+    starts = {client: played.served(client) for client in shards}
+    played.round()
+    for client, (x, y) in shards.items():
+        model.load_state_dict(starts[client])
+        model.eval().zero_grad()
+        head, model.head = model.head, nn.Identity()
+        features = model(torch.from_numpy(x)).detach().numpy()
+        model.head = head
+        logits = model(torch.from_numpy(x))
+        share = np.bincount(y, minlength=10) / len(y)
+        masked = logits.masked_fill(torch.from_numpy(share == 0), -1e300) + torch.from_numpy(np.log(np.maximum(share, 1e-300)))
+        nn.functional.cross_entropy(masked, torch.from_numpy(y)).backward()
+        for name, parameter in model.named_parameters():
+            expected = starts[client][name] - 0.1 * parameter.grad
+            np.testing.assert_allclose(played.state[client][name].numpy(), expected.numpy(), rtol=0, atol=1e-12)
+        residual = softmax(logits.detach().numpy()) - np.eye(10)[y]
+        same(played.state[client][PERSONAL + "head.weight"], -0.1 * residual.T @ features / 4)
+        same(played.state[client][PERSONAL + "head.bias"], -0.1 * residual.mean(axis=0))
+    after = {client: played.served(client) for client in shards}
+    half = (played.state["a"]["head.weight"] + played.state["b"]["head.weight"]) / 2
+    same(after["a"]["head.weight"], half.numpy())
+    assert not any(name.startswith(PERSONAL) for name in after["a"])
