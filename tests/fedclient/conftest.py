@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.config import TrainSettings
-from common.errors import AttuneError, NameTaken, TokenRefused, UpdateRefused
+from common.errors import AttuneError, NameTaken, Replaced, TokenRefused, UpdateRefused
 from common.identity.authority import Authority
 from common.identity.credential import fingerprint_of, key_fingerprint_of
 from common.identity.server_tls import LiveServerCredentials, peer_fingerprint
@@ -42,6 +42,7 @@ class Faults:
     break_stream_after_order: int | None = None  # index of the order after whose sending the stream is cut
     break_upload_at: float | None = None  # share of a blob after which the upload is cut
     no_renewals: bool = False
+    replaced: bool = False  # every stream is closed for a newer one
     no_uploads: bool = False  # all uploads fail, until unset
     refuse_updates: int = 0  # so many submits are refused by name
     lose_receipts: int = 0  # so many submits are accepted, but the answer is lost
@@ -59,6 +60,7 @@ class Seen:
     troubles: list[pb.Trouble] = field(default_factory=list)
     progress: list[pb.Progress] = field(default_factory=list)
     orders_sent: list[str] = field(default_factory=list)
+    streams: list[tuple[str, str]] = field(default_factory=list)  # certificate, address of the connection
     blobs: dict[str, dict[str, bytes]] = field(default_factory=dict)  # order -> part -> bytes handed in
 
 
@@ -82,6 +84,7 @@ class FakeServer(FederationServicer):
         self.tokens: dict[str, float] = {}  # bootstrap certificate -> expiry
         self.roots = [self.authority.certificate_pem]
         self.streams: list[asyncio.Queue[pb.ServerMessage | None]] = []
+        self.stream_of: dict[str, asyncio.Queue[pb.ServerMessage | None]] = {}  # the newest of each device
         self.port = 0
         self._ready = threading.Event()
         self.loop = asyncio.new_event_loop()
@@ -151,11 +154,15 @@ class FakeServer(FederationServicer):
     async def Connect(self, requests: AsyncIterator[pb.DeviceMessage], context: Any) -> AsyncIterator[pb.ServerMessage]:
         hello = (await anext(aiter(requests))).hello
         self.seen.hellos.append(hello)
+        self.seen.streams.append((peer_fingerprint(context.auth_context()), context.peer()))
+        if self.faults.replaced:
+            await abort(context, Replaced("kiel opened a newer stream"))
         if self.plan is None:
             self._make_plan(msgspec.json.decode(hello.profile_json, type=Profile))
         outbox: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue()
         self.streams.append(outbox)
         name = self.names[peer_fingerprint(context.auth_context())]
+        self.stream_of[name] = outbox
         reader = asyncio.create_task(self._listen_to(requests))
         yield pb.ServerMessage(notice=pb.Notice(text="hello from the fake"))
         yield pb.ServerMessage(welcome=pb.Welcome(plan_json=msgspec.json.encode(self.plan)))
@@ -200,14 +207,15 @@ class FakeServer(FederationServicer):
             await abort(context, UpdateRefused("the norm is too large"))
         first = all(update.order_id != other.order_id for other in self.seen.submits)
         self.seen.submits.append(update)
-        if first:
+        if first and self.at < len(self.works):
             if self.works[self.at] == "train":
                 self._take(update)
             self.at += 1
         if self.faults.lose_receipts:
             self.faults.lose_receipts -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the receipt is lost")
-        await self.push_current(self.streams[-1], self.names[peer_fingerprint(context.auth_context())])
+        name = self.names[peer_fingerprint(context.auth_context())]
+        await self.push_current(self.stream_of[name], name)
         return pb.Receipt(status=pb.Receipt.STATUS_ACCEPTED)
 
     def _take(self, update: pb.Update) -> None:

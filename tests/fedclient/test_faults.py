@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from common.errors import HomeMismatch, NoModel, Unreachable
+from common.errors import HomeMismatch, NoModel, Replaced, Unreachable
 from common.wire.files import read_tensors
 from fedclient.trainer import Trainer
 
@@ -187,3 +187,12 @@ def test_a_home_of_another_federation_is_refused(bench, tmp_path):
     error = _raised(bench, token=None)
     assert isinstance(error, HomeMismatch)
     assert "another federation" in str(error)
+
+
+def test_a_device_that_was_replaced_says_so_and_ends(bench):
+    bench.server.faults.replaced = True
+    error = _raised(bench)
+    assert isinstance(error, Replaced)
+    assert error.exit_code == 24
+    assert "another process has taken over (kiel opened a newer stream)" in str(error)
+    assert len(bench.server.seen.hellos) == 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedclient.session import (
     BlobRef,
     Broke,
+    Displaced,
     Finished,
     GiveUp,
     Keep,
@@ -31,6 +32,7 @@ from fedclient.session import (
     Welcomed,
     WorkDone,
     WorkFailed,
+    Yield,
     backoff_s,
 )
 
@@ -243,3 +245,25 @@ def test_one_thing_at_a_time_whatever_happens(script):
                     running = order_id
         assert not (session.working and session.sending), doing_before
         running = session.working or session.sending
+
+
+def test_another_process_that_takes_over_ends_this_one():
+    play(begun(), (Ordered(ONE), [Start(ONE)]), (Displaced("newer", 1.0), [StopWork(ONE.id), Yield("newer")]))
+
+
+def test_a_stream_of_its_own_that_comes_up_late_does_not_end_a_device_but_twice_is_another_process():
+    play(
+        begun(),
+        (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        (Opened(), [Say("connected again")]),
+        (Displaced("newer", 0.1), [Say("newer (trying again)"), Reconnect(0.4)]),
+        (Opened(), [Say("connected again")]),
+        (Displaced("newer", 0.1), [Yield("newer")]),
+    )
+
+
+def test_a_stream_that_lasted_is_replaced_by_another_process_however_it_began():
+    play(begun(), (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]), (Opened(), [Say("connected again")]))
+    session = begun()
+    session.on(Broke("cut", 0.0, 9.0))
+    assert session.on(Displaced("newer", 60.0)) == [Yield("newer")]

@@ -1,0 +1,168 @@
+"""A hosted fleet: who its devices are, what is said of many, and that what ends one leaves the others alone."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+
+import pytest
+from click.testing import CliRunner
+
+from common.config import TrainSettings
+from common.data.shard import load_shard
+from common.errors import NoModel, SettingError, ShardError
+from common.models.registry import default_spec
+from common.plan import Plan
+from fedclient import fleet, shards
+from fedclient.address import Address
+from fedclient.chorus import Chorus, agreeing
+from fedclient.cli import main
+from fedclient.home import Home
+from fedclient.options import Options
+from fedclient.session import Order
+from fedclient.source import held
+from fedclient.state import Result
+from tests.fedclient import conftest
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in (1, 2, 10):
+        conftest.tabular_shard(tmp_path / "shards" / f"shard{number}", seed=number)
+    (tmp_path / "shards" / "partition.png").write_bytes(b"")
+    return tmp_path / "shards"
+
+
+def options(folder, **changed):
+    return Options(**({"data": folder, "server": Address("127.0.0.1", 1)} | changed))
+
+
+def members(bench, folder, **changed):
+    paths = shards.expand([f"{folder}/*"])
+    return shards.members(paths, bench.options(**({"home": None, "name": "edge", "data": folder} | changed)))
+
+
+def test_a_pattern_means_shards_in_the_order_of_their_numbers(folder):
+    assert [path.name for path in shards.expand([f"{folder}/*"])] == ["shard1", "shard2", "shard10"]
+    assert [path.name for path in shards.expand([str(folder / "shard2"), f"{folder}/*"])] == ["shard2", "shard1", "shard10"]
+    assert shards.is_fleet([f"{folder}/shard[1]"])
+    assert not shards.is_fleet([str(folder / "shard1")])
+    with pytest.raises(ShardError, match="no shard matches"):
+        shards.expand([f"{folder}/client*"])
+
+
+def test_shards_of_the_same_name_have_homes_and_names_of_their_own(tmp_path):
+    paths = [tmp_path / one / two for one in "ab" for two in ("east side", "west")] + [tmp_path / "north.east"]
+    listed = shards.members(paths, options(tmp_path, home=tmp_path / "homes", name="edge"))
+    assert len({member.name for member in listed}) == len({member.home for member in listed}) == 5
+    assert listed[4].name == "edge-north.east"
+    assert listed[4].home == tmp_path / "homes" / "north.east"
+    assert [member.label for member in listed[:1]] == shards.labels(paths)[:1] != ["east-side"]
+    with pytest.raises(SettingError):
+        shards.members(paths, options(tmp_path, name="../edge"))
+
+
+def test_every_device_has_its_own_certificate_and_connection(bench, folder):
+    bench.server.works = []
+    outcomes = fleet.run(members(bench, folder), bench.lines)
+    assert sorted(bench.server.seen.enrolled) == ["edge-shard1", "edge-shard10", "edge-shard2"]
+    fingerprints, connections = zip(*bench.server.seen.streams, strict=True)
+    assert len(set(fingerprints)) == len(set(connections)) == 3
+    assert [type(outcome.error) for outcome in outcomes] == [NoModel] * 3
+    assert fleet.exit_code(outcomes) == 19
+
+
+def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
+    bench.server.works, bench.server.rounds = ["evaluate"], [0]
+    (folder / "shard1" / "train.npz").write_bytes(b"no zip")
+    listed = members(bench, folder)
+    with Home(listed[1].home).locked():
+        outcomes = fleet.run(listed, bench.lines)
+    assert [outcome.error is None for outcome in outcomes] == [False, False, True]
+    assert fleet.exit_code(outcomes) == 6
+    shown = fleet.table(outcomes)
+    assert shown[0].startswith("done: 1 of 3 clients have their model, mean accuracy 0.")
+    assert shown[-1].endswith(str(listed[2].home / "model"))
+    assert shown[1].endswith("failed")
+    first, second = fleet.failures(outcomes)
+    assert first.startswith("shard1: ")
+    assert "another fedclient is running" in second
+
+
+def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, folder, tmp_path):
+    bench.server.works, bench.server.rounds = ["evaluate"], [0]
+    server, home = f"127.0.0.1:{bench.server.port}", str(tmp_path / "homes")
+    data = ["--data", str(folder / "shard2"), "--data", f"{folder}/shard10"]
+
+    def call(*words):
+        return CliRunner().invoke(main, [*words, *data, "--home", home])
+
+    joined = call("join", "--server", server, "--token", bench.server.token(), "--name", "edge")
+    assert (joined.exit_code, joined.output) == (0, "enrolled as edge-shard2\nenrolled as edge-shard10\n")
+    listed = shards.members(shards.expand(data[1::2]), bench.options(home=tmp_path / "homes", name=None, token=None))
+    assert fleet.exit_code(fleet.run(listed, bench.lines)) == 0
+    seen = call("evaluate")
+    assert seen.exit_code == 0, seen.output
+    lines = seen.output.splitlines()
+    assert [line.split(" (")[0] for line in lines] == ["edge-shard2", "edge-shard10", lines[2].split(" (")[0]]
+    assert lines[2].startswith("mean of 2 clients: accuracy 0.")
+    (tmp_path / "homes" / "shard2" / "model" / "model.json").unlink()
+    assert call("evaluate").exit_code == 19
+    assert call("evaluate", "--json").stdout.startswith('{"clients": [{"name": "edge-shard10"')
+
+
+def test_an_unquoted_pattern_is_explained(folder):
+    result = CliRunner().invoke(main, ["--data", *map(str, sorted(folder.iterdir()))])
+    assert result.exit_code == 2
+    assert "quote a pattern" in result.output
+
+
+def test_many_devices_say_one_line_a_round(bench):
+    names = [f"s{n}" for n in range(6)]
+
+    def result(round_, loss, after):
+        return Result("x", round_, True, 1, 1, loss=loss, accuracy_before=0.5, accuracy_after=after)
+
+    async def scenario():
+        chorus = Chorus(bench.lines, names)
+        for name in names:
+            chorus.voice(name).say(f"enrolled as edge-{name}")
+        for number, name in enumerate(names):
+            chorus.voice(name).result(result(1, float(number), 0.1 * number))
+        chorus.voice("s0").result(result(2, 1.0, 0.5))
+        for name in names[1:]:
+            chorus.ended(name)
+        chorus.flush()
+
+    asyncio.run(scenario())
+    assert bench.lines.lines == [
+        "round 1  6 clients  loss 2.5  accuracy 0.500 -> 0.250",
+        "round 2  1 client  loss 1  accuracy 0.500 -> 0.500",
+        "6 clients, such as s5: enrolled as edge-s5",
+    ]
+    assert agreeing([("a", "no"), ("b", "yes")]) == ["a: no", "b: yes"]
+
+
+def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    with pytest.raises(SettingError, match=r"1000 devices need about \d+ open files.* may open 256: host fewer"):
+        fleet.make_room(1000)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
+def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
+    from fedclient.workshop import Bench
+
+    plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
+
+    def digests(keep):
+        home = Home(tmp_path / f"{method}-{keep}")
+        bench = Bench(plan, held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
+        part = {"fedmcsa": "attended"}.get(method, "shared")
+        for number in (1, 2, 3):
+            bench.carry_out(Order(f"train-{number}-kiel", number, True, (), (part,)), {}, 0, lambda done: None, lambda: False)
+            bench.rest()
+            assert (bench._learner is None) is not keep
+        return bench.newest.parts, (bench.save() / "model.safetensors").read_bytes()
+
+    assert digests(keep=True) == digests(keep=False)
