@@ -15,7 +15,7 @@ PFEDME = Method(
     objective="moreau",
     predictor="own-model",
     evaluate="trained",
-    defaults={"train": {"momentum": 0.0}},
+    defaults={"train": {"momentum": 0.0, "clip_norm": 0.0}},
 )
 
 PFEDME_MCSA = Method(
@@ -27,6 +27,6 @@ PFEDME_MCSA = Method(
     evaluate="trained",
     defaults={
         "method": {"sigma": 50.0},
-        "train": {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20},
+        "train": {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0},
     },
 )

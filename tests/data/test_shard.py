@@ -63,7 +63,7 @@ def test_hold_out_is_a_seeded_quarter(write):
 def test_one_sample_is_enough(write):
     shard = load_shard(write(X[:1], Y[:1]))
     assert shard.profile().samples == 1 and shard.profile().test_samples == 0 and shard.test_x.shape == (0, 2)
-    assert len(shard.warnings) == 3 and "one class" in shard.warnings[0] and "batch of 64" in shard.warnings[1]
+    assert len(shard.warnings) == 3 and "one class" in shard.warnings[0] and "batch of 32" in shard.warnings[1]
 
 
 def test_empty_test_part_is_allowed(write):
