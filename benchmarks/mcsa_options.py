@@ -1,9 +1,10 @@
 """Do MCSA's options help? Sigma by spread, a cap on the self-attention, attention over updates, against sigma = 50.
 
 One process, no network: the aggregators of the product over a vault in memory, FedMCSA's local training (20 steps of 20
-samples, lr 0.02, mu 5) of a small model on the digits. Scenarios: 10 clients with two classes each; 20 clients in 5 groups
-of equal classes with 45 training samples each. Accuracy is of the trained models on each client's own test samples, mean
-over clients, after the last round and the best over the rounds (BMTA, optimistic).
+samples, lr 0.02, mu 5 or 0) of a small model on the digits. Scenarios: 10 clients with two classes each; 20 clients in 5
+groups of equal classes with 45 training samples each; the same with 20; 10 clients alike (all classes, 20 samples).
+Accuracy is of the trained models on each client's own test samples, mean over clients, after the last round and the best
+over the rounds (BMTA, optimistic).
 """
 
 from __future__ import annotations
@@ -79,12 +80,35 @@ def by_spread(factor: float) -> Weights:
     return weights
 
 
+def softened(factor: float, sigma: float = 50.0) -> Weights:
+    """sigma, or less where the cosines spread: never more than factor / their standard deviation."""
+
+    def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
+        spread = float(cosine_SS.std(correction=0))
+        return attention(cosine_SS, min(sigma, factor / spread) if spread > 0 else sigma)
+
+    return weights
+
+
 def by_gap(factor: float) -> Weights:
     """sigma = factor / mean of 1 - cos over the pairs."""
 
     def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
         S = len(cosine_SS)
         gap = float((1 - cosine_SS).sum()) / max(S * (S - 1), 1)
+        return attention(cosine_SS, min(factor / gap, 1e9) if gap > 0 else 0.0)
+
+    return weights
+
+
+def by_nearest(factor: float) -> Weights:
+    """sigma = factor / median over clients of 1 - the cosine with the most alike other client."""
+
+    def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
+        if len(cosine_SS) == 1:
+            return torch.ones_like(cosine_SS)
+        nearest_S = cosine_SS.clone().fill_diagonal_(-1).max(dim=1).values
+        gap = float((1 - nearest_S).median())
         return attention(cosine_SS, min(factor / gap, 1e9) if gap > 0 else 0.0)
 
     return weights
@@ -115,9 +139,16 @@ ATTENTION: dict[str, tuple[Weights, bool]] = {
     "spread 1": (by_spread(1), False),
     "spread 2": (by_spread(2), False),
     "spread 4": (by_spread(4), False),
+    "50 or spread 2": (softened(2), False),
+    "50 or spread 3": (softened(3), False),
+    "50 or spread 4": (softened(4), False),
+    "50 or spread 6": (softened(6), False),
     "gap 2": (by_gap(2), False),
     "gap 4": (by_gap(4), False),
     "gap 8": (by_gap(8), False),
+    "nearest 1": (by_nearest(1), False),
+    "nearest 2": (by_nearest(2), False),
+    "nearest 4": (by_nearest(4), False),
     "sigma=50, cap 0.5": (capped(50, 0.5), False),
     "sigma=50, cap 0.8": (capped(50, 0.8), False),
     "sigma=200, cap 0.8": (capped(200, 0.8), False),
@@ -126,6 +157,9 @@ ATTENTION: dict[str, tuple[Weights, bool]] = {
     "updates, spread 2": (by_spread(2), True),
     "updates, gap 4": (by_gap(4), True),
 }
+
+
+OPTIONS = ["local", "mean", *ATTENTION, "heuramp 0.25", "heuramp 0.5", "amp auto", "amp 0.1", "amp 1"]
 
 
 def aggregator_of(option: str, vault: MemoryVault, names: Sequence[str]) -> Aggregator | None:
@@ -141,21 +175,27 @@ def aggregator_of(option: str, vault: MemoryVault, names: Sequence[str]) -> Aggr
     return Variant(vault, names, *ATTENTION[option])
 
 
+# name: (clients, groups of clients with the same two classes, training samples of each); 0 groups: neighbours share a class
+SCENARIOS = {"two classes": (10, 0, 0), "groups": (20, 5, 45), "groups, 20 samples": (20, 5, 20), "alike": (10, 1, 20)}
+
+
 def scenario(name: str, seed: int) -> list[Client]:
+    """The digits, cut: to train and to test on are never the same samples."""
+    count, groups, samples = SCENARIOS[name]
     bunch = load_digits()
     x, y = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=draw)
     x, y = x[order], y[order]
-    count, per_group = (10, 0) if name == "two classes" else (20, 45)
     owned = [torch.arange(len(x))[y == c] for c in range(10)]
     clients = []
     for i in range(count):
-        if per_group:  # 4 clients of a group share the samples of its two classes, and have 45 to train on
-            pool = torch.cat([owned[(i % 5) * 2], owned[(i % 5) * 2 + 1]])
-            pool = pool[torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed + i % 5))]
-            mine = pool[i // 5 :: 4]
-            train, test = mine[:per_group], mine[per_group:]
+        if groups:
+            classes = range(10) if groups == 1 else ((i % groups) * 2, (i % groups) * 2 + 1)
+            pool = torch.cat([owned[c] for c in classes])
+            pool = pool[torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed + i % groups))]
+            mine = pool[i // groups :: count // groups]
+            train, test = mine[:samples], mine[samples:]
         else:  # client i has half of class i and half of class i + 1
             j = (i + 1) % 10
             mine = torch.cat([owned[i][: len(owned[i]) // 2], owned[j][len(owned[j]) // 2 :]])
@@ -231,15 +271,16 @@ def play(option: str, setting: str, model: str, mu: float, rounds: int, seed: in
 @click.option("--rounds", default=40)
 @click.option("--seeds", default=3)
 @click.option("--mu", default="5,0")
+@click.option("--scenario", "chosen", multiple=True, type=click.Choice(list(SCENARIOS)), default=list(SCENARIOS))
+@click.option("--option", "options", multiple=True, default=OPTIONS)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "mcsa_options.csv")
-def main(rounds: int, seeds: int, mu: str, out: Path) -> None:
+def main(rounds: int, seeds: int, mu: str, chosen: tuple[str, ...], options: tuple[str, ...], out: Path) -> None:
     """Writes one line per scenario, model, mu and option: means over the seeds."""
     torch.set_num_threads(1)
-    options = ["local", "mean", *ATTENTION, "heuramp 0.25", "heuramp 0.5", "amp auto", "amp 0.1", "amp 1"]
     with out.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
         table.writerow(["scenario", "model", "mu", "option", "rounds", "seeds", "last", "worst_seed", "best_round"])
-        for setting in ("two classes", "groups"):
+        for setting in chosen:
             for model in ("mlr", "dnn"):
                 for pull in map(float, mu.split(",")):
                     for option in options:

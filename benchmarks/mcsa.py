@@ -1,0 +1,111 @@
+"""MCSA's arithmetic against the machine's roofs, in one run (anchors.md section 3).
+
+S clients, D weights: 4 S^2 D operations and 12 S D bytes (read for the inner products, read and written for the mixture).
+The smaller roof is the longer of the times that a square float32 product and a copy in memory would take for them. Times
+are CPU times of the one thread, so that other work on the machine counts little; each is the best of several, roofs and
+subjects in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import torch
+
+from benchmarks.machine import machine
+from common.aggregators.attention import Attention, attention, cosines
+from common.aggregators.base import MemoryVault, Update
+from common.aggregators.gram import gram, mix_
+from common.aggregators.settings import AttentionSettings
+
+CASES = ((10, 10_000_000), (20, 5_000_000), (50, 4_000_000))
+SQUARE, COPY = 1536, 64 << 20  # float32 numbers
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def naive(X_SD: torch.Tensor, sigma: float) -> torch.Tensor:
+    """The obvious four lines."""
+    norm_SD = X_SD / X_SD.norm(dim=1, keepdim=True)
+    A_SS = (sigma * norm_SD @ norm_SD.T).softmax(dim=1)
+    return A_SS @ X_SD
+
+
+def mcsa_(X_SD: torch.Tensor, sigma: float) -> None:
+    mix_(X_SD, attention(cosines(gram(X_SD)), sigma))
+
+
+def whole_round(X_SD: torch.Tensor) -> None:
+    """As the server does it, with stacking and the vault's copies."""
+    vault = MemoryVault()
+    aggregator = Attention(AttentionSettings(), vault, 0, {"x": ["x"]})
+    aggregator.start({"x": X_SD[0]})
+    aggregator.close_round([Update(f"{i:03}", 1, {"x": row_D}) for i, row_D in enumerate(X_SD)])
+
+
+def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(0)
+    X_SD = torch.randn(1, D, generator=draw) + 0.2 * torch.randn(S, D, generator=draw)
+    square, source, target = torch.randn(SQUARE, SQUARE), torch.randn(COPY), torch.empty(COPY)
+    A_SS = torch.full((S, S), 1 / S, dtype=torch.float64)
+    subjects: dict[str, Callable[[], object]] = {
+        "square": lambda: square @ square,
+        "copy": lambda: target.copy_(source),
+        "naive": lambda: naive(X_SD, 50.0),
+        "gram": lambda: gram(X_SD),
+        "gram_float64": lambda: gram(X_SD, exact=True),
+        "mix": lambda: mix_(X_SD, A_SS),
+        "mcsa": lambda: mcsa_(X_SD, 50.0),
+        "round": lambda: whole_round(X_SD),
+    }
+    best = dict.fromkeys(subjects, float("inf"))
+    for _ in range(repeats):
+        for name, work in subjects.items():
+            best[name] = min(best[name], cpu_s(work))
+    flops, bandwidth = 2 * SQUARE**3 / best["square"], 8 * COPY / best["copy"]
+    arithmetic_s, memory_s = 4 * S * S * D / flops, 12 * S * D / bandwidth
+    roof_s = max(arithmetic_s, memory_s)
+    return {
+        "clients": S,
+        "weights": D,
+        "gflops": round(flops / 1e9, 1),
+        "copy_gb_s": round(bandwidth / 1e9, 1),
+        "smaller_roof": "arithmetic" if arithmetic_s > memory_s else "memory",
+        "roof_s": round(roof_s, 4),
+        **{f"{name}_s": round(best[name], 4) for name in list(subjects)[2:]},
+        "share_of_roof": round(roof_s / best["mcsa"], 3),
+        "share_of_roof_naive": round(roof_s / best["naive"], 3),
+        "share_of_roof_float64": round(roof_s / (best["gram_float64"] + best["mix"]), 3),
+    }
+
+
+@click.command()
+@click.option("--repeats", default=5)
+@click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "mcsa.json")
+def main(repeats: int, out: Path) -> None:
+    """Measures on one thread and writes the figures."""
+    torch.set_num_threads(1)
+    results = []
+    for S, D in CASES:
+        results.append(measure(S, D, repeats))
+        click.echo(msgspec.json.encode(results[-1]).decode())
+    report = {
+        "what": "MCSA on one thread; CPU seconds, best of several",
+        "repeats": repeats,
+        "machine": machine(),
+        "cases": results,
+    }
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

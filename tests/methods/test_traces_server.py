@@ -1,0 +1,148 @@
+"""Two clients, two rounds: methods whose idea is on the server, and kNN, against the same computation in numpy.
+
+X (N, D), y (N,), W (C, D) the model of three classes, z an embedding; everything in float64, full batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.config import TrainSettings
+from common.methods.algebra import assign
+from common.methods.registry import get, method_from_options
+from common.models.structure import tensors_of
+
+W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
+SHARDS = {
+    "a": (np.array([[1.0, 2.0], [-0.5, 1.0], [0.3, -1.2]]), np.array([0, 1, 1])),
+    "b": (np.array([[2.0, -1.0], [0.4, 0.9]]), np.array([2, 2])),
+}
+SHARE = {"a": 0.6, "b": 0.4}  # 3 and 2 samples
+LR, EPOCHS, MU = 0.5, 2, 0.3
+TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS, clip_norm=0.0)
+
+
+def linear_model():
+    model = nn.Sequential(OrderedDict(head=nn.Linear(2, 3, bias=False))).double()
+    model.load_state_dict({"head.weight": torch.from_numpy(W0)})
+    return model
+
+
+def gradient(W, client):
+    """Of the mean cross-entropy of softmax(X W^T)."""
+    X, y = SHARDS[client]
+    E = np.exp(X @ W.T)
+    return (E / E.sum(axis=1, keepdims=True) - np.eye(3)[y]).T @ X / len(y)
+
+
+def locally(W, client, mu=0.0):
+    """EPOCHS steps from what was served, pulled to it."""
+    theta = W
+    for _ in range(EPOCHS):
+        theta = theta - LR * (gradient(theta, client) + mu * (theta - W))
+    return theta
+
+
+def check(played, expected, tolerance=1e-12):
+    for client, W in expected.items():
+        assert np.allclose(played.served(client)["head.weight"].numpy(), W, rtol=0, atol=tolerance)
+
+
+def test_heurfedamp(federation):
+    """Of two clients the other has all of 1 - a."""
+    played = federation(get("heurfedamp"), linear_model(), SHARDS, {"mu": MU, "self_weight": 0.7}, TRAIN)
+    W = {"a": W0, "b": W0}
+    for _ in range(2):
+        played.round()
+        theta = {client: locally(W[client], client, MU) for client in SHARDS}
+        W = {"a": 0.7 * theta["a"] + 0.3 * theta["b"], "b": 0.7 * theta["b"] + 0.3 * theta["a"]}
+        check(played, W)
+
+
+@pytest.mark.parametrize(("sigma", "step"), [(0.8, 1.0), ("auto", 0.6)])
+def test_fedamp(federation, sigma, step):
+    """The other weighs step/2 * exp(-d^2 / sigma); of one pair the median distance is its own, so that auto gives e^-1."""
+    played = federation(get("fedamp"), linear_model(), SHARDS, {"mu": MU, "sigma": sigma, "step": step}, TRAIN)
+    W = {"a": W0, "b": W0}
+    for _ in range(2):
+        played.round()
+        theta = {client: locally(W[client], client, MU) for client in SHARDS}
+        square = ((theta["a"] - theta["b"]) ** 2).sum()
+        other = step / 2 * math.exp(-1 if sigma == "auto" else -square / sigma)
+        W = {c: (1 - other) * theta[c] + other * theta[d] for c, d in (("a", "b"), ("b", "a"))}
+        check(played, W)
+
+
+def test_pfedhn(federation):
+    """h(z) = H (M z + m) + h by hand: phi and z descend along -Delta, weighted by the shares (errata E2)."""
+    options = {
+        "layers": 1,
+        "hidden": 3,
+        "embedding_dim": 2,
+        "server_optimiser": "sgd",
+        "server_lr": 0.2,
+        "server_momentum": 0.0,
+        "server_weight_decay": 0.0,
+    }
+    played = federation(get("pfedhn"), linear_model(), SHARDS, options, TRAIN)
+    played.aggregators["generated"].close_round([])
+    aggregator = played.aggregators["generated"]
+    saved = {name: tensor.numpy().copy() for name, tensor in aggregator._load().network.items()}
+    M, m, H, h = (saved[name] for name in ("mlp.0.weight", "mlp.0.bias", "head.head.weight", "head.head.bias"))
+    z = dict(zip("ab", aggregator._load().embeddings.values(["a", "b"]).numpy().copy(), strict=True))
+    for _ in range(2):
+        F = {client: M @ z[client] + m for client in SHARDS}
+        W = {client: (H @ F[client] + h).reshape(3, 2) for client in SHARDS}
+        check(played, W)
+        G = {client: -SHARE[client] * (locally(W[client], client) - W[client]).ravel() for client in SHARDS}
+        dF = {client: H.T @ G[client] for client in SHARDS}
+        dz = {client: M.T @ dF[client] for client in SHARDS}
+        H = H - 0.2 * sum(np.outer(G[client], F[client]) for client in SHARDS)
+        h = h - 0.2 * sum(G.values())
+        M, m = M - 0.2 * sum(np.outer(dF[client], z[client]) for client in SHARDS), m - 0.2 * sum(dF.values())
+        z = {client: z[client] - 0.2 * dz[client] for client in SHARDS}
+        played.round()
+    check(played, {client: (H @ (M @ z[client] + m) + h).reshape(3, 2) for client in SHARDS})
+
+
+def test_knn(federation):
+    """After FedAvg rounds, what a device predicts: 0.6 of its two nearest samples and 0.4 of the mean model."""
+    method = method_from_options({"name": "custom", "parts": {"*": "shared"}, "predictor": "knn"})
+    played = federation(method, linear_model(), SHARDS, {"name": "custom", "parts": {"*": "shared"}, "neighbours": 2}, TRAIN)
+    W = W0
+    for _ in range(2):
+        played.round()
+        W = sum(SHARE[client] * locally(W, client) for client in SHARDS)
+    query = np.array([0.5, 0.5])  # d^2 to a's samples: 2.5, 1.25, 2.93
+    similar = np.exp(-np.array([2.5, 1.25]) / 2)
+    neighbours = np.array([similar[0], similar[1], 0.0]) / similar.sum()
+    model = np.exp(W @ query) / np.exp(W @ query).sum()
+    with torch.no_grad():
+        found = played.predictor.logits(played.network, played.prepared("a"), torch.from_numpy(query)[None])
+    assert np.allclose(found.exp().numpy()[0], 0.6 * neighbours + 0.4 * model, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "patterns"),
+    [
+        ("fedtp-mlp", ["blocks.*.mlp.*"]),
+        ("fedtp-norm", ["blocks.*.norm?.*", "norm.*"]),
+        ("fedtp-encoder", ["blocks.*"]),
+        ("pfedhn", ["*"]),
+        ("fedtp+knn", ["blocks.*.to_qkv.weight"]),
+    ],
+)
+def test_what_is_generated(models, name, patterns):
+    """FedTP's table V: MLP layers, normalisation layers, all of the blocks."""
+    model = models["vit"]()
+    for tensor, kind in assign(get(name), model).items():
+        expected = "generated" if any(fnmatchcase(tensor, pattern) for pattern in patterns) else "shared"
+        assert kind == expected, tensor
+    assert any(kind == "generated" for kind in assign(get(name), model).values()) and len(tensors_of(model)) > 20
