@@ -11,7 +11,7 @@ from common import homes
 from common.errors import HomeMismatch, NotEnrolled, SettingError
 from common.identity.names import default_name
 from common.plan import Plan
-from fedclient.enrol import enrol
+from fedclient.enrol import enrol, stay_enrolled
 from fedclient.home import Home, Identity, Record, check_name, local_token
 from fedclient.options import Options
 
@@ -19,7 +19,8 @@ from fedclient.options import Options
 async def identity_of(options: Options, shard_name: str, home: Home, say: Callable[[str], None]) -> Identity:
     """The enrolled identity; else what `join` left; else a new one by the token given, or by that of a server on this machine.
 
-    Errors: HomeMismatch if --name contradicts it, NotEnrolled without any token, and those of `enrol`.
+    Errors: HomeMismatch if --name contradicts it, NotEnrolled without any token, and those of `enrol`. An enrolled device
+    ignores the token, unless its certificate has expired.
     """
     address = options.server
     name = options.name or default_name(socket.gethostname(), options.label or shard_name)
@@ -33,9 +34,7 @@ async def identity_of(options: Options, shard_name: str, home: Home, say: Callab
             identity = home.identity()
     if identity is not None:
         check_name(home, options.name, identity)
-        if options.token is not None:
-            say(f"already enrolled as {identity.name}; --token is ignored")
-        return identity
+        return await stay_enrolled(home, identity, address, options.token, options.connect_timeout_s, say)
     token = options.token or local_token(address)
     if token is None:
         raise NotEnrolled(

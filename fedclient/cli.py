@@ -178,7 +178,7 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
         from common import homes
         from common.identity.names import default_name
         from fedclient.address import Address
-        from fedclient.enrol import enrol
+        from fedclient.enrol import enrol, stay_enrolled
         from fedclient.home import Home, Record, check_name
 
         address = Address.parse(server)
@@ -188,7 +188,7 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
             identity = where.identity()
             if identity is not None:
                 check_name(where, name, identity)
-                click.echo(f"already enrolled as {identity.name}; --token is ignored")
+                asyncio.run(stay_enrolled(where, identity, address, token, connect_timeout, click.echo))
                 return
             identity = asyncio.run(enrol(where, record, address, token, connect_timeout, click.echo))
         click.echo(f"enrolled as {identity.name}; now: fedclient --data SHARD --server {address}")

@@ -120,7 +120,7 @@ def _refusal(address: str, how: str, bootstrap: bool) -> AttuneError:
         )
     return CertificateRefused(
         f"The server at {address} refused this device's certificate ({how}). If the server was set up anew, "
-        "ask its operator for a token and run fedclient join again."
+        "ask its operator for a token and run fedclient join with a new --home."
     )
 
 

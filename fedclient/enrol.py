@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from grpc.aio import AioRpcError
 
 from common.errors import CertificateRefused, FingerprintMismatch, Unreachable
 from common.identity.client_tls import channel_credentials, channel_options
-from common.identity.credential import Credential, csr_der, load_certificate, load_or_new_key
+from common.identity.credential import Credential, check_dates, csr_der, load_certificate, load_or_new_key, not_after
 from common.identity.names import check_name
 from common.identity.token import JoinToken
 from common.pb.federation_pb2 import Certificate, EnrolRequest
@@ -38,9 +39,49 @@ async def enrol(
     The key is kept before it is used: if the answer gets lost, the same key asks again and gets a fresh certificate.
     Errors: TokenRefused, FingerprintMismatch and NameTaken at once; Unreachable after `connect_timeout_s`.
     """
-    token = JoinToken.parse(token_text)
     key_path = home.identity_folder / "key.pem"
-    key = load_or_new_key(key_path)
+    identity = await _certify(home, record, load_or_new_key(key_path), address, token_text, connect_timeout_s, say)
+    key_path.unlink(missing_ok=True)
+    return identity
+
+
+async def stay_enrolled(
+    home: Home,
+    identity: Identity,
+    address: Address,
+    token_text: str | None,
+    connect_timeout_s: float,
+    say: Callable[[str], None],
+) -> Identity:
+    """The identity as it is; if its certificate has expired, with a fresh one for the same name and key, by the token.
+
+    Errors: CertificateRefused without a token; those of `enrol`.
+    """
+    now = datetime.now(UTC)
+    if now <= not_after(identity.credential.certificate_pem):
+        if token_text is not None:
+            say(f"already enrolled as {identity.name}; --token is ignored")
+        return identity
+    if token_text is None:
+        check_dates(identity.credential.certificate_pem, now)
+    else:
+        say(f"the certificate of {identity.name} has expired; enrolling again with the same key")
+        record = home.record() or Record(identity.name, str(address))
+        identity = await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
+    return identity
+
+
+async def _certify(
+    home: Home,
+    record: Record,
+    key: bytes,
+    address: Address,
+    token_text: str,
+    connect_timeout_s: float,
+    say: Callable[[str], None],
+) -> Identity:
+    """A certificate for `key`, checked and kept."""
+    token = JoinToken.parse(token_text)
     request = EnrolRequest(name=check_name(record.name), csr_der=csr_der(key, record.name))
     answer = await _ask(address, token, request, connect_timeout_s, say)
     credential = Credential(key, answer.certificate_pem)
@@ -48,7 +89,6 @@ async def enrol(
     identity = Identity(answer.name or record.name, credential, answer.ca_pem)
     home.remember(Record(identity.name, record.server, record.data))
     home.keep(identity)
-    key_path.unlink(missing_ok=True)
     return identity
 
 

@@ -95,10 +95,9 @@ def _server(
 ) -> grpc.aio.Server:
     """The gRPC server with all its services, not listening yet."""
     guard, keepalive_s = Guard(registrar), settings.server.keepalive_s
-    options = server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
-    # gRPC waits this long for the answer to a ping (a minute, unless told), whatever the timeout of the keepalive says.
-    options.append(("grpc.http2.ping_timeout_ms", round(keepalive_s * 1000)))
-    server = grpc.aio.server(interceptors=[guard], options=options)
+    server = grpc.aio.server(
+        interceptors=[guard], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
+    )
     intake = Intake(coordinator, Uploads(home.uploads), store, threads)
     federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, intake, registrar, guard), server)
     server.add_generic_rpc_handlers((BlobService(coordinator, intake, guard, threads).handler(),))

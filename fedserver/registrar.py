@@ -59,7 +59,7 @@ class Registrar:
         if row["revoked"]:
             raise CertificateRefused(f"the certificate of {row['name']} was revoked by the operator of this federation")
         if row["not_after"] < time.time():
-            raise CertificateRefused(f"the certificate of {row['name']} has expired: join again with a new token")
+            raise CertificateRefused(f"the certificate of {row['name']} has expired: start the device with a new --token")
         return str(row["role"]), str(row["name"])
 
     def enrol(self, bootstrap_fingerprint: str, name: str, csr_der: bytes) -> bytes:

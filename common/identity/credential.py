@@ -150,7 +150,7 @@ def check_dates(pem: bytes, now: datetime) -> None:
     if now > last:
         raise CertificateRefused(
             f"This device's certificate expired on {last:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M} here). "
-            "Ask the operator for a new token and run fedclient join again."
+            "Ask the operator for a new token and start fedclient with --token: name and state are kept."
         )
     if now < first:
         raise CertificateRefused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from common.errors import (
     Unreachable,
 )
 from common.identity.authority import Authority
+from common.identity.credential import Credential, csr_der
 from common.identity.token import JoinToken
 from fedclient.address import Address
 from fedclient.home import Home, local_token
@@ -54,6 +56,20 @@ def test_the_private_key_never_leaves_and_a_lost_answer_costs_no_name(quick, mon
     monkeypatch.setenv("ATTUNE_HOME", str(quick.folder / "attune"))
     quick.run()
     assert quick.server.seen.enrolled == ["kiel", "kiel"], "the same key asked twice"
+
+
+def test_an_expired_device_comes_back_under_its_name_with_its_key_and_a_new_token(quick):
+    quick.run()
+    folder = quick.folder / "home" / "identity"
+    key = Credential.load(folder).key_pem
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    expired = quick.server.authority.issue_device(csr_der(key, "kiel"), "kiel", 1, past)
+    Credential(key, expired).save(folder)
+    assert "expired on 2020-01-02" in refused(quick, CertificateRefused, 14, token=None)
+    quick.run(token=quick.server.token())
+    assert quick.server.seen.enrolled == ["kiel", "kiel"]
+    assert Credential.load(folder).key_pem == key
+    assert Credential.load(folder).certificate_pem != expired
 
 
 def test_a_token_that_is_no_token(quick):

@@ -19,7 +19,9 @@ def test_one_page_a_method_and_all_in_the_index():
     assert all(f"[{name}.md]({name}.md)" in index for name in names())
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedmcsa", "fedtp", "per-fedavg", "pfedme", "ditto", "fedrep", "fedavg+ft"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedprox", "fedmcsa", "fedtp", "per-fedavg", "pfedme", "ditto", "fedrep", "fedavg+ft"]
+)
 def test_every_setting_is_in_the_table_of_its_page(name):
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     options = options_of(get(name), {})

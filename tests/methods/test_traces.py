@@ -24,7 +24,7 @@ SHARDS = {
 }
 SHARE = {"a": 0.6, "b": 0.4}  # 3 and 2 samples
 LR, EPOCHS = 0.5, 2
-TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS)
+TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS, clip_norm=0.0)
 
 
 def linear_model():
@@ -239,7 +239,7 @@ def test_fedtp_with_fedrod(federation, models):
     model = models["vit"]().double()
     rng = np.random.default_rng(0)
     shards = {client: (rng.normal(size=(4, 1, 8, 8)), np.array([k, k, 1, 2])) for k, client in enumerate("ab")}
-    train = TrainSettings(lr=0.1, momentum=0.0, batch_size=100, local_epochs=1)
+    train = TrainSettings(lr=0.1, momentum=0.0, batch_size=100, local_epochs=1, clip_norm=0.0)
     played = federation(get("fedtp+fedrod"), model, shards, {"hidden": 8}, train)
     assert set(played.kinds.values()) == {"generated", "shared"}
     starts = {client: played.served(client) for client in shards}
