@@ -95,7 +95,7 @@ def test_defaults_of_fedmcsa_are_the_papers():
     options = options_of(method, {})
     assert options.aggregators == {"attended": AttentionSettings(sigma=50.0, components="layer", weighting="none")}
     assert options.objective == ProximalSettings(mu=5.0)
-    assert method.defaults["train"] == {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20}
+    assert method.defaults["train"] == {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0}
     assert method.evaluate == "trained"
     assert options_of(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)
 
