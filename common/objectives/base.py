@@ -75,7 +75,7 @@ class Objective(ABC):
 def extras_of(objective: Objective, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
     """The objective's extras, checked. Errors: SettingError for a model whose own names could be taken for extras."""
     extras = objective.extras(tensors, network)
-    clash = next((name for name in network.names if name.startswith(PERSONAL)), None)
+    clash = next((name for name in sorted(network.names, reverse=True) if name.startswith(PERSONAL)), None)
     if extras and clash:
         raise SettingError(f"the model's tensor {clash} is named like one that a device keeps: rename it in the model")
     return extras

@@ -27,7 +27,7 @@ def make_task() -> MakeTask:
         kinds: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> LocalTask:
-        usual: dict[str, Any] = {"lr": 0.5, "momentum": 0.0, "batch_size": 100, "local_epochs": 1}
+        usual: dict[str, Any] = {"lr": 0.5, "momentum": 0.0, "batch_size": 100, "local_epochs": 1, "clip_norm": 0.0}
         return LocalTask(
             network=Network(model),
             start=dict(start),

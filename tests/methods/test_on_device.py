@@ -1,0 +1,133 @@
+"""What a device does with tensors of its own, for every built-in method: never handed in, kept over restarts, saved as used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import TrainSettings
+from common.data.prepare import prepare
+from common.data.shard import load_shard
+from common.methods.registry import get, names
+from common.models.registry import default_spec
+from common.objectives.base import PERSONAL
+from common.plan import Plan
+from common.wire.files import read_tensors
+from fedclient import artifact, workshop
+from fedclient.home import Home
+from fedclient.learner import Learner
+from fedclient.session import BlobRef, Order
+from fedclient.state import Orders
+
+SMALL = {"hidden": 8, "embedding_dim": 4}
+KEEPS = {"pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The models are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def images(tmp_path):
+    rng = np.random.default_rng(1)
+    (tmp_path / "images").mkdir()
+    for part, size in (("train", 12), ("test", 9)):
+        y = rng.integers(0, 2, size)
+        x = rng.integers(0, 80, (size, 8, 8)).astype(np.uint8) + (y * 120).astype(np.uint8)[:, None, None]
+        np.savez(tmp_path / "images" / f"{part}.npz", x=x, y=y)
+    return load_shard(tmp_path / "images")
+
+
+@pytest.fixture
+def make(images, tmp_path):
+    def learner(method, home="home", **options):
+        if any(name == "hypernetwork" for name in (get(method).aggregators[k] for k in get(method).kinds if k != "private")):
+            options |= SMALL
+        spec = default_spec("images", (8, 8, 1), 3, 0, "vit", {"depth": 1, "width": 8, "heads": 2})
+        plan = Plan("f", 3, spec, [0, 1, 2], method, options, TrainSettings(lr=0.05, batch_size=4, local_epochs=1))
+        return Learner(plan, prepare(images, plan), "kiel", Orders(tmp_path / home / "orders"), torch.device("cpu"))
+
+    return learner
+
+
+def order(learner, number, train=True, scale=None):
+    """An order that serves every part, scaled from what the device has; or nothing if `scale` is None."""
+    parts = sorted({kind for kind in learner.part_of.values() if kind != "private"})
+    fetched = {}
+    if scale is not None:
+        for part in parts:
+            own = [name for name, kind in learner.part_of.items() if kind == part]
+            fetched[part] = {name: learner.theta[name] * scale for name in own}
+    refs = tuple(BlobRef(part, f"{part}-{number}-{scale}", 1) for part in fetched)
+    work = "train" if train else "evaluate"
+    return Order(f"{work}-{number}-kiel", number, train, refs, tuple(parts) if train else ()), fetched
+
+
+def carry_out(learner, *args, **kwargs):
+    made, fetched = order(learner, *args, **kwargs)
+    return learner.carry_out(made, fetched, 0, lambda done: None, lambda: False)
+
+
+@pytest.mark.parametrize("method", names())
+def test_what_is_handed_in_is_the_models_own_and_a_restart_changes_nothing(make, method):
+    one, two = make(method, "a"), make(method, "b")
+    kept = {name for name in one.theta if name.startswith(PERSONAL)}
+    assert bool(kept) == (method in KEEPS)
+    for number, scale in ((1, 0.9), (2, 0.8)):
+        result = carry_out(one, number, scale=scale)
+        carry_out(two, number, scale=scale)
+        two = make(method, "b")
+        for part in result.parts:
+            handed_in = read_tensors(one.orders.blob(result.order_id, part.part))
+            assert set(handed_in) == {name for name, kind in one.part_of.items() if kind == part.part}
+    assert one.theta.keys() == two.theta.keys() == one.part_of.keys() | kept
+    assert all(one.theta[name].equal(two.theta[name]) for name in one.theta)
+    assert carry_out(one, 3, train=False).accuracy == carry_out(two, 3, train=False).accuracy is not None
+
+
+@pytest.mark.parametrize("method", sorted(KEEPS))
+def test_what_a_device_keeps_goes_on_whatever_it_is_served(make, method):
+    learner = make(method)
+    carry_out(learner, 1, scale=0.9)
+    kept = {name: tensor.clone() for name, tensor in learner.theta.items() if name.startswith(PERSONAL)}
+    assert any(not tensor.equal(learner.theta[name.removeprefix(PERSONAL)]) for name, tensor in kept.items())
+    carry_out(learner, 1, train=False, scale=0.0)
+    assert all(learner.theta[name].equal(tensor) for name, tensor in kept.items())
+
+
+def test_a_second_model_starts_as_what_is_first_served(make):
+    learner = make("ditto")
+    carry_out(learner, 4, train=False, scale=0.5)
+    for name in learner.part_of:
+        assert learner.theta[PERSONAL + name].equal(learner.theta[name])
+    again = make("ditto")
+    carry_out(again, 5, train=False, scale=0.5)
+    assert not again.theta[PERSONAL + "head.weight"].equal(again.theta["head.weight"]), "later ones leave it alone"
+
+
+@pytest.mark.parametrize("method", names())
+def test_the_finished_model_predicts_as_the_device_does_without_its_samples(make, method, images, tmp_path):
+    learner = make(method)
+    result = carry_out(learner, 1, scale=0.9)
+    home = Home(tmp_path / "home")
+    workshop.save_model(learner, home)
+    model = artifact.Model(home.model)
+    assert model.evaluate(images) == (result.accuracy, result.test_samples)
+    assert not any(name.startswith(PERSONAL) for name in model.tensors)
+
+
+@pytest.mark.parametrize("method", ["fedavg+ft", "per-fedavg"])
+def test_what_is_trained_for_prediction_is_not_gone_on_from(make, method):
+    learner = make(method)
+    carry_out(learner, 1, train=False, scale=0.9)
+    before = {name: tensor.clone() for name, tensor in learner.theta.items()}
+    finished = learner.finished()
+    assert finished.keys() == before.keys() and not finished["head.weight"].equal(before["head.weight"])
+    assert all(learner.theta[name].equal(before[name]) for name in before)
+    assert all(finished[name].equal(again) for name, again in learner.finished().items()), "the same bits again"
