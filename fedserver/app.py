@@ -81,7 +81,7 @@ async def run(options: Options, said: dict[str, Any]) -> None:
             home.write_address(address)
             _greet(options, address, authority.short_fingerprint, join, settings)
             await _until_told(coordinator, registrar, options.exit_when_done)
-            coordinator.hang_up()
+            coordinator.roster.hang_up()
             await server.stop(STOP_GRACE_S)
             if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
                 raise coordinator.error

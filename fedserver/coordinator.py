@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.errors import AttuneError, FederationFailed, OrderClosed, Replaced, UpdateRefused
+from common.errors import AttuneError, FederationFailed, OrderClosed, UpdateRefused
 from common.pb import federation_pb2 as pb
 from common.plan import Plan, Profile
 from fedserver import planning, round
@@ -25,6 +26,7 @@ from fedserver.inbox import Inbox
 from fedserver.orderbook import OrderBook, needs_download
 from fedserver.orders import OrderId
 from fedserver.report import summary
+from fedserver.roster import Roster
 from fedserver.sessions import Session
 from fedserver.store import Store
 from fedserver.threads import Threads
@@ -46,11 +48,11 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.inbox = Inbox(home.inbox)
         self.book = OrderBook()
+        self.roster = Roster(store)
         self._home, self._store, self._federation, self._threads = home, store, federation, threads
         saved = store.get("plan")
         self._plan: Plan | None = msgspec.convert(saved, Plan) if saved else None
         self._engine: Engine | None = None
-        self._sessions: dict[str, Session] = {}
         self._receipts: dict[str, bool] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -60,7 +62,7 @@ class Coordinator:
         self.machine = round.RoundMachine(settings.round, settings.seed, record, self._reported(record))
 
     def __repr__(self) -> str:
-        return f"Coordinator({self.machine!r}, connected={sorted(self._sessions)})"
+        return f"Coordinator({self.machine!r}, {self.roster!r})"
 
     @property
     def engine(self) -> Engine:
@@ -76,7 +78,6 @@ class Coordinator:
 
     async def start(self) -> None:
         """Takes up the step at which the last process stopped."""
-        self._store.disconnect_all()
         await self._threads.disk(self.inbox.clear_except, *self.machine.record.open_orders)
         if self._plan is not None:
             await self._make_engine(self._plan)
@@ -94,43 +95,34 @@ class Coordinator:
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
         """
-        self._check_profile(name, profile)
-        older = self._sessions.pop(name, None)
-        if older is not None:
-            older.close(Replaced(f"{name} opened a newer stream"))
-        session = self._sessions[name] = Session(name, profile)
-        self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="")
-        LOG.info("%s connected (%d samples, %s)", name, profile.samples, software[:40])
-        self._spawn(self._welcome(session))
-        return session
-
-    def _check_profile(self, name: str, profile: Profile) -> None:
         planning.check_possible(profile, name)
         if self._plan is not None:
             planning.check_fits(profile, self._plan, name)
-            return
-        others = [session for session in self._sessions.values() if session.name != name]
-        if others:
-            planning.check_like(profile, others[0].profile, name)
+        else:
+            for other, reference in self.roster.profiles().items():
+                if other != name:
+                    planning.check_like(profile, reference, name)
+        session = self.roster.enter(name, profile, software)
+        self._spawn(self._welcome(session))
+        return session
 
     async def _welcome(self, session: Session) -> None:
         async with self._turn:
-            if self._sessions.get(session.name) is not session:
+            if not self.roster.is_current(session):
                 return
             if self._plan is not None:
-                self._send_plan(session, self._plan)
-            elif len(self._sessions) >= self.settings.round.min_clients and not await self._try_plan():
+                self._send_plan(session.name, self._plan)
+            elif len(self.roster) >= self.settings.round.min_clients and not await self._try_plan():
                 return
             await self._handle(round.Connected(session.name, time.time()))
         self._tell_who_waits(session)
 
-    @staticmethod
-    def _send_plan(session: Session, plan: Plan) -> None:
-        session.send(welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
+    def _send_plan(self, name: str, plan: Plan) -> None:
+        self.roster.send(name, welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
 
     def _tell_who_waits(self, session: Session) -> None:
         record = self.machine.record
-        missing = self.settings.round.min_clients - len(self._sessions)
+        missing = self.settings.round.min_clients - len(self.roster)
         if record.phase is round.Phase.WAITING and missing > 0:
             session.send(notice=pb.Notice(text=f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
         elif record.phase is round.Phase.TRAINING and session.name not in record.devices:
@@ -138,14 +130,8 @@ class Coordinator:
 
     async def disconnect(self, session: Session) -> None:
         """The stream is gone. An older stream of a device that has reconnected changes nothing."""
-        session.close()
-        if self._sessions.get(session.name) is not session:
-            return
-        del self._sessions[session.name]
-        now = time.time()
-        self._store.update_device(session.name, connected=0, since=now)
-        LOG.info("%s disconnected", session.name)
-        await self.dispatch(round.Disconnected(session.name, now))
+        if self.roster.leave(session):
+            await self.dispatch(round.Disconnected(session.name, time.time()))
 
     async def excuse(self, name: str, reason: str) -> None:
         """The round does not wait for this device any longer; the reason is shown to the operator."""
@@ -157,23 +143,15 @@ class Coordinator:
         """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
         await self.finished.wait()
         for _ in range(GOODBYE_STEPS):
-            if not self._sessions:
+            if not self.roster:
                 return
             await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)
 
-    def hang_up(self) -> None:
-        """Ends every stream, because the server stops; devices come back by themselves when there is one again."""
-        for session in self._sessions.values():
-            session.close()
-
     def progress(self, name: str, order_id: str, done: float) -> None:
-        """How far a device is with its order; written down at each quarter, for the operator's eyes."""
+        """A device says how far it is with an order."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self.book.order(name, order_id)
-            quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
-            if self._sessions[name].progress != quarter:
-                self._sessions[name].progress = quarter
-                self._store.update_device(name, progress=quarter)
+            self.roster.progress(name, done)
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order."""
@@ -184,12 +162,12 @@ class Coordinator:
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
-            session = self._sessions.get(name)
+            session = self.roster.get(name)
             if session is not None:
                 session.close(error)
                 await self.disconnect(session)
                 await self.excuse(name, str(error))
-        return len(self._sessions)
+        return len(self.roster)
 
     # --- orders
 
@@ -207,9 +185,8 @@ class Coordinator:
             blobs = served[name] if self._needs_download(name, work) else {}
             returns = self.engine.parts if work == "train" and name in record.cohort else []
             order = self.book.write(OrderId(work, number, name), blobs, returns, max(0.0, record.deadline - time.time()))
-            if name in self._sessions:
-                self._sessions[name].send(order=order)
-                self.progress(name, order.id, 0.0)
+            self.roster.send(name, order=order)
+            self.roster.progress(name, 0.0)
 
     def _needs_download(self, name: str, work: str) -> bool:
         return needs_download(self._store.device(name), work, self.settings.round.train, self.settings.method.evaluate)
@@ -239,15 +216,15 @@ class Coordinator:
 
     async def _make_plan(self) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
-        profiles = {name: session.profile for name, session in self._sessions.items()}
+        profiles = self.roster.profiles()
         plan = planning.make_plan(self.settings, profiles, self._federation)
         await self._make_engine(plan)
         self._store.commit_round(self.machine.record, self.engine.staged_slots(), [], {}, plan=plan)
         await self._threads.worker(self.engine.settle)
         self._plan = plan
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
-        for session in self._sessions.values():
-            self._send_plan(session, plan)
+        for name in profiles:
+            self._send_plan(name, plan)
 
     # --- the machine and its effects
 
@@ -293,17 +270,20 @@ class Coordinator:
         found = await self._threads.disk(self.inbox.entries, "train", number)
         entries = {name: entry for name, entry in found.items() if name in self.machine.reported}  # others are late
         updates = {name: entry for name, entry in entries.items() if name in cohort}
-        try:
-            metrics = await self._threads.worker(self.engine.aggregate, updates)
-        except Exception as error:
-            self._fail(error)
-            return
         marks = self._fetched(entries, number - 1, "train")
         for name in updates:
             marks.setdefault(name, {})["contributed"] = number
-        effects = self.machine.handle(round.Aggregated(time.time()))
         rows = [entry.row for entry in entries.values()]
-        self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
+        before = msgspec.json.encode(self.machine.record)
+        try:
+            metrics = await self._threads.worker(self.engine.aggregate, updates)
+            effects = self.machine.handle(round.Aggregated(time.time()))
+            self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
+        except Exception as error:
+            # What is not committed did not happen: the record must not count a round whose state is not there.
+            self.machine.record = msgspec.json.decode(before, type=round.Record)
+            self._fail(error)
+            return
         self._saved_record = msgspec.json.encode(self.machine.record)
         await self._threads.worker(self.engine.settle)
         LOG.info("round %d/%d closed: %s", number, self.settings.round.rounds, summary(rows, self.settings.method.evaluate))
@@ -328,8 +308,7 @@ class Coordinator:
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
-            if name in self._sessions:
-                self._sessions[name].send(finish=pb.Finish(message=f"all {self.machine.record.round} rounds are done"))
+            self.roster.send(name, finish=pb.Finish(message=f"all {self.machine.record.round} rounds are done"))
         self.finished.set()
 
     def _fail(self, error: Exception) -> None:
@@ -338,7 +317,8 @@ class Coordinator:
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
         self.machine.handle(round.Failed(str(self.error)))
-        self._save_record()
+        with contextlib.suppress(sqlite3.Error):  # what failed may be the disk itself
+            self._save_record()
         self.finished.set()
 
     def _set_timer(self) -> None:

@@ -1,0 +1,110 @@
+"""What the coordinator makes durable, and in which order: real home, real database, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from common.plan import Profile
+from fedserver.coordinator import Coordinator
+from fedserver.home import Home
+from fedserver.orders import OrderId
+from fedserver.planning import resolve
+from fedserver.round import Phase
+from fedserver.sessions import Session
+from fedserver.store import Row, Store
+from fedserver.threads import Threads
+
+PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
+SAID = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+
+
+def on_a_server(folder: Path, scenario: Callable[[Coordinator, Store], Awaitable[None]]) -> None:
+    """Runs `scenario` against a coordinator on the home in `folder`, as one process would."""
+
+    async def run() -> None:
+        home = Home(folder)
+        home.create()
+        store, threads = Store(home.database), Threads()
+        coordinator = Coordinator(home, store, resolve(SAID), "federation", threads)
+        try:
+            await coordinator.start()
+            for name in ("a", "b"):
+                if store.device(name) is None:
+                    store.add_device(name, name)
+            await scenario(coordinator, store)
+        finally:
+            threads.shutdown()
+            store.close()
+
+    asyncio.run(run())
+
+
+async def next_order(session: Session) -> OrderId:
+    while True:
+        message = await asyncio.wait_for(session.next(), 60)
+        assert message is not None
+        if message.WhichOneof("message") == "order":
+            return OrderId.parse(message.order.id, session.name)
+
+
+async def answer(coordinator: Coordinator, order: OrderId) -> bool:
+    row = Row(order.round, order.work, order.client, samples=10, accuracy_before=0.5, test_samples=4)
+    coordinator.inbox.accept(order, row, {})
+    return await coordinator.report(order.client, order.round)
+
+
+def test_a_commit_that_fails_did_not_happen_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fill_the_disk(coordinator: Coordinator, store: Store) -> None:
+        sessions = [await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")]
+        orders = [await next_order(session) for session in sessions]
+
+        def full(*_: object, **__: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(store, "commit_round", full)
+        assert [await answer(coordinator, order) for order in orders] == [True, True]
+        assert coordinator.finished.is_set()
+        assert (coordinator.machine.record.phase, coordinator.machine.record.round) == (Phase.FAILED, 0)
+        assert "disk is full" in store.record().reason
+
+    async def restarted(coordinator: Coordinator, store: Store) -> None:
+        assert store.record().round == 1
+        assert [(row.round, row.client) for row in store.rows()] == [(1, "a"), (1, "b")]
+        session = await coordinator.connect("a", PROFILE, "test")
+        await coordinator.connect("b", PROFILE, "test")
+        assert (await next_order(session)).round == 2
+
+    on_a_server(tmp_path, fill_the_disk)
+    on_a_server(tmp_path, restarted)
+
+
+def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(tmp_path: Path) -> None:
+    async def scenario(coordinator: Coordinator, store: Store) -> None:
+        sessions = [await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")]
+        first, second = [await next_order(session) for session in sessions]
+        await coordinator.excuse("b", "no memory")
+        coordinator.machine.policy = resolve({**SAID, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}}).round
+        assert await answer(coordinator, first)
+        assert not await answer(coordinator, second)
+        assert [(row.round, row.client) for row in store.rows()] == [(1, "a")]
+
+    on_a_server(tmp_path, scenario)
+
+
+def test_a_newer_stream_of_a_device_takes_its_orders_over(tmp_path: Path) -> None:
+    async def scenario(coordinator: Coordinator, store: Store) -> None:
+        old = await coordinator.connect("a", PROFILE, "test")
+        await coordinator.connect("b", PROFILE, "test")
+        order = await next_order(old)
+        new = await coordinator.connect("a", PROFILE, "test")
+        assert await next_order(new) == order
+        await coordinator.disconnect(old)
+        device = store.device("a")
+        assert device is not None and device.connected, "the end of the old stream changes nothing"
+
+    on_a_server(tmp_path, scenario)
