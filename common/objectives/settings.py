@@ -21,7 +21,7 @@ class MamlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First-order MAML: docs/methods/per-fedavg.md."""
 
     alpha: Positive | None = None  # learning rate of the inner step; None: train.lr
-    beta: Positive = 0.001  # learning rate with which the gradient behind the inner step is applied
+    beta: Positive | None = None  # of the step that is taken, with the gradient behind the inner one; None: train.lr
 
 
 class MoreauSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ SEEDS = seeds(1, 2)
 
 
 def trainer(model, objective=None, **settings):
-    usual = {"lr": 0.5, "momentum": 0.0, "batch_size": 100, "local_epochs": 1}
+    usual = {"lr": 0.5, "momentum": 0.0, "batch_size": 100, "local_epochs": 1, "clip_norm": 0.0}
     return Trainer(model, objective or Sgd(SgdSettings()), Model(ModelSettings()), TrainSettings(**(usual | settings)), CPU)
 
 

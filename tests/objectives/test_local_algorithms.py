@@ -26,6 +26,8 @@ from common.objectives.settings import (
     TwoHeadsSettings,
 )
 from common.objectives.two_heads import TwoHeads, log_prior
+from common.predictors.fine_tune import FineTune
+from common.predictors.settings import FineTuneSettings
 from common.seeds import derive
 
 
@@ -123,6 +125,19 @@ def test_maml_takes_its_inner_batches_beside_fedavgs(make_task):
         W = W - 0.3 * gradient(second, W - 0.2 * gradient(first, W))
     trained = Maml(MamlSettings(alpha=0.2, beta=0.3)).run(task)
     np.testing.assert_allclose(trained.tensors["weight"].numpy(), W, rtol=0, atol=1e-12)
+
+
+def test_the_step_that_maml_trains_for_is_the_one_before_prediction(make_task):
+    """Clipped and with decay: where the outer step is next to nothing, the loss behind it is that of the prepared model."""
+    model = nn.Linear(2, 3)
+    x, y = data(6)
+    start = {name: 20 * value.detach().clone() for name, value in model.state_dict().items()}
+    task = make_task(model, x, y, start, lr=0.8, clip_norm=0.05, weight_decay=0.1)
+    trained = Maml(MamlSettings(beta=1e-9)).run(task)
+    prepared = FineTune(FineTuneSettings(tune_steps=1)).prepare(task)
+    assert trained.loss == pytest.approx(task.cross_entropy(prepared, x, y).item(), rel=1e-5)
+    unclipped = FineTune(FineTuneSettings(tune_steps=1)).prepare(make_task(model, x, y, start, lr=0.8, weight_decay=0.1))
+    assert trained.loss != pytest.approx(task.cross_entropy(unclipped, x, y).item(), rel=1e-2)
 
 
 def test_maml_needs_no_gradient_of_every_weight(make_task):
