@@ -59,10 +59,20 @@ class Demo:
             command = [BIN / "fedclient", "--data", str(shard), "--server", f"localhost:{port}"]
             log = (self.out / method / f"{shard.name}.log").open("w", encoding="utf-8")
             devices[shard.name] = self._start([*command, "--name", shard.name], environment, log)
-        for name, process in {**devices, "fedserver": server}.items():
-            if process.wait() != 0:
-                raise click.ClickException(f"{method}: {name} ended with status {process.returncode}; see {self.out / method}")
+        self._wait(method, {**devices, "fedserver": server})
         return self._collect(method, shards, environment)
+
+    def _wait(self, method: str, running: dict[str, subprocess.Popen[str]]) -> None:
+        """Until all have ended well; one that has not ends the demo at once, for the others would wait for it."""
+        while any(process.poll() is None for process in running.values()):
+            time.sleep(0.1)
+            self._check(method, running)
+        self._check(method, running)
+
+    def _check(self, method: str, running: dict[str, subprocess.Popen[str]]) -> None:
+        for name, process in running.items():
+            if process.poll():
+                raise click.ClickException(f"{method}: {name} ended with status {process.returncode}; see {self.out / method}")
 
     def _start(
         self, command: Sequence[str | Path], environment: dict[str, str], log: IO[str] | int = subprocess.PIPE
