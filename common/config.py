@@ -46,6 +46,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     train: Literal["sampled", "all"] = "sampled"
     evaluate_every: CountOrZero = 0  # also evaluate all devices every so many rounds; the end is always evaluated
+    evaluate_last: CountOrZero = 0  # those evaluations only in the last so many rounds; 0: all along
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

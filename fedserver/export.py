@@ -13,6 +13,7 @@ import msgspec
 from common.errors import NoModel
 from common.plan import Plan
 from common.wire.files import read_tensors, write_tensors
+from fedserver import planning, summary
 from fedserver.engine import Engine
 from fedserver.home import Home
 from fedserver.store import Store
@@ -50,7 +51,15 @@ def export_home(home: Home, store: Store, out: Path) -> list[str]:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in store.rows())
-    return [*lines, f"{out / 'metrics.csv'}: one row per round and client", f"{out / 'plan.json'}: model, classes and settings"]
+    effective = planning.resolve(store.get("said") or {})
+    found = summary.summarise(store.rows(), effective, plan.model.name, store.record().round)
+    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    return [
+        *lines,
+        f"{out / 'metrics.csv'}: one row per round and client",
+        f"{out / 'summary.json'}: accuracies by the protocols of both papers",
+        f"{out / 'plan.json'}: model, classes and settings",
+    ]
 
 
 def _consistent_tensors(home: Home, store: Store, plan: Plan, out: Path) -> list[str]:

@@ -294,14 +294,19 @@ class RoundMachine:
         record = self.record
         record.round += 1
         record.last_cohort = sorted(self.reported & set(record.cohort))
-        last = record.round >= self.policy.rounds
-        if last or (self.policy.evaluate_every and record.round % self.policy.evaluate_every == 0):
+        if self._is_evaluated(record.round):
             devices = sorted(self.connected | set(record.devices))
             self._order(Phase.EVALUATING, devices, [], now)
             for name in set(devices) - self.connected:
                 self.left_at.setdefault(name, now)
             return [Open("evaluate", record.round, tuple(sorted(self.connected))), *self._progress(now)]
         return self._open_training(now)
+
+    def _is_evaluated(self, closed: int) -> bool:
+        policy = self.policy
+        late_enough = not policy.evaluate_last or closed > policy.rounds - policy.evaluate_last
+        periodic = bool(policy.evaluate_every) and closed % policy.evaluate_every == 0 and late_enough
+        return periodic or closed >= policy.rounds
 
     def _close_evaluation(self, now: float) -> list[Effect]:
         if self.record.round < self.policy.rounds:

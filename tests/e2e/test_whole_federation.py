@@ -113,6 +113,23 @@ def test_metrics_have_a_row_for_each_round_and_client(fedtp):
     assert final == pytest.approx(fedtp.accuracy, abs=1e-12)
 
 
+def test_the_summary_follows_from_the_metrics(fedtp):
+    files = fedtp.federation.export()
+    summary = json.loads(files["summary.json"])
+    rows = list(csv.DictReader(files["metrics.csv"].decode().splitlines()))
+    mean = {
+        state: np.mean([float(row["accuracy_before"]) for row in rows if (row["work"], int(row["round"])) == order])
+        for state, order in {r: ("train", r + 1) for r in range(ROUNDS)}.items() | {ROUNDS: ("evaluate", ROUNDS)}.items()
+    }
+    assert {point["round"]: point["mean_over_clients"] for point in summary["curves"]["before"]} == pytest.approx(mean)
+    assert all(point["whole"] and point["clients"] == 5 for point in summary["curves"]["before"])
+    assert summary["fedmcsa"]["bmta"] == pytest.approx(max(mean.values()))
+    assert summary["fedmcsa"]["evaluations"] == ROUNDS + 1
+    final = fedtp.federation.status()["accuracy"]["over_samples"]
+    assert summary["fedtp"]["mean"] == pytest.approx(final), "of the last 2 of 8 rounds, every fifth and the end: the end"
+    assert {client["name"]: client["accuracy"] for client in summary["clients"]} == fedtp.accuracy
+
+
 def test_everyone_sees_whether_personalization_helps(fedtp):
     rows = {row["client"]: row for row in fedtp.federation.metrics() if row["work"] == "evaluate"}
     for client, shard, process in zip(fedtp.federation.status()["clients"], fedtp.shards, fedtp.devices, strict=True):
@@ -170,6 +187,6 @@ def test_local_sends_no_weights(federation_at, three_shards):
     rows = federation.metrics()
     assert {row["bytes_up"] for row in rows} == {row["bytes_down"] for row in rows} == {"0"}
     files = federation.export()
-    assert set(files) == {"metrics.csv", "plan.json"}
+    assert set(files) == {"metrics.csv", "plan.json", "summary.json"}
     for shard in three_shards[:2]:
         assert (federation.model(shard) / "model.safetensors").exists()

@@ -215,20 +215,42 @@ def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
     assert m.handle(Reported("a", 1, 14)) == [Receipt("a", accepted=True), Finish(("a",))]
 
 
-def test_intermediate_evaluations() -> None:
-    m = machine(rounds=4, evaluate_every=2)
+def orders_of(m: RoundMachine) -> list[tuple[str, int]]:
+    """Every order of a whole run of two devices that always answer."""
     m.handle(Connected("a", 0))
     m.handle(Connected("b", 0))
     opened = []
-    for _ in range(6):
+    while m.record.phase is not Phase.DONE:
         work, number = m.record.open_orders
         opened.append((work, number))
         m.handle(Reported("a", number, 1))
         m.handle(Reported("b", number, 1))
         if m.record.phase is Phase.AGGREGATING:
             m.handle(Aggregated(2))
+    return opened
+
+
+def test_intermediate_evaluations() -> None:
+    opened = orders_of(machine(rounds=4, evaluate_every=2))
     assert opened == [("train", 1), ("train", 2), ("evaluate", 2), ("train", 3), ("train", 4), ("evaluate", 4)]
-    assert m.record.phase is Phase.DONE
+
+
+@pytest.mark.parametrize(
+    ("every", "last", "evaluated"),
+    [
+        (2, 0, [2, 4, 6, 7]),
+        (2, 1, [7]),
+        (2, 3, [6, 7]),  # the last three rounds are 5, 6 and 7
+        (2, 4, [4, 6, 7]),
+        (1, 3, [5, 6, 7]),
+        (2, 99, [2, 4, 6, 7]),
+        (0, 3, [7]),  # without `evaluate_every` there is no evaluation but the end's
+    ],
+)
+def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: list[int]) -> None:
+    opened = orders_of(machine(rounds=7, evaluate_every=every, evaluate_last=last))
+    assert [number for work, number in opened if work == "evaluate"] == evaluated
+    assert [number for work, number in opened if work == "train"] == list(range(1, 8))
 
 
 NAMES = st.sampled_from("abcd")
