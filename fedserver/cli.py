@@ -151,6 +151,33 @@ def export(home: Path | None, out: Path) -> None:
         click.echo(line)
 
 
+@cli.command()
+@HOME
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option(
+    "--picture", "pictures", multiple=True, type=click.Choice(["accuracy", "clients", "attention", "embeddings"]),
+    help="Only this one (may be repeated; default: all that the method has).",
+)  # fmt: skip
+@click.option(
+    "--labels", type=click.Path(path_type=Path), help="A CSV file, client,label: groups that embeddings are coloured by."
+)
+@click.option("--runs", multiple=True, metavar="[X=]DIR", help="Exported folders to compare, instead of a home (repeated).")
+@click.option(
+    "--x", help="With --runs: the setting on the x axis, such as train.lr, or participation; or its name if X is given."
+)
+def plot(
+    home: Path | None, out: Path, pictures: tuple[str, ...], labels: Path | None, runs: tuple[str, ...], x: str | None
+) -> None:
+    """Pictures of a federation, or of several: PNG files and a page with the numbers."""
+    from fedserver import plot as plots
+
+    if runs and (home or pictures or labels):
+        raise click.UsageError("--runs compares exported folders: it goes with --x and --out alone")
+    lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(*_open(home), out, labels, pictures)
+    for line in lines:
+        click.echo(line)
+
+
 def _open(home: Path | None) -> tuple[Any, Any]:
     """The home and its database. Errors: HomeMismatch if there is none."""
     from fedserver.home import Home

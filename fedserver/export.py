@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from common.aggregators import matrices
 from common.errors import NoModel
 from common.plan import Plan
 from common.wire.files import read_tensors, write_tensors
@@ -92,6 +93,10 @@ def _tensors(engine: Engine, clients: list[str], out: Path) -> Iterator[str]:
             )
     if any(own.values()):
         yield f"{folder}: each client's own weights, as the server would send them next ({len(own)} files)"
+    for vault in engine.vaults.values():
+        if matrices.KEY in vault.keys():  # noqa: SIM118 (a vault is not a mapping)
+            shutil.copyfile(vault.blob(matrices.KEY).path, out / "attention.safetensors")
+            yield f"{out / 'attention.safetensors'}: who learned from whom in the last round"
     if "generated" in engine.vaults:
         shutil.copyfile(engine.vaults["generated"].blob("network").path, out / "server.safetensors")
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"

@@ -11,6 +11,7 @@ from fedserver.sessions import Session
 from fedserver.store import Store
 
 LOG = logging.getLogger("fedserver")
+MAX_LABELS = 500  # characters of its classes that are kept for pictures
 
 
 class Roster:
@@ -31,7 +32,8 @@ class Roster:
         if older is not None:
             older.close(Replaced(f"{name} opened a newer stream"))
         session = self._sessions[name] = Session(name, profile)
-        self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="")
+        labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
+        self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="", labels=labels)
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, software[:40])
         return session
 

@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS devices (
     name TEXT PRIMARY KEY, public_key TEXT NOT NULL, enrolled_at REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0,
     connected INTEGER NOT NULL DEFAULT 0, since REAL NOT NULL DEFAULT 0, samples INTEGER,
     contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, progress REAL NOT NULL DEFAULT 0,
-    note TEXT NOT NULL DEFAULT '');
+    note TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS certificates (
     fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS tokens (
@@ -39,7 +39,10 @@ CREATE TABLE IF NOT EXISTS metrics (
     accuracy_common REAL, accuracy_local REAL, kept TEXT,
     PRIMARY KEY (round, work, client));
 """
-ADDED = {"metrics": {"accuracy_common": "REAL", "accuracy_local": "REAL", "kept": "TEXT"}}  # since the first version
+ADDED = {  # since the first version
+    "metrics": {"accuracy_common": "REAL", "accuracy_local": "REAL", "kept": "TEXT"},
+    "devices": {"labels": "TEXT NOT NULL DEFAULT ''"},
+}
 
 
 class Device(msgspec.Struct):
@@ -54,6 +57,7 @@ class Device(msgspec.Struct):
     fetched: int  # round of the state that it was last served; -1: none
     progress: float  # share of its order, in quarters
     note: str  # its last trouble, in words
+    labels: str  # the classes that it declared, in words
 
 
 class Slot(msgspec.Struct, frozen=True):

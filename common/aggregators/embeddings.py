@@ -5,12 +5,12 @@ Shapes: N clients known, S asked for, E numbers of an embedding.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from common.aggregators.base import Tensors
+from common.aggregators.names import from_tensor, to_tensor
 from common.aggregators.optimisers import Optimiser
 from common.seeds import derive
 
@@ -65,7 +65,7 @@ class Embeddings:
     def tensors(self) -> Tensors:
         """Everything, to be saved: the names as JSON in bytes, then (N, E) of each kind and the N step counters."""
         names = sorted(self._rows)
-        result = {"embedding.clients": torch.tensor(list(json.dumps(names).encode()), dtype=torch.uint8)}
+        result = {"embedding.clients": to_tensor(names)}
         for k, kind in enumerate(self._kinds):
             rows = [self._rows[name][k] for name in names]
             result[f"embedding.{kind}"] = torch.stack(rows) if rows else torch.empty(0, self._dim, dtype=self._dtype)
@@ -74,7 +74,14 @@ class Embeddings:
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """What `tensors` gave."""
-        names: list[str] = json.loads(bytes(saved["embedding.clients"].tolist()))
+        names = from_tensor(saved["embedding.clients"])
         kinds_NE = [saved[f"embedding.{kind}"] for kind in self._kinds]
         self._rows = {name: [kind_NE[i].clone() for kind_NE in kinds_NE] for i, name in enumerate(names)}
         self._steps = dict(zip(names, saved["embedding.step"].tolist(), strict=True))
+
+
+def read(saved: Mapping[str, torch.Tensor]) -> tuple[list[str], torch.Tensor]:
+    """Names and embeddings (N, E) of the clients whose embedding was trained, out of what `tensors` gave."""
+    trained = saved["embedding.step"] > 0
+    names = from_tensor(saved["embedding.clients"])
+    return [name for name, known in zip(names, trained.tolist(), strict=True) if known], saved["embedding.value"][trained]

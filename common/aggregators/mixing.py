@@ -13,10 +13,11 @@ import torch
 
 from common.aggregators.base import Tensors, Update, Vault, cohort, write
 from common.aggregators.gram import gram, mix_, stack
+from common.aggregators.matrices import Matrices
 from common.aggregators.mean import weighted_mean
 from common.wire.tensors import Manifest, manifest_of
 
-STRANGER = "stranger"
+STRANGER, CLIENT = "stranger", "client/"
 Put = Callable[[str, Sequence[torch.Tensor]], None]  # a tensor's name, and its value for every client of the cohort
 
 
@@ -37,7 +38,7 @@ class Mixing:
         self._vault = vault
         self._units = dict(units)
         self._manifest: Manifest | None = None
-        self._served = {key for key in vault.keys() if key != STRANGER}  # noqa: SIM118 (a vault is not a mapping)
+        self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
         """A, (S, S) in float64 with rows that sum to one, from a unit's inner products (S, S)."""
@@ -50,7 +51,7 @@ class Mixing:
         """Nothing to keep: until its first round is closed a client is served what a stranger is."""
 
     def slot(self, client: str) -> str:
-        key = f"client/{client}"
+        key = f"{CLIENT}{client}"
         return key if key in self._served else STRANGER
 
     def stranger(self) -> str:
@@ -61,17 +62,20 @@ class Mixing:
         return iter(())
 
     def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
-        """Mixed values of the cohort into the vault. Metric: each unit's mean weight of a client on itself."""
+        """Mixed values of the cohort, and what they were mixed with, into the vault.
+
+        Metric: each unit's mean weight of a client on itself.
+        """
         counted = cohort(updates)
         if not counted:
             return {}
-        keys = [f"client/{update.client}" for update in counted]
+        keys = [f"{CLIENT}{update.client}" for update in counted]
         before = [self._vault.read(self.slot(update.client)) for update in counted]
         mean = self._vault.read(STRANGER)
         if self._manifest is None:
             self._manifest = manifest_of(mean)
         known = len(self._served.union(keys))
-        metrics = {}
+        metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
         with ExitStack() as opened:
             writers = [opened.enter_context(self._vault.writer(key, self._manifest)) for key in keys]
             stranger = opened.enter_context(self._vault.writer(STRANGER, self._manifest))
@@ -83,7 +87,9 @@ class Mixing:
 
             for unit, groups in self._units.items():
                 A_SS = self._mix(counted, groups, put)
+                matrices.add(unit, A_SS)
                 metrics[f"self_attention/{unit}"] = float(A_SS.diagonal().mean())
+        matrices.write(self._vault)
         self._served.update(keys)
         return metrics
 

@@ -49,11 +49,14 @@ def test_a_home_of_an_earlier_version_goes_on(store, tmp_path):
     with sqlite3.connect(tmp_path / "state.sqlite") as old:
         for column in ("accuracy_common", "accuracy_local", "kept"):
             old.execute(f"ALTER TABLE metrics DROP COLUMN {column}")
+        old.execute("ALTER TABLE devices DROP COLUMN labels")
     again = Store(tmp_path / "state.sqlite")
     assert again.rows() == rows
     new = Row(2, "evaluate", "a", accuracy_before=0.5, accuracy_common=0.25, accuracy_local=0.75, kept="local")
     again.commit_round(Record(round=2), [], [new], {})
     assert again.rows() == [*rows, new]
+    again.add_device("a", "key")
+    assert again.device("a").labels == ""
     again.close()
 
 

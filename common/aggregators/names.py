@@ -1,0 +1,19 @@
+"""Names of clients among tensors, so that a file of rows says whose each row is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+
+def to_tensor(names: Sequence[str]) -> torch.Tensor:
+    """JSON in bytes: uint8, (its length)."""
+    return torch.tensor(list(json.dumps(list(names)).encode()), dtype=torch.uint8)
+
+
+def from_tensor(saved: torch.Tensor) -> list[str]:
+    """What `to_tensor` was given."""
+    names: list[str] = json.loads(bytes(saved.tolist()))
+    return names

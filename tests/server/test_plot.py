@@ -1,0 +1,323 @@
+"""Pictures of a federation: files are made, the page needs nothing but itself, its numbers are right, errors are clear."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.image
+import msgspec
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from common.config import TrainSettings
+from common.errors import NoModel, SettingError
+from common.figures import natural, short
+from common.page import Picture, Section, Table, write
+from common.plan import ModelSpec, Plan
+from common.wire.files import write_tensors
+from fedserver import plot
+from fedserver.cli import cli
+from fedserver.engine import Engine
+from fedserver.export import export_home
+from fedserver.home import Home
+from fedserver.inbox import Entry
+from fedserver.plot_clients import neighbours
+from fedserver.round import Record
+from fedserver.store import Row, Store
+from fedserver.summary import FedTP
+
+TINY = {"width": 8, "heads": 2, "depth": 1}
+
+
+class Federation:
+    """A server's home as it is after some rounds, made without a server or devices; updates are drawn at random."""
+
+    def __init__(self, folder, method="fedavg", clients=4, rounds=2, labels=("0, 1", "2"), **options):
+        self.home = Home(folder / "server")
+        for path in (self.home.state, self.home.serve):
+            path.mkdir(parents=True)
+        self.store = Store(self.home.database)
+        self.names = [f"vm-shard{i}" for i in range(clients)]
+        for i, name in enumerate(self.names):
+            self.store.add_device(name, "key")
+            self.store.update_device(name, samples=10, labels=labels[i % len(labels)])
+        said = {"method": {"name": method, **options}, "round": {"rounds": 5}}
+        self.store.put("said", said)
+        spec = ModelSpec("vit", "images", (4, 4, 1), 3, options=TINY)
+        self.plan = Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
+        self.engine = Engine(self.plan, [], self.home.state, self.home.serve, 0)
+        self.store.commit_round(Record(), self.engine.staged_slots(), [], {}, plan=self.plan)
+        self.engine.settle()
+        for number in range(1, rounds + 1):
+            self.close(number, folder)
+
+    def close(self, number, folder):
+        entries = {}
+        for i, name in enumerate(self.names):
+            parts = {}
+            for part, manifest in self.engine.manifests.items():
+                draw = torch.Generator().manual_seed(100 * number + i)
+                parts[part] = folder / f"{name}.{part}"
+                write_tensors(parts[part], {k: torch.randn(spec.shape, generator=draw) for k, spec in manifest.items()})
+            row = Row(number, "train", name, samples=10, accuracy_before=0.25, accuracy_after=0.5 + i % 8 / 16, test_samples=8)
+            entries[name] = Entry(row, parts)
+        self.engine.aggregate(entries)
+        rows = [entry.row for entry in entries.values()]
+        self.store.commit_round(Record(round=number), self.engine.staged_slots(), rows, {})
+        self.engine.settle()
+
+    def plot(self, out, *wanted, labels=None):
+        return plot.plot_home(self.home, self.store, out, labels, wanted)
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return lambda *what, **options: Federation(tmp_path, *what, **options)
+
+
+def figure(mean=0.0, deviation=0.0):
+    return FedTP(5, 1, 1, mean, deviation)
+
+
+class Page(HTMLParser):
+    """What a page is made of: tags, image sources, and the cells of its tables row by row."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.sources, self.rows, self._cell = set(), [], [], False
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+        self._cell = tag in ("td", "th")
+        if tag == "tr":
+            self.rows.append([])
+        if self._cell:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self._cell:
+            self.rows[-1][-1] += data
+
+    def row(self, first):
+        """The first row that begins with this cell."""
+        return next(row for row in self.rows if row and row[0] == first)
+
+
+def check_pictures(out: Path, names: set[str]) -> Page:
+    """All pictures are PNG files of a sensible size with something in them, and the page shows the very same bytes."""
+    assert {path.name for path in out.iterdir()} == {f"{name}.png" for name in names} | {"index.html"}
+    page = Page(out / "index.html")
+    assert not page.tags & {"script", "link", "iframe", "object"}
+    assert not re.search(r"https?:|@import|url\(", page.text)
+    shown = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in page.sources]
+    files = [(out / f"{name}.png").read_bytes() for name in names]
+    assert sorted(shown) == sorted(files)
+    for data in files:
+        pixels = matplotlib.image.imread(io.BytesIO(data), format="png")
+        assert min(pixels.shape[:2]) > 300
+        assert pixels.std() > 0.01
+    return page
+
+
+def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
+    fed = federation("fedtp", clients=5)
+    lines = fed.plot(tmp_path / "out")
+    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "embeddings"})
+    assert lines[-1].startswith("no picture 'attention': the method fedtp has no attention")
+    assert page.row("0")[1:] == ["5", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
+    assert page.row("1")[4:] == ["5", "0.6250", "0.6250"], "0.5 + (0 + 1 + 2 + 3 + 4) / 16 / 5"
+    assert page.row("vm-shard3")[:6] == ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"]
+    assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text
+
+
+def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
+    fed = federation("fedmcsa", clients=3, sigma=0.0)
+    lines = fed.plot(tmp_path / "out")
+    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "attention"})
+    assert any("no picture 'embeddings': the method fedmcsa has no embeddings" in line for line in lines)
+    assert page.row("blocks.0.attention.to_qkv") == ["blocks.0.attention.to_qkv", "0.3333", "3.0000"], "sigma 0 is the mean"
+    assert page.row("mean") == ["mean", "0.3333", "3.0000"]
+
+
+def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
+    federation("fedmcsa", clients=3, sigma=1e4).plot(tmp_path / "out", "attention")
+    page = check_pictures(tmp_path / "out", {"attention"})
+    assert page.row("head") == ["head", "1.0000", "1.0000"]
+
+
+def test_the_attention_is_exported_too(federation, tmp_path):
+    fed = federation("fedmcsa", clients=2)
+    export_home(fed.home, fed.store, tmp_path / "export")
+    slot = next(slot for slot in fed.store.slots() if slot.key == "matrices")
+    assert (tmp_path / "export" / "attention.safetensors").read_bytes() == (fed.home.state / slot.file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "picture", "message"),
+    [
+        ("fedavg", "attention", "fedavg has no attention between clients"),
+        ("fedavg", "embeddings", "fedavg has no embeddings"),
+        ("fedtp", "embeddings", "at least 4 clients; 2 were trained"),
+    ],
+)
+def test_a_picture_that_was_asked_for_and_cannot_be_is_an_error(federation, tmp_path, method, picture, message):
+    with pytest.raises(SettingError, match=message):
+        federation(method, clients=2).plot(tmp_path / "out", picture)
+
+
+def test_before_the_first_round_is_closed_there_is_nothing_to_draw(federation, tmp_path):
+    with pytest.raises(NoModel, match="no rounds yet"):
+        federation(rounds=0).plot(tmp_path / "out")
+    empty = Store(tmp_path / "empty.sqlite")
+    with pytest.raises(NoModel, match="no rounds yet"):
+        plot.plot_home(Home(tmp_path), empty, tmp_path / "out", None, ())
+
+
+def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
+    fed = federation(rounds=0)
+    fed.store.commit_round(Record(round=1), [], [Row(1, "train", "vm-shard0", samples=3, loss=1.0)], {})
+    lines = fed.plot(tmp_path / "out")
+    assert any("no picture 'accuracy': no device has reported an accuracy" in line for line in lines)
+    with pytest.raises(SettingError, match="none has a test part"):
+        fed.plot(tmp_path / "out", "accuracy")
+
+
+def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
+    fed = federation(clients=4)
+    source = plot.Source(fed.home, fed.store, None)
+    assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
+    assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
+    assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
+
+
+def test_labels_come_from_a_csv_file(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("client,coarse\na,fish\nb,\nx,bird\n")
+    assert plot.read_labels(path, ["a", "b"]) == ({"a": "fish", "x": "bird"}, "coarse")
+    with pytest.raises(SettingError, match="names no client of this federation"):
+        plot.read_labels(path, ["c"])
+    path.write_text("name,coarse\na,fish\n")
+    with pytest.raises(SettingError, match="needs a head with two columns"):
+        plot.read_labels(path, ["a"])
+    with pytest.raises(SettingError, match="cannot read"):
+        plot.read_labels(tmp_path / "absent.csv", ["a"])
+
+
+def test_the_share_of_nearest_neighbours_by_hand():
+    """On a line at 0, 1, 5, 7, 20: nearest are b, a, d, c, d; a, b are red, c blue, d red, e blue; 2 of 5 agree.
+
+    By chance: of 20 ordered pairs 3 * 2 + 2 * 1 = 8 agree. One of no group counts nowhere.
+    """
+    z_NE = np.array([[0.0], [1.0], [5.0], [7.0], [20.0], [0.5]])
+    groups = ["red", "red", "blue", "red", "blue", None]
+    assert neighbours(z_NE, groups) == pytest.approx((2 / 5, 8 / 20))
+    assert neighbours(z_NE, ["red"] * 6) is None
+
+
+def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
+    fed = federation("fedtp", clients=5)
+    path = tmp_path / "labels.csv"
+    with path.open("w") as file:
+        csv.writer(file).writerows(
+            [("client", "coarse"), *((name, "fish" if i < 3 else "<b>") for i, name in enumerate(fed.names))]
+        )
+    fed.plot(tmp_path / "out", "embeddings", labels=path)
+    page = check_pictures(tmp_path / "out", {"embeddings"})
+    assert page.row("vm-shard4")[1] == "<b>"
+    assert "b" not in page.tags, "what a file says is text and no markup"
+    assert "by chance it would for 40.0%" in page.text, "3 * 2 + 2 * 1 of 20 pairs"
+
+
+def exported(federation_, folder, **changes):
+    """A folder with a summary as of `fedserver export`, changed."""
+    folder.mkdir()
+    source = plot.Source(federation_.home, federation_.store, None)
+    found = msgspec.structs.replace(source.summary, **changes)
+    (folder / "summary.json").write_bytes(msgspec.json.encode(found))
+    return str(folder)
+
+
+def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
+    fed = federation(clients=4)
+    whole = plot.Source(fed.home, fed.store, None).summary
+    tp = {mean: figure(mean, 0.1) for mean in (0.5, 0.7, 0.9)}
+    folders = [
+        exported(fed, tmp_path / "a", fedtp=tp[0.5], settings=whole.settings | {"round.clients": 2}),
+        exported(fed, tmp_path / "b", fedtp=tp[0.7], settings=whole.settings | {"round.clients": 2}),
+        exported(fed, tmp_path / "c", fedtp=tp[0.9], settings=whole.settings | {"round.clients": 0}),
+    ]
+    plot.plot_runs(folders, "participation", tmp_path / "out")
+    rows = check_pictures(tmp_path / "out", {"sweep"}).rows
+    assert rows[1:] == [["fedavg", "0.5", "2", "0.6000", "0.1000"], ["fedavg", "1", "1", "0.9000", "0.1000"]]
+    plot.plot_runs([f"20={folders[0]}"], "noise", tmp_path / "noise")
+    assert check_pictures(tmp_path / "noise", {"sweep"}).rows == [
+        ["method", "noise", "runs", "accuracy", "deviation"],
+        ["fedavg", "20", "1", "0.5000", "0.1000"],
+    ]
+    assert plot.read_run(folders[0], "train.lr").x == whole.settings["train.lr"]
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (None, "say what is on the x axis"),
+        ("train.lrr", r"no setting train.lrr \(did you mean 'train.lr'\?\)"),
+        ("method.name", "which is no number"),
+    ],
+)
+def test_an_x_axis_that_cannot_be_says_why(federation, tmp_path, x, message):
+    folder = exported(federation(), tmp_path / "a", fedtp=figure())
+    with pytest.raises(SettingError, match=message):
+        plot.plot_runs([folder], x, tmp_path / "out")
+
+
+def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_path):
+    with pytest.raises(SettingError, match="no folder that `fedserver export` wrote"):
+        plot.plot_runs([str(tmp_path)], "train.lr", tmp_path / "out")
+    folder = exported(federation(), tmp_path / "a", fedtp=None)
+    with pytest.raises(SettingError, match=r"set round\.evaluate_every"):
+        plot.plot_runs([folder], "train.lr", tmp_path / "out")
+
+
+def test_a_page_escapes_and_keeps_the_order(tmp_path):
+    sections = [Section("a & b", "<script>", Picture("one", b"png"), Table(("x",), [[0.5], [None], [3]]))]
+    assert write(tmp_path, "<t>", sections) == [tmp_path / "one.png", tmp_path / "index.html"]
+    page = Page(tmp_path / "index.html")
+    assert "script" not in page.tags
+    assert page.rows == [["x"], ["0.5000"], [""], ["3"]]
+
+
+def test_many_clients_still_make_pictures(federation, tmp_path):
+    lines = federation("fedtp+mcsa", clients=45, rounds=1).plot(tmp_path / "out")
+    check_pictures(tmp_path / "out", {"accuracy", "clients", "attention", "embeddings"})
+    assert len(lines) == 5
+
+
+def test_names_sort_by_their_numbers_and_lose_what_all_begin_with():
+    assert natural(["s10", "s2", "a", "10", "9"]) == ["9", "10", "a", "s2", "s10"]
+    assert short(["host-shard1", "host-shard12"]) == ["shard1", "shard12"]
+    assert short(["shard1", "shard2"]) == ["shard1", "shard2"]
+    assert short(["host-a"]) == ["host-a"]
+
+
+def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
+    option = next(parameter for parameter in cli.commands["plot"].params if parameter.name == "pictures")
+    assert list(option.type.choices) == list(plot.PICTURES)
+    fed = federation(clients=2, rounds=1)
+    words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    check_pictures(tmp_path / "out", {"accuracy", "clients"})
+    assert CliRunner().invoke(cli, [*words, "--runs", "x"]).exit_code == 2
