@@ -269,6 +269,40 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
 
 
 @main.command()
+@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="SHARD", help="Its test part is drawn.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option(
+    "--model", "models", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
+    help="A finished model's folder, or a device's home (repeat to compare; default: this shard's).",
+)  # fmt: skip
+@click.option(
+    "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes"]),
+    help="Only this one (may be repeated; default: all that the model has).",
+)  # fmt: skip
+@click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
+@_server_option()
+@_home_option
+def plot(
+    data: Path,
+    out: Path,
+    models: tuple[Path, ...],
+    pictures: tuple[str, ...],
+    images: int,
+    server: str | None,
+    home: Path | None,
+) -> None:
+    """Pictures of what models make of a shard's test part, offline."""
+    with reported():
+        if models and (server or home):
+            raise click.UsageError("--model says which models: leave --home and --server out")
+        folders = models or (_home(home, server, data).model,)
+        from fedclient import plot as plots
+
+        for line in plots.plot(folders, data, out, images, pictures):
+            click.echo(line)
+
+
+@main.command()
 @click.option("--dataset", required=True, metavar="digits|PATH", help="The bundled digits, or an .npz or folder of your own.")
 @click.option("--scheme", required=True, metavar="SCHEME", help="iid, pathological or dirichlet.")
 @click.option("--clients", type=int, required=True, help="How many shards.")

@@ -1,6 +1,6 @@
 """Self-attention and the pre-norm Transformer block that the ViT and the sequence Transformer share.
 
-B samples, T positions, D model width, H heads, E head dimension.
+B samples, T positions, D model width, H heads, E head dimension, F = 3*H*E.
 """
 
 from __future__ import annotations
@@ -33,16 +33,29 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         batch, steps, _ = x_BTD.shape
-        qkv = self.to_qkv(x_BTD).view(batch, steps, 3, self.heads, self.head_dim)
-        q_BHTE, k_BHTE, v_BHTE = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q_BHTE, k_BHTE, v_BHTE = self._split(self.to_qkv(x_BTD))
+        mixed_BHTE = self._weights(q_BHTE, k_BHTE) @ v_BHTE
+        out_BTD: Tensor = self.dropout(self.to_out(mixed_BHTE.transpose(1, 2).reshape(batch, steps, -1)))
+        return out_BTD
+
+    def weights(self, qkv_BTF: Tensor) -> Tensor:
+        """(B, H, T, T) of what `to_qkv` gave: how much each position takes of every other; rows sum to one."""
+        q_BHTE, k_BHTE, _ = self._split(qkv_BTF)
+        return self._weights(q_BHTE, k_BHTE)
+
+    def _split(self, qkv_BTF: Tensor) -> tuple[Tensor, ...]:
+        batch, steps, _ = qkv_BTF.shape
+        return qkv_BTF.view(batch, steps, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _weights(self, q_BHTE: Tensor, k_BHTE: Tensor) -> Tensor:
         # Spelt out rather than scaled_dot_product_attention: one kernel choice on every machine, and second derivatives work.
         score_BHTT = (q_BHTE * self.head_dim**-0.5) @ k_BHTE.transpose(-2, -1)
         if self.causal:
-            later_TT = torch.ones(steps, steps, dtype=torch.bool, device=x_BTD.device).triu(1)
+            steps = score_BHTT.shape[-1]
+            later_TT = torch.ones(steps, steps, dtype=torch.bool, device=score_BHTT.device).triu(1)
             score_BHTT = score_BHTT.masked_fill(later_TT, -torch.inf)
-        mixed_BHTE = score_BHTT.softmax(dim=-1) @ v_BHTE
-        out_BTD: Tensor = self.dropout(self.to_out(mixed_BHTE.transpose(1, 2).reshape(batch, steps, -1)))
-        return out_BTD
+        weights_BHTT: Tensor = score_BHTT.softmax(dim=-1)
+        return weights_BHTT
 
 
 class Block(nn.Module):

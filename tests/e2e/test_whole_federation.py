@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load
 
 from tests.e2e.harness import Federation, Process, digit_shards, run_to_the_end
+from tests.pictures import check_pictures
 
 ROUNDS = 8
 FLAGS = ("--rounds", str(ROUNDS), "--set", "train.local_epochs=2", "--set", "train.lr=0.02")
@@ -128,6 +129,18 @@ def test_the_summary_follows_from_the_metrics(fedtp):
     final = fedtp.federation.status()["accuracy"]["over_samples"]
     assert summary["fedtp"]["mean"] == pytest.approx(final), "of the last 2 of 8 rounds, every fifth and the end: the end"
     assert {client["name"]: client["accuracy"] for client in summary["clients"]} == fedtp.accuracy
+
+
+def test_both_commands_draw_pictures(fedtp, tmp_path):
+    status = fedtp.federation.status()
+    fedtp.federation.command("fedserver", "plot", "--out", str(tmp_path / "server"))
+    page = check_pictures(tmp_path / "server", {"accuracy", "clients", "embeddings"})
+    assert page.row("personalized model, latest: over all test samples")[1] == f"{status['accuracy']['over_samples']:.4f}"
+    shard = fedtp.shards[0]
+    fedtp.federation.command("fedclient", "plot", "--data", str(shard), "--out", str(tmp_path / "device"))
+    rows = check_pictures(tmp_path / "device", {"rollout", "confusion", "classes"}).rows
+    right = sum(int(row[3]) for row in rows if row[0] == "fedtp" and len(row) == 6)
+    assert right / len(np.load(shard / "test.npz")["y"]) == pytest.approx(fedtp.accuracy[shard.name])
 
 
 def test_everyone_sees_whether_personalization_helps(fedtp):

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
-import re
-from html.parser import HTMLParser
-from pathlib import Path
 
-import matplotlib.image
 import msgspec
 import numpy as np
 import pytest
@@ -32,6 +26,7 @@ from fedserver.plot_clients import neighbours
 from fedserver.round import Record
 from fedserver.store import Row, Store
 from fedserver.summary import FedTP
+from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 1}
 
@@ -84,52 +79,6 @@ def federation(tmp_path):
 
 def figure(mean=0.0, deviation=0.0):
     return FedTP(5, 1, 1, mean, deviation)
-
-
-class Page(HTMLParser):
-    """What a page is made of: tags, image sources, and the cells of its tables row by row."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.tags, self.sources, self.rows, self._cell = set(), [], [], False
-        self.text = path.read_text(encoding="utf-8")
-        self.feed(self.text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-        self.sources += [value for name, value in attributes if name in ("src", "href")]
-        self._cell = tag in ("td", "th")
-        if tag == "tr":
-            self.rows.append([])
-        if self._cell:
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        self._cell = self._cell and tag not in ("td", "th")
-
-    def handle_data(self, data):
-        if self._cell:
-            self.rows[-1][-1] += data
-
-    def row(self, first):
-        """The first row that begins with this cell."""
-        return next(row for row in self.rows if row and row[0] == first)
-
-
-def check_pictures(out: Path, names: set[str]) -> Page:
-    """All pictures are PNG files of a sensible size with something in them, and the page shows the very same bytes."""
-    assert {path.name for path in out.iterdir()} == {f"{name}.png" for name in names} | {"index.html"}
-    page = Page(out / "index.html")
-    assert not page.tags & {"script", "link", "iframe", "object"}
-    assert not re.search(r"https?:|@import|url\(", page.text)
-    shown = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in page.sources]
-    files = [(out / f"{name}.png").read_bytes() for name in names]
-    assert sorted(shown) == sorted(files)
-    for data in files:
-        pixels = matplotlib.image.imread(io.BytesIO(data), format="png")
-        assert min(pixels.shape[:2]) > 300
-        assert pixels.std() > 0.01
-    return page
 
 
 def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):

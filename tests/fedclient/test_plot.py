@@ -1,0 +1,160 @@
+"""Pictures of finished models on a shard's test part: files, numbers, several models side by side, clear errors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from common.config import TrainSettings
+from common.errors import NoModel, SettingError, ShapeMismatch, ShardError
+from common.models.registry import build, default_spec
+from common.models.rollout import attentions, rollout
+from common.models.structure import tensors_of
+from fedclient import artifact
+from fedclient.cli import main
+from fedclient.drawings import effective
+from fedclient.plot import PICTURES, plot, spread, titles
+from tests.pictures import Page, check_pictures
+
+TINY = {"width": 8, "heads": 2, "depth": 2, "patch": 2}
+ALL = {"rollout", "confusion", "classes"}
+
+
+def model(folder, method="fedavg", name="a", kind="vit", shape=(4, 6, 1), seed=0, kept="personalized", classes=(5, 7, 9)):
+    """A finished model with weights drawn from the seed."""
+    data = {3: "images", 2: "series", 1: "tabular"}[len(shape)]
+    spec = default_spec(data, shape, len(classes), 0, kind, TINY if kind == "vit" else {})
+    info = artifact.ModelInfo(name, "federation", method, {}, spec, list(classes), TrainSettings(), kept=kept)
+    artifact.save(folder / "model", info, tensors_of(build(spec, seed)))
+    return folder
+
+
+def shard(folder, shape=(4, 6, 1), samples=10, labels=(5, 9)):
+    draw = np.random.default_rng(0)
+    folder.mkdir()
+    y = np.array(labels)[np.arange(samples) % len(labels)]
+    for part in ("train", "test"):
+        np.savez(folder / f"{part}.npz", x=draw.random((samples, *shape), dtype=np.float32), y=y)
+    return folder
+
+
+def numbers_of(folder, path):
+    """True and found labels by another way than plotting takes."""
+    loaded = artifact.Model(folder / "model")
+    with np.load(path / "test.npz") as test:
+        return test["y"].tolist(), loaded.predict(test["x"], "test")
+
+
+def test_all_pictures_of_one_model(tmp_path):
+    home, data = model(tmp_path / "home"), shard(tmp_path / "shard")
+    lines = plot([home], data, tmp_path / "out", 4, ())
+    page = check_pictures(tmp_path / "out", ALL)
+    assert len(lines) == 4
+    true, found = numbers_of(home, data)
+    pairs = {(t, f): sum((t, f) == pair for pair in zip(true, found, strict=True)) for t in (5, 9) for f in (5, 7, 9)}
+    counted = {(int(row[1]), int(row[2])): int(row[3]) for row in page.rows if row[0] == "fedavg" and len(row) == 4}
+    assert counted == {pair: count for pair, count in pairs.items() if count}
+    by_class = {row[1]: (int(row[2]), int(row[3])) for row in page.rows if row[0] == "fedavg" and len(row) == 6}
+    assert by_class == {"5": (5, pairs[5, 5]), "9": (5, pairs[9, 9])}
+
+
+def test_the_maps_numbers_are_the_rollouts(tmp_path):
+    home, data = model(tmp_path / "home"), shard(tmp_path / "shard")
+    plot([home], data, tmp_path / "out", 3, ("rollout",))
+    page = check_pictures(tmp_path / "out", {"rollout"})
+    assert [row[:2] for row in page.rows] == [["test sample", "label"], ["0", "5"], ["2", "5"], ["1", "9"]]
+    _, found = numbers_of(home, data)
+    network = build(artifact.Model(home / "model").info.model, 0).eval()
+    with np.load(data / "test.npz") as test, torch.no_grad():
+        x = torch.from_numpy(test["x"]).movedim(-1, 1)
+        maps = rollout(attentions(network, lambda: network(x)))[:, 0, 1:]
+    for row in page.rows[1:]:
+        share = (maps[int(row[0])] / maps[int(row[0])].sum()).numpy()
+        assert row[2] == str(found[int(row[0])])
+        assert float(row[3]) == pytest.approx(np.exp(-(share * np.log(share)).sum()), abs=6e-5)
+
+
+def test_models_side_by_side_are_told_apart(tmp_path):
+    homes = [model(tmp_path / "a"), model(tmp_path / "b", "fedtp", seed=1), model(tmp_path / "c", name="c", kept="common")]
+    data = shard(tmp_path / "shard")
+    plot([*homes, homes[0] / "model"], data, tmp_path / "out", 2, ())
+    page = check_pictures(tmp_path / "out", ALL)
+    assert {row[0] for row in page.rows if len(row) == 6} - {"model"} == {
+        "fedavg (a) 1",
+        "fedtp",
+        "fedavg, common model",
+        "fedavg (a) 4",
+    }
+
+
+def test_what_a_model_is_called():
+    info = [
+        SimpleNamespace(method=m, kept=k, name=n)
+        for m, k, n in (("x", "local", "a"), ("x", "local", "b"), ("y", "personalized", "a"))
+    ]
+    assert titles(info) == ["x, local model (a)", "x, local model (b)", "y"]
+
+
+def test_a_model_without_attention_has_the_other_pictures(tmp_path):
+    home, data = model(tmp_path / "home", kind="mlr"), shard(tmp_path / "shard")
+    lines = plot([home], data, tmp_path / "out", 2, ())
+    check_pictures(tmp_path / "out", {"confusion", "classes"})
+    assert lines[-1].startswith("no picture 'rollout': the model")
+    with pytest.raises(SettingError, match="has no attention"):
+        plot([home], data, tmp_path / "again", 2, ("rollout",))
+
+
+def test_a_rollout_is_over_images(tmp_path):
+    home, data = model(tmp_path / "home", kind="transformer", shape=(6,)), shard(tmp_path / "shard", shape=(6,))
+    with pytest.raises(SettingError, match="over images, and this model takes tabular"):
+        plot([home], data, tmp_path / "out", 2, ("rollout",))
+
+
+def test_coloured_and_noisy_images_are_shown(tmp_path):
+    home, data = model(tmp_path / "home", shape=(5, 4, 3)), shard(tmp_path / "shard", shape=(5, 4, 3))
+    with np.load(data / "test.npz") as test:
+        np.savez(data / "test.npz", x=20 * test["x"] - 10, y=test["y"])
+    plot([home], data, tmp_path / "out", 2, ("rollout",))
+    check_pictures(tmp_path / "out", {"rollout"})
+
+
+def test_what_does_not_fit_says_so(tmp_path):
+    home, data = model(tmp_path / "home"), shard(tmp_path / "shard")
+    with pytest.raises(NoModel, match="no finished model"):
+        plot([tmp_path], data, tmp_path / "out", 2, ())
+    with pytest.raises(ShapeMismatch, match="shard"):
+        plot([home], shard(tmp_path / "other", shape=(6, 6, 1)), tmp_path / "out", 2, ())
+    with pytest.raises(SettingError, match="different classes"):
+        plot([home, model(tmp_path / "b", classes=(5, 8, 9))], data, tmp_path / "out", 2, ())
+    np.savez(data / "test.npz", x=np.empty((0, 4, 6, 1), dtype=np.float32), y=np.empty(0, dtype=np.int64))
+    with pytest.raises(ShardError, match="no test samples"):
+        plot([home], data, tmp_path / "out", 2, ())
+
+
+def test_samples_are_spread_over_classes():
+    true = np.array([1, 1, 0, 1, 2, 0])
+    assert spread(true, 4) == [2, 5, 0, 4], "the first of 0, 1 and 2, then the second of 0; in the order of classes"
+    assert spread(true, 99) == [2, 5, 0, 1, 3, 4]
+
+
+def test_patches_in_effect_by_hand():
+    assert effective(np.array([[0.2, 0.2], [0.2, 0.2]])) == pytest.approx(4.0)
+    assert effective(np.array([[0.0, 0.7], [0.0, 0.0]])) == pytest.approx(1.0)
+
+
+def test_the_command(tmp_path):
+    option = next(parameter for parameter in main.commands["plot"].params if parameter.name == "pictures")
+    assert list(option.type.choices) == list(PICTURES)
+    home, data = model(tmp_path / "home"), shard(tmp_path / "shard")
+    words = ["plot", "--data", str(data), "--out", str(tmp_path / "out"), "--picture", "classes"]
+    done = CliRunner().invoke(main, [*words, "--home", str(home)])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, str(tmp_path / "out" / "index.html"))
+    assert Page(tmp_path / "out" / "index.html").row("fedavg")[1] == "5"
+    assert CliRunner().invoke(main, [*words, "--home", str(home), "--model", str(home)]).exit_code == 2
+    (home / "model" / "model.json").write_bytes(msgspec.json.encode({}))
+    assert CliRunner().invoke(main, [*words, "--home", str(home)]).exit_code == NoModel.exit_code
