@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -237,7 +237,12 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 
 @main.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW.NPZ", help="An .npz with x.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file: index, label.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="A CSV file: index, label; index, position, label for labels of positions.",
+)
 @_server_option()
 @_home_option
 def predict(data: Path, out: Path, server: str | None, home: Path | None) -> None:
@@ -253,12 +258,22 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
         labels = model.predict(load_features(data), str(data))
         try:
             with out.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(("index", "label"))
-                writer.writerows(enumerate(labels))
+                csv.writer(file).writerows(_label_rows(labels, model.info.model.per_position))
         except OSError as error:
             raise SettingError(f"cannot write {out}: {error.strerror}") from None
-        click.echo(f"{len(labels)} labels in {out}")
+        what = "labelled sequences" if model.info.model.per_position else "labels"
+        click.echo(f"{len(labels)} {what} in {out}")
+
+
+def _label_rows(labels: Sequence[Any], per_position: bool) -> Iterator[tuple[Any, ...]]:
+    """A heading, then a row for each sample, or for each position of each sample."""
+    if not per_position:
+        yield "index", "label"
+        yield from enumerate(labels)
+        return
+    yield "index", "position", "label"
+    for index, row in enumerate(labels):
+        yield from ((index, position, label) for position, label in enumerate(row))
 
 
 @main.command()

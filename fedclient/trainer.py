@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import TrainSettings
-from common.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
+from common.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
 from common.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
 from common.objectives.network import Network
 from common.predictors.base import Predictor
@@ -59,7 +59,7 @@ class Trainer:
         progress: Progress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Trained:
-        """The objective's work from `start` on x (N, ...), y (N,); the tensors return to the CPU.
+        """The objective's work from `start` on x (N, ...), y (N,) or (N, T); the tensors return to the CPU.
 
         `received`: what the server served, by name. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
         """
@@ -80,14 +80,16 @@ class Trainer:
         return {name: tensor.cpu() for name, tensor in self.predictor.prepare(task).items()}
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
-        """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,)."""
+        """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
         correct = 0
-        for at, logits_BC in self.logits(prepared, x):
-            correct += int((logits_BC.argmax(-1) == y[at : at + len(logits_BC)].to(self.device)).sum())
+        for at, logits in self.logits(prepared, x):
+            some_y = y[at : at + len(logits)].to(self.device)
+            check_scores(logits, some_y)
+            correct += int((logits.argmax(-1) == some_y).sum())
         return correct / y.numel()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(position, logits (B, C)) for each batch of x (N, ...), without gradients."""
+        """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
         tensors = self._on_device(prepared)
         self.network.model.eval()
         for at in range(0, len(x), EVALUATION_BATCH):

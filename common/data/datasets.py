@@ -35,7 +35,8 @@ class Dataset:
 def load_dataset(name: str, seed: int = 0) -> Dataset:
     """`digits`, or the path of a shard (one .npz with train_x, train_y, test_x, test_y, or a folder).
 
-    Errors: SettingError (scikit-learn missing, or no such data set), ShardError and its kin as `load_shard`.
+    Errors: SettingError (scikit-learn missing, no such data set, or one with a label for every position, which no scheme by
+    classes can cut), ShardError and its kin as `load_shard`.
     """
     if name == DIGITS:
         return _digits(seed)
@@ -44,6 +45,8 @@ def load_dataset(name: str, seed: int = 0) -> Dataset:
             f"no data set {name!r}: say {DIGITS}, or the path of an .npz with train_x, train_y, test_x and test_y"
         )
     shard = load_shard(Path(name), seed)
+    if shard.per_position:
+        raise SettingError(f"{name} has a label for every position, so its samples are of no class that it could be cut by")
     classes = shard.profile().labels
     parts = (shard.train_x, shard.train_y, shard.test_x, shard.test_y)
     return Dataset(shard.name, shard.kind, *parts, classes=classes, vocabulary=shard.vocabulary)
