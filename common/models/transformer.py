@@ -73,7 +73,9 @@ class SequenceTransformer(nn.Module):
         x_BTD = self.dropout(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        if not self.per_position:
-            x_BTD = x_BTD[:, -1] if self.tokens else x_BTD.mean(dim=1)
-        logits: Tensor = self.head(self.norm(x_BTD))
+        logits: Tensor = self.head(self.norm(x_BTD if self.per_position else self._summary(x_BTD)))
         return logits
+
+    def _summary(self, x_BTD: Tensor) -> Tensor:
+        """(B, D), what a whole sample is read from."""
+        return x_BTD[:, -1] if self.tokens else x_BTD.mean(dim=1)
