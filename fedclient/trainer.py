@@ -81,12 +81,16 @@ class Trainer:
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
-        correct = 0
+        return float(self.right(prepared, x, y).double().mean())
+
+    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
+        found = []
         for at, logits in self.logits(prepared, x):
             some_y = y[at : at + len(logits)].to(self.device)
             check_scores(logits, some_y)
-            correct += int((logits.argmax(-1) == some_y).sum())
-        return correct / y.numel()
+            found.append(logits.argmax(-1) == some_y)
+        return torch.cat(found).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
