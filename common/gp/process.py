@@ -22,7 +22,7 @@ from common.gp import polya_gamma
 from common.gp.settings import ProcessSettings
 
 JITTER = 1e-6  # share of the prior variance that is added to a point's own: duplicates stay positive definite
-QUADRATURE = 20  # points of Gauss-Hermite
+QUADRATURE = 48  # points of Gauss-Hermite: wrong by less than 1e-6 at a variance of 8
 
 
 def exact(features: Tensor) -> Tensor:
@@ -31,26 +31,15 @@ def exact(features: Tensor) -> Tensor:
 
 
 def covariance(settings: ProcessSettings, a_ND: Tensor, b_MD: Tensor) -> Tensor:
-    """(N, M): a^2 exp(-|x - y|^2 / (2 D l^2)), or a^2 x.y / D, with a^2 the output scale and l the length scale."""
-    dimensions = a_ND.shape[1]
-    products_NM = a_ND @ b_MD.T
-    if settings.kernel == "linear":
-        return settings.output_scale * products_NM / dimensions
-    square_NM = (a_ND.square().sum(1)[:, None] + b_MD.square().sum(1) - 2 * products_NM).clamp(min=0)
-    return settings.output_scale * torch.exp(-square_NM / (2 * dimensions * settings.length_scale**2))
+    """(N, M): a^2 exp(-|x - y|^2 / (2 D l^2)), with a^2 the output scale and l the length scale."""
+    square_NM = (a_ND.square().sum(1)[:, None] + b_MD.square().sum(1) - 2 * a_ND @ b_MD.T).clamp(min=0)
+    return settings.output_scale * torch.exp(-square_NM / (2 * a_ND.shape[1] * settings.length_scale**2))
 
 
 def own_covariance(settings: ProcessSettings, a_ND: Tensor) -> Tensor:
     """(N, N), with the jitter."""
     jitter = settings.output_scale * JITTER
     return covariance(settings, a_ND, a_ND) + jitter * torch.eye(len(a_ND), dtype=a_ND.dtype, device=a_ND.device)
-
-
-def variance(settings: ProcessSettings, a_ND: Tensor) -> Tensor:
-    """(N,): the diagonal of `covariance`."""
-    if settings.kernel == "linear":
-        return settings.output_scale * a_ND.square().mean(1)
-    return torch.full_like(a_ND[:, 0], settings.output_scale)
 
 
 def gibbs(settings: ProcessSettings, K_NN: Tensor, sign_N: Tensor, generator: torch.Generator) -> Tensor:
@@ -86,12 +75,17 @@ def log_evidence(K_NN: Tensor, omega_SN: Tensor, sign_N: Tensor) -> Tensor:
     return (quadratic_S - log_determinant_S) / 2 - len(sign_N) * math.log(2)
 
 
-def posterior(K_NN: Tensor, cross_NM: Tensor, variance_M: Tensor, omega_SN: Tensor, sign_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean (S, M), variance (S, M)) of f at other points given omega: cross_NM their covariance with the training points."""
+def posterior(
+    K_NN: Tensor, cross_NM: Tensor, prior: float | Tensor, omega_SN: Tensor, sign_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(mean (S, M), variance (S, M)) of f at other points given omega.
+
+    cross_NM: their covariance with the training points. prior: their own variance, (M,) or the same for all.
+    """
     factor_SNN, root_SN = _factor(K_NN, omega_SN), omega_SN.sqrt()
     half_SNM = solve_triangular(factor_SNN, root_SN.unsqueeze(-1) * cross_NM, upper=False)
     target_SN1 = solve_triangular(factor_SNN, (sign_N / 2 / root_SN).unsqueeze(-1), upper=False)
-    return (half_SNM * target_SN1).sum(dim=1), (variance_M - half_SNM.square().sum(dim=1)).clamp(min=0)
+    return (half_SNM * target_SN1).sum(dim=1), (prior - half_SNM.square().sum(dim=1)).clamp(min=0)
 
 
 def log_probabilities(mean_SM: Tensor, variance_SM: Tensor) -> tuple[Tensor, Tensor]:

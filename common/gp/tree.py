@@ -1,6 +1,6 @@
 """A binary tree over the classes that a device has: one two-class problem at each inner node.
 
-N samples.
+P points.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def splits(classes: Sequence[int]) -> list[Split]:
     return [Split(tuple(left), tuple(right)), *splits(left), *splits(right)]
 
 
-def members(labels_N: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-    """(which samples come to this node (n,), where each goes (n,): 1.0 left, -1.0 right, float64)."""
-    left_N = torch.isin(labels_N, torch.tensor(split.left, device=labels_N.device))
-    right_N = torch.isin(labels_N, torch.tensor(split.right, device=labels_N.device))
-    index_n = (left_N | right_N).nonzero().flatten()
-    return index_n, left_N[index_n].double() * 2 - 1
+def members(labels_P: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+    """(which points come to this node (p,), where each goes (p,): 1.0 left, -1.0 right, float64)."""
+    left_P = torch.isin(labels_P, torch.tensor(split.left, device=labels_P.device))
+    right_P = torch.isin(labels_P, torch.tensor(split.right, device=labels_P.device))
+    index_p = (left_P | right_P).nonzero().flatten()
+    return index_p, left_P[index_p].double() * 2 - 1

@@ -31,7 +31,7 @@ class Gp(Objective):
         self._settings = settings
 
     def __repr__(self) -> str:
-        return f"Gp(kernel={self._settings.kernel}, draws={self._settings.gibbs_draws}, points={self._settings.batch_points})"
+        return f"Gp(draws={self._settings.gibbs_draws}, points={self._settings.batch_points})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
         """None. Errors: SettingError for a model that is a head alone, which leaves nothing to train."""

@@ -1,25 +1,27 @@
 """The posterior of Gaussian processes on the features of the device's own training samples (pFedGP).
 
-N samples of the memory, Q queries, D features, C classes, S chains, J inner nodes of the tree.
+P points of the memory, Q queries, D features, C classes, S chains, J inner nodes of the tree, T labels of a sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from common.gp.process import covariance, exact, gibbs, log_probabilities, own_covariance, posterior, variance
+from common.gp.process import covariance, exact, gibbs, log_probabilities, own_covariance, posterior
 from common.gp.tree import members, splits
 from common.objectives.base import LocalTask, Tensors, split
 from common.objectives.descent import TrainingDiverged
 from common.objectives.network import Network
 from common.predictors.base import Predictor
-from common.predictors.memory import FEATURES, LABELS, drawn, remember
+from common.predictors.memory import FEATURES, LABELS, remember
 from common.predictors.settings import GpSettings
 
 OMEGA = "memory.omega"
-ABSENT = -100.0  # log probability of a class that the device has no sample of
+ABSENT = -1e4  # log probability of a class that the device has no sample of: below that of any other
 
 
 class Gp(Predictor):
@@ -33,46 +35,61 @@ class Gp(Predictor):
         self._settings = settings
 
     def __repr__(self) -> str:
-        return f"Gp(kernel={self._settings.kernel}, draws={self._settings.gibbs_draws}, points={self._settings.memory_points})"
+        return f"Gp(draws={self._settings.gibbs_draws}, points={self._settings.memory_points})"
 
     @torch.no_grad()
     def prepare(self, task: LocalTask) -> Tensors:
-        """The model's tensors with features (N, D), labels (N,) and omega (J, S, N), 0 where a sample is not of a node."""
+        """The model's tensors with features (P, D), labels (P,) and omega (J, S, P), 0 where a point is not of a node."""
         model, _ = split(task.start)
-        found = remember(task, model, drawn(task, self._settings.memory_points))
+        generator = torch.Generator().manual_seed(task.seeds("gibbs memory"))
+        points_P = chosen(task.y.flatten().cpu(), self._settings.memory_points, generator)
+        per_sample = max(1, task.y[:1].numel())
+        samples_N, row_P = torch.unique(points_P // per_sample, return_inverse=True)
+        found = remember(task, model, samples_N)
         if found is None:
             return model
-        generator = torch.Generator().manual_seed(task.seeds("gibbs memory"))
-        kept_N = torch.randperm(len(found[1]), generator=generator)[: self._settings.memory_points].to(task.device)
-        features_ND, labels_N = found[0][kept_N].float(), found[1][kept_N]
-        tree = splits(labels_N.unique().tolist())
-        omega_JSN = torch.zeros(len(tree), self._settings.gibbs_draws, len(kept_N), device=task.device)
-        try:
-            for node, of in enumerate(tree):
-                index_n, sign_n = members(labels_N, of)
-                K_nn = own_covariance(self._settings, exact(features_ND[index_n]))
-                omega_JSN[node, :, index_n] = gibbs(self._settings, K_nn, sign_n.to(K_nn.device), generator).to(omega_JSN)
-        except torch.linalg.LinAlgError as error:
-            raise TrainingDiverged("the kernel matrix of the features is not finite: lower train.lr on the server") from error
-        return model | {FEATURES: features_ND, LABELS: labels_N, OMEGA: omega_JSN}
+        at_P = (row_P * per_sample + points_P % per_sample).to(task.device)
+        features_PD, labels_P = found[0][at_P], found[1][at_P]
+        omega_JSP = self._omega(exact(features_PD), labels_P, generator)
+        return model | {FEATURES: features_PD, LABELS: labels_P, OMEGA: omega_JSP.to(features_PD)}
 
-    def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def logits(self, network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Log probabilities, float32."""
         logits, features = network.with_features(tensors, x)
         if FEATURES not in tensors:
             return logits
-        memory_ND, queries_QD = exact(tensors[FEATURES]), exact(features.flatten(end_dim=-2))
-        labels_N = tensors[LABELS]
-        present = labels_N.unique().tolist()
-        scores_QC = torch.full((len(queries_QD), logits.shape[-1]), ABSENT, dtype=torch.float64, device=memory_ND.device)
+        memory_PD, queries_QD = exact(tensors[FEATURES]), exact(features.flatten(end_dim=-2))
+        labels_P = tensors[LABELS].to(memory_PD.device)
+        present = labels_P.unique().tolist()
+        scores_QC = torch.full((len(queries_QD), logits.shape[-1]), ABSENT, dtype=torch.float64, device=memory_PD.device)
         scores_QC[:, present] = 0.0
-        variance_Q = variance(self._settings, queries_QD)
-        for of, omega_SN in zip(splits(present), exact(tensors[OMEGA]), strict=True):
-            index_n, sign_n = (part.to(memory_ND.device) for part in members(labels_N, of))
-            node_nD = memory_ND[index_n]
-            cross_nQ = covariance(self._settings, node_nD, queries_QD)
-            K_nn = own_covariance(self._settings, node_nD)
-            sides = log_probabilities(*posterior(K_nn, cross_nQ, variance_Q, omega_SN[:, index_n], sign_n))
-            for classes, log_Q in zip(of, sides, strict=True):
+        for of, omega_SP in zip(splits(present), exact(tensors[OMEGA]), strict=True):
+            index_p, sign_p = members(labels_P, of)
+            node_pD = memory_PD[index_p]
+            K_pp, cross_pQ = own_covariance(self._settings, node_pD), covariance(self._settings, node_pD, queries_QD)
+            mean_SQ, variance_SQ = posterior(K_pp, cross_pQ, self._settings.output_scale, omega_SP[:, index_p], sign_p)
+            for classes, log_Q in zip(of, log_probabilities(mean_SQ, variance_SQ), strict=True):
                 scores_QC[:, classes] += log_Q.unsqueeze(1)
         return scores_QC.float().to(logits.device).view(logits.shape)
+
+    def _omega(self, features_PD: Tensor, labels_P: Tensor, generator: torch.Generator) -> Tensor:
+        labels_P = labels_P.to(features_PD.device)
+        tree = splits(labels_P.unique().tolist())
+        omega_JSP = features_PD.new_zeros(len(tree), self._settings.gibbs_draws, len(labels_P))
+        for omega_SP, of in zip(omega_JSP, tree, strict=True):
+            index_p, sign_p = members(labels_P, of)
+            try:
+                K_pp = own_covariance(self._settings, features_PD[index_p])
+                omega_SP[:, index_p] = gibbs(self._settings, K_pp, sign_p, generator)
+            except torch.linalg.LinAlgError as error:
+                raise TrainingDiverged("the features are not finite any more: lower train.lr on the server") from error
+        return omega_JSP
+
+
+def chosen(labels_P: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """(size,) or fewer positions, in order: drawn at random, but of every class one before there are more of any."""
+    order_P = torch.randperm(len(labels_P), generator=generator)
+    _, first = np.unique(labels_P[order_P].numpy(), return_index=True)
+    one_of_each = torch.zeros(len(order_P), dtype=torch.bool)
+    one_of_each[first] = True
+    return torch.cat([order_P[one_of_each], order_P[~one_of_each]])[:size].sort().values

@@ -15,7 +15,7 @@ import torch
 from common.objectives.base import LocalTask, Tensors, split
 from common.objectives.network import Network
 from common.predictors.base import Predictor
-from common.predictors.memory import BATCH, FEATURES, LABELS, drawn, remember
+from common.predictors.memory import BATCH, FEATURES, LABELS, remember
 from common.predictors.settings import KnnSettings
 
 TINY = 1e-30  # a class that neither the neighbours nor the model gives any probability
@@ -37,8 +37,9 @@ class Knn(Predictor):
     def prepare(self, task: LocalTask) -> Tensors:
         """The model's tensors with features (N, D) float32 and labels (N,) of `capacity` of the training samples."""
         model, _ = split(task.start)
-        found = remember(task, model, drawn(task, max(1, round(self._settings.capacity * len(task.x)))))
-        return model | {FEATURES: found[0].float(), LABELS: found[1]} if found else model
+        order = torch.randperm(len(task.x), generator=torch.Generator().manual_seed(task.seeds("memory")))
+        found = remember(task, model, order[: max(1, round(self._settings.capacity * len(order)))].sort().values)
+        return model | {FEATURES: found[0], LABELS: found[1]} if found else model
 
     def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Log probabilities; the model's own logits where there was no sample to remember."""

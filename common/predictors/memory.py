@@ -1,6 +1,6 @@
 """Features and labels of a device's own training samples, for predictors that remember them.
 
-N samples, B of a batch, D features.
+N samples, B of a batch, T labels of a sample (1, or one at every position), D features.
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ FEATURES, LABELS = "memory.features", "memory.labels"
 BATCH = 512  # samples of one forward
 
 
-def drawn(task: LocalTask, size: int) -> torch.Tensor:
-    """(size,) or fewer indices of training samples, in order: by the device's seed."""
-    order = torch.randperm(len(task.x), generator=torch.Generator().manual_seed(task.seeds("memory")))
-    return order[:size].sort().values
-
-
 def remember(
     task: LocalTask, model: Mapping[str, torch.Tensor], index_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(what enters the head for these samples (N, D), labels (N,)); where every position has a label, each is a sample.
+    """(what enters the head for these training samples (N T, D) float32, labels (N T,)), on the task's device.
 
     None if there is no sample. Without gradients, in evaluation mode. Errors: Cancelled.
     """
@@ -36,6 +30,6 @@ def remember(
             raise Cancelled("this work was replaced")
         with torch.no_grad():
             _, features_BD = task.network.with_features(model, task.x[index_B.to(task.x.device)].to(task.device))
-        features.append(features_BD.flatten(end_dim=-2))
+        features.append(features_BD.flatten(end_dim=-2).float())
         labels.append(task.y[index_B.to(task.y.device)].flatten().to(task.device))
     return (torch.cat(features), torch.cat(labels)) if features else None
