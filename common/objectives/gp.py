@@ -2,21 +2,22 @@
 'Personalized Federated Learning with Gaussian Processes', NeurIPS 2021 (pFedGP); the gradient as in Snell, Zemel, 'Bayesian
 Few-Shot Classification with One-vs-Each Polya-Gamma Augmented Gaussian Processes', ICLR 2021.
 
-B samples of a batch, P points, D features.
+B samples of a batch, P points, D features, J inner nodes of the tree, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from common.errors import SettingError
 from common.gp.process import exact, gibbs, log_evidence, own_covariance
-from common.gp.tree import Split, members, splits
+from common.gp.tree import class_tree, members
 from common.objectives.base import LocalTask, Objective, Tensors, Trained
 from common.objectives.descent import TrainingDiverged, descend
+from common.objectives.memory import remember
 from common.objectives.network import Network
 from common.objectives.settings import GpSettings
 
@@ -40,7 +41,7 @@ class Gp(Objective):
         return {}
 
     def run(self, task: LocalTask) -> Trained:
-        tree = splits(task.y.unique().tolist())
+        tree_JC = self._tree(task)
         generator = torch.Generator().manual_seed(task.seeds("gibbs"))
 
         def loss(tensors: Mapping[str, Tensor], x_B: Tensor, y_B: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class Gp(Objective):
             if len(labels_P) > self._settings.batch_points:
                 kept = torch.randperm(len(labels_P), generator=generator)[: self._settings.batch_points].to(labels_P.device)
                 features_PD, labels_P = features_PD[kept.to(features_PD.device)], labels_P[kept]
-            return self._loss(tree, features_PD, labels_P.to(features_PD.device), generator)
+            return self._loss(tree_JC, features_PD, labels_P.to(features_PD.device), generator)
 
         try:
             return descend(task, task.start, loss)
@@ -59,12 +60,20 @@ class Gp(Objective):
                 "lower train.lr or set train.clip_norm on the server"
             ) from error
 
-    def _loss(self, tree: Sequence[Split], features_PD: Tensor, labels_P: Tensor, generator: torch.Generator) -> Tensor:
+    def _tree(self, task: LocalTask) -> Tensor:
+        classes = len(task.start[f"{task.network.head}.weight"])
+        found = remember(task, task.start, torch.arange(len(task.x)))
+        if found is None:
+            return task.y.new_zeros(0, classes)
+        features_PD = exact(found[0])
+        return class_tree(features_PD, found[1].to(features_PD.device), classes)
+
+    def _loss(self, tree_JC: Tensor, features_PD: Tensor, labels_P: Tensor, generator: torch.Generator) -> Tensor:
         total = features_PD.sum() * 0.0  # a device of one class has no node, and a gradient of zero
-        for split in tree:
-            index_P, sign_P = members(labels_P, split)
-            if len(index_P):
-                K_PP = own_covariance(self._settings, features_PD[index_P])
-                omega_SP = gibbs(self._settings, K_PP.detach(), sign_P, generator)
-                total = total - log_evidence(K_PP, omega_SP, sign_P).mean()
+        for side_C in tree_JC:
+            index_p, sign_p = members(labels_P, side_C)
+            if len(index_p):
+                K_pp = own_covariance(self._settings, features_PD[index_p])
+                omega_Sp = gibbs(self._settings, K_pp.detach(), sign_p, generator)
+                total = total - log_evidence(K_pp, omega_Sp, sign_p).mean()
         return total / len(labels_P)

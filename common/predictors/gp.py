@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from common.gp.process import covariance, exact, gibbs, log_probabilities, own_covariance, posterior
-from common.gp.tree import members, splits
+from common.gp.tree import class_tree, members
 from common.objectives.base import LocalTask, Tensors, split
 from common.objectives.descent import TrainingDiverged
 from common.objectives.network import Network
 from common.predictors.base import Predictor
-from common.predictors.memory import FEATURES, LABELS, remember
+from common.objectives.memory import FEATURES, LABELS, remember
 from common.predictors.settings import GpSettings
 
-OMEGA = "memory.omega"
+TREE, OMEGA = "memory.tree", "memory.omega"
 ABSENT = -1e4  # log probability of a class that the device has no sample of: below that of any other
 
 
@@ -39,7 +39,7 @@ class Gp(Predictor):
 
     @torch.no_grad()
     def prepare(self, task: LocalTask) -> Tensors:
-        """The model's tensors with features (P, D), labels (P,) and omega (J, S, P), 0 where a point is not of a node."""
+        """The model's tensors with features (P, D), labels (P,), tree (J, C) and omega (J, S, P), 0 where a point is not of a node."""
         model, _ = split(task.start)
         generator = torch.Generator().manual_seed(task.seeds("gibbs memory"))
         points_P = chosen(task.y.flatten().cpu(), self._settings.memory_points, generator)
@@ -50,8 +50,8 @@ class Gp(Predictor):
             return model
         at_P = (row_P * per_sample + points_P % per_sample).to(task.device)
         features_PD, labels_P = found[0][at_P], found[1][at_P]
-        omega_JSP = self._omega(exact(features_PD), labels_P, generator)
-        return model | {FEATURES: features_PD, LABELS: labels_P, OMEGA: omega_JSP.to(features_PD)}
+        tree_JC, omega_JSP = self._chains(exact(features_PD), labels_P, len(model[f"{task.network.head}.weight"]), generator)
+        return model | {FEATURES: features_PD, LABELS: labels_P, TREE: tree_JC, OMEGA: omega_JSP.to(features_PD)}
 
     def logits(self, network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Log probabilities, float32."""
@@ -60,30 +60,31 @@ class Gp(Predictor):
             return logits
         memory_PD, queries_QD = exact(tensors[FEATURES]), exact(features.flatten(end_dim=-2))
         labels_P = tensors[LABELS].to(memory_PD.device)
-        present = labels_P.unique().tolist()
         scores_QC = torch.full((len(queries_QD), logits.shape[-1]), ABSENT, dtype=torch.float64, device=memory_PD.device)
-        scores_QC[:, present] = 0.0
-        for of, omega_SP in zip(splits(present), exact(tensors[OMEGA]), strict=True):
-            index_p, sign_p = members(labels_P, of)
+        scores_QC[:, labels_P.unique()] = 0.0
+        for side_C, omega_SP in zip(tensors[TREE].to(memory_PD.device), exact(tensors[OMEGA]), strict=True):
+            index_p, sign_p = members(labels_P, side_C)
             node_pD = memory_PD[index_p]
             K_pp, cross_pQ = own_covariance(self._settings, node_pD), covariance(self._settings, node_pD, queries_QD)
             mean_SQ, variance_SQ = posterior(K_pp, cross_pQ, self._settings.output_scale, omega_SP[:, index_p], sign_p)
-            for classes, log_Q in zip(of, log_probabilities(mean_SQ, variance_SQ), strict=True):
-                scores_QC[:, classes] += log_Q.unsqueeze(1)
+            for sign, log_Q in zip((1, -1), log_probabilities(mean_SQ, variance_SQ), strict=True):
+                scores_QC[:, side_C == sign] += log_Q.unsqueeze(1)
         return scores_QC.float().to(logits.device).view(logits.shape)
 
-    def _omega(self, features_PD: Tensor, labels_P: Tensor, generator: torch.Generator) -> Tensor:
+    def _chains(
+        self, features_PD: Tensor, labels_P: Tensor, classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         labels_P = labels_P.to(features_PD.device)
-        tree = splits(labels_P.unique().tolist())
-        omega_JSP = features_PD.new_zeros(len(tree), self._settings.gibbs_draws, len(labels_P))
-        for omega_SP, of in zip(omega_JSP, tree, strict=True):
-            index_p, sign_p = members(labels_P, of)
+        tree_JC = class_tree(features_PD, labels_P, classes)
+        omega_JSP = features_PD.new_zeros(len(tree_JC), self._settings.gibbs_draws, len(labels_P))
+        for omega_SP, side_C in zip(omega_JSP, tree_JC, strict=True):
+            index_p, sign_p = members(labels_P, side_C)
             try:
                 K_pp = own_covariance(self._settings, features_PD[index_p])
                 omega_SP[:, index_p] = gibbs(self._settings, K_pp, sign_p, generator)
             except torch.linalg.LinAlgError as error:
                 raise TrainingDiverged("the features are not finite any more: lower train.lr on the server") from error
-        return omega_JSP
+        return tree_JC, omega_JSP
 
 
 def chosen(labels_P: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -75,8 +75,8 @@ def test_draws_have_the_laplace_transform(c, t):
 @pytest.mark.parametrize("t", [0.0, 0.5, 4.0, 60.0])
 def test_the_transform_is_the_integral_over_the_density(t):
     """That the reference itself is right: 1 / cosh(sqrt(t / 2)) by the trapezoidal rule."""
-    omega = np.linspace(1e-6, 8, 400_001)
-    assert np.trapezoid(np.exp(-t * omega) * density(omega), omega) == pytest.approx(laplace_of(0.0, t), abs=1e-8)
+    omega = np.linspace(1e-6, 8, 40_001)
+    assert np.trapezoid(np.exp(-t * omega) * density(omega), omega) == pytest.approx(laplace_of(0.0, t), abs=1e-6)
 
 
 def test_the_distribution_is_that_of_the_density():

@@ -17,9 +17,9 @@ from common.objectives.base import LocalTask
 from common.objectives.descent import Cancelled
 from common.objectives.network import Network
 from common.predictors import knn as subject
-from common.predictors import memory
+from common.objectives import memory
 from common.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
-from common.predictors.memory import FEATURES, LABELS
+from common.objectives.memory import FEATURES, LABELS
 from common.predictors.settings import KnnSettings
 from common.seeds import derive
 

@@ -1,4 +1,4 @@
-"""Features and labels of a device's own training samples, for predictors that remember them.
+"""Features and labels of a device's own training samples, for what is computed from them together.
 
 N samples, B of a batch, T labels of a sample (1, or one at every position), D features.
 """
