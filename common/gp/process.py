@@ -21,6 +21,7 @@ from torch.linalg import cholesky, solve_triangular
 from common.gp import polya_gamma
 from common.gp.settings import ProcessSettings
 
+LinAlgError = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 JITTER = 1e-6  # share of the prior variance that is added to a point's own: duplicates stay positive definite
 QUADRATURE = 48  # points of Gauss-Hermite: wrong by less than 1e-6 at a variance of 8
 
@@ -69,15 +70,13 @@ def log_evidence(K_NN: Tensor, omega_SN: Tensor, sign_N: Tensor) -> Tensor:
     """
     factor_SNN = _factor(K_NN, omega_SN)
     pulled_N = K_NN @ (sign_N / 2)
-    half_SN1 = solve_triangular(factor_SNN, (omega_SN.sqrt() * pulled_N).unsqueeze(-1), upper=False)
+    half_SN1: Tensor = solve_triangular(factor_SNN, (omega_SN.sqrt() * pulled_N).unsqueeze(-1), upper=False)
     quadratic_S = (sign_N / 2) @ pulled_N - half_SN1.square().sum(dim=(1, 2))
     log_determinant_S = 2 * factor_SNN.diagonal(dim1=1, dim2=2).log().sum(dim=1)
     return (quadratic_S - log_determinant_S) / 2 - len(sign_N) * math.log(2)
 
 
-def posterior(
-    K_NN: Tensor, cross_NM: Tensor, prior: float | Tensor, omega_SN: Tensor, sign_N: Tensor
-) -> tuple[Tensor, Tensor]:
+def posterior(K_NN: Tensor, cross_NM: Tensor, prior: float | Tensor, omega_SN: Tensor, sign_N: Tensor) -> tuple[Tensor, Tensor]:
     """(mean (S, M), variance (S, M)) of f at other points given omega.
 
     cross_NM: their covariance with the training points. prior: their own variance, (M,) or the same for all.
@@ -85,7 +84,8 @@ def posterior(
     factor_SNN, root_SN = _factor(K_NN, omega_SN), omega_SN.sqrt()
     half_SNM = solve_triangular(factor_SNN, root_SN.unsqueeze(-1) * cross_NM, upper=False)
     target_SN1 = solve_triangular(factor_SNN, (sign_N / 2 / root_SN).unsqueeze(-1), upper=False)
-    return (half_SNM * target_SN1).sum(dim=1), (prior - half_SNM.square().sum(dim=1)).clamp(min=0)
+    mean_SM: Tensor = (half_SNM * target_SN1).sum(dim=1)
+    return mean_SM, (prior - half_SNM.square().sum(dim=1)).clamp(min=0)
 
 
 def log_probabilities(mean_SM: Tensor, variance_SM: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,8 @@ def log_probabilities(mean_SM: Tensor, variance_SM: Tensor) -> tuple[Tensor, Ten
 def _factor(K_NN: Tensor, omega_SN: Tensor) -> Tensor:
     root_SN = omega_SN.sqrt()
     scaled_SNN = root_SN.unsqueeze(-1) * K_NN * root_SN.unsqueeze(-2)
-    return cholesky(scaled_SNN + torch.eye(len(K_NN), dtype=K_NN.dtype, device=K_NN.device))
+    factor_SNN: Tensor = cholesky(scaled_SNN + torch.eye(len(K_NN), dtype=K_NN.dtype, device=K_NN.device))
+    return factor_SNN
 
 
 @cache

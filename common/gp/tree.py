@@ -1,7 +1,7 @@
 """A binary tree over the classes that a device has: one two-class problem at each inner node.
 
-P points, D features, K classes that occur, C classes of the model, J = K - 1 inner nodes. A tree is a tensor sides_JC, root first:
-1 for a class that goes left at this node, -1 for one that goes right, 0 for one that never comes here.
+P points, D features, K classes that occur, C classes of the model, J = K - 1 inner nodes. A tree is a tensor sides_JC, root
+first: 1 for a class that goes left at a node, -1 for one that goes right, 0 for one that never comes there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SWEEPS = 20  # of the clustering, at most: few class means settle in two or thre
 def class_tree(features_PD: Tensor, labels_P: Tensor, classes: int) -> Tensor:
     """(J, C) int64: classes are divided by the likeness of their mean features, again and again, as the GP-Tree divides them
     (Achituve, Navon, Yemini, Chechik, Fetaya, ICML 2021)."""
-    present_K = labels_P.unique()
+    present_K = torch.unique(labels_P)
     means_KD = torch.stack([features_PD[labels_P == label].mean(dim=0) for label in present_K])
     rows: list[Tensor] = []
     _divide(present_K, means_KD, classes, rows)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.errors import SettingError
-from common.gp.process import exact, gibbs, log_evidence, own_covariance
+from common.gp.process import LinAlgError, exact, gibbs, log_evidence, own_covariance
 from common.gp.tree import class_tree, members
 from common.objectives.base import LocalTask, Objective, Tensors, Trained
 from common.objectives.descent import TrainingDiverged, descend
@@ -54,7 +54,7 @@ class Gp(Objective):
 
         try:
             return descend(task, task.start, loss)
-        except torch.linalg.LinAlgError as error:
+        except LinAlgError as error:
             raise TrainingDiverged(
                 f"the kernel matrix of the features is not finite any more (lr {task.settings.lr:g}): "
                 "lower train.lr or set train.clip_norm on the server"

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.gp.process import covariance, exact, gibbs, log_probabilities, own_covariance, posterior
+from common.gp.process import LinAlgError, covariance, exact, gibbs, log_probabilities, own_covariance, posterior
 from common.gp.tree import class_tree, members
 from common.objectives.base import LocalTask, Tensors, split
 from common.objectives.descent import TrainingDiverged
+from common.objectives.memory import FEATURES, LABELS, remember
 from common.objectives.network import Network
 from common.predictors.base import Predictor
-from common.objectives.memory import FEATURES, LABELS, remember
 from common.predictors.settings import GpSettings
 
 TREE, OMEGA = "memory.tree", "memory.omega"
@@ -39,7 +39,10 @@ class Gp(Predictor):
 
     @torch.no_grad()
     def prepare(self, task: LocalTask) -> Tensors:
-        """The model's tensors with features (P, D), labels (P,), tree (J, C) and omega (J, S, P), 0 where a point is not of a node."""
+        """The model's tensors, features (P, D), labels (P,), tree (J, C) and omega (J, S, P), 0 where a point is not of a node.
+
+        Errors: TrainingDiverged for features that are not finite, Cancelled.
+        """
         model, _ = split(task.start)
         generator = torch.Generator().manual_seed(task.seeds("gibbs memory"))
         points_P = chosen(task.y.flatten().cpu(), self._settings.memory_points, generator)
@@ -61,7 +64,7 @@ class Gp(Predictor):
         memory_PD, queries_QD = exact(tensors[FEATURES]), exact(features.flatten(end_dim=-2))
         labels_P = tensors[LABELS].to(memory_PD.device)
         scores_QC = torch.full((len(queries_QD), logits.shape[-1]), ABSENT, dtype=torch.float64, device=memory_PD.device)
-        scores_QC[:, labels_P.unique()] = 0.0
+        scores_QC[:, torch.unique(labels_P)] = 0.0
         for side_C, omega_SP in zip(tensors[TREE].to(memory_PD.device), exact(tensors[OMEGA]), strict=True):
             index_p, sign_p = members(labels_P, side_C)
             node_pD = memory_PD[index_p]
@@ -71,9 +74,7 @@ class Gp(Predictor):
                 scores_QC[:, side_C == sign] += log_Q.unsqueeze(1)
         return scores_QC.float().to(logits.device).view(logits.shape)
 
-    def _chains(
-        self, features_PD: Tensor, labels_P: Tensor, classes: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _chains(self, features_PD: Tensor, labels_P: Tensor, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         labels_P = labels_P.to(features_PD.device)
         tree_JC = class_tree(features_PD, labels_P, classes)
         omega_JSP = features_PD.new_zeros(len(tree_JC), self._settings.gibbs_draws, len(labels_P))
@@ -82,7 +83,7 @@ class Gp(Predictor):
             try:
                 K_pp = own_covariance(self._settings, features_PD[index_p])
                 omega_SP[:, index_p] = gibbs(self._settings, K_pp, sign_p, generator)
-            except torch.linalg.LinAlgError as error:
+            except LinAlgError as error:
                 raise TrainingDiverged("the features are not finite any more: lower train.lr on the server") from error
         return tree_JC, omega_JSP
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from common.objectives.base import LocalTask, Tensors, split
+from common.objectives.memory import BATCH, FEATURES, LABELS, remember
 from common.objectives.network import Network
 from common.predictors.base import Predictor
-from common.objectives.memory import BATCH, FEATURES, LABELS, remember
 from common.predictors.settings import KnnSettings
 
 TINY = 1e-30  # a class that neither the neighbours nor the model gives any probability

@@ -42,7 +42,7 @@ def laplace_of(c, t):
 
 
 def density(omega):
-    """Of PG(1, 0): J*(1, 0) / 4, by the alternating series of the Jacobi density that converges for small and for middling x."""
+    """Of PG(1, 0): J*(1, 0) / 4, by the alternating series of the Jacobi density, one for small x and one for the rest."""
     x, k = 4 * omega, np.arange(60)[:, None] + 0.5
     small = (-1.0) ** (k - 0.5) * 2 * k * (2 / (math.pi * x)) ** 1.5 * (math.pi / 2) * np.exp(-2 * k * k / x)
     large = (-1.0) ** (k - 0.5) * math.pi * k * np.exp(-k * k * math.pi**2 * x / 2)

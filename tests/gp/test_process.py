@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from common.gp import polya_gamma
-from common.gp.process import covariance, gibbs, log_evidence, log_probabilities, own_covariance, posterior
+from common.gp.process import LinAlgError, covariance, gibbs, log_evidence, log_probabilities, own_covariance, posterior
 from common.gp.settings import ProcessSettings
 
 cases = settings(derandomize=True, deadline=None, max_examples=40)
@@ -41,7 +41,7 @@ def problem(points, others, seed):
 def rbf(kernel, a, b):
     """One entry after the other."""
     scale = 2 * a.shape[1] * kernel.length_scale**2
-    return np.array([[kernel.output_scale * math.exp(-math.dist(p, q) ** 2 / scale) for q in b] for p in a])
+    return np.array([[kernel.output_scale * math.exp(-(math.dist(p, q) ** 2) / scale) for q in b] for p in a])
 
 
 def own(kernel, a):
@@ -68,8 +68,8 @@ def test_covariance_is_symmetric_and_as_entry_by_entry(points, seed):
 @cases
 @given(st.integers(1, 9), st.integers(0, 10**6))
 def test_the_evidence_and_its_gradient_are_those_of_the_regression(points, seed):
-    """log N(z | 0, K + 1/omega), and what the logistic function has beside that Gaussian: kappa^2 / 2 omega + 1/2 log 2 pi / omega
-    - log 2 for each point. Its gradient in K: 1/2 (A z z' A - A), A = (K + 1/omega)^-1."""
+    """log N(z | 0, K + 1/omega), and what the logistic function has beside that Gaussian: for each point
+    kappa^2 / 2 omega + 1/2 log(2 pi / omega) - log 2. Its gradient in K: 1/2 (A z z' A - A), A = (K + 1/omega)^-1."""
     kernel, x, _, sign, omega = problem(points, 1, seed)
     K = tensor(own(kernel, x)).requires_grad_()
     found = log_evidence(K, tensor(omega), tensor(sign))
@@ -89,9 +89,7 @@ def test_the_evidence_and_its_gradient_are_those_of_the_regression(points, seed)
 def test_the_posterior_is_that_of_the_regression(points, others, seed):
     kernel, x, x_other, sign, omega = problem(points, others, seed)
     cross = rbf(kernel, x, x_other)
-    mean_SM, variance_SM = posterior(
-        tensor(own(kernel, x)), tensor(cross), kernel.output_scale, tensor(omega), tensor(sign)
-    )
+    mean_SM, variance_SM = posterior(tensor(own(kernel, x)), tensor(cross), kernel.output_scale, tensor(omega), tensor(sign))
     for chain, omega_N in enumerate(omega):
         A = np.linalg.inv(own(kernel, x) + np.diag(1 / omega_N))
         np.testing.assert_allclose(mean_SM[chain].numpy(), cross.T @ A @ (sign / 2 / omega_N), rtol=1e-9, atol=1e-10)
@@ -185,5 +183,5 @@ def test_duplicates_and_points_that_contradict_each_other_are_no_trouble():
 
 
 def test_what_is_not_finite_is_an_error():
-    with pytest.raises(torch.linalg.LinAlgError):
+    with pytest.raises(LinAlgError):
         gibbs(ProcessSettings(), tensor([[math.nan]]), tensor([1.0]), generator())

@@ -28,7 +28,7 @@ def test_alike_classes_stay_together():
 
 
 def test_a_class_moves_to_the_nearer_centre():
-    """0 and 10 are furthest apart, and 5.2 starts with 10. Their centre is 7.6, that of 0, 4.4, 4.5 and 4.7 is 3.4: it moves."""
+    """0 and 10 are furthest apart; 5.2 starts with 10. Their centre is 7.6, that of 0, 4.4, 4.5 and 4.7 is 3.4: it moves."""
     assert tree_of(dict(enumerate([0.0, 4.4, 4.5, 4.7, 5.2, 10.0])), 6) == [
         [1, 1, 1, 1, 1, -1],
         [1, -1, -1, -1, -1, 0],

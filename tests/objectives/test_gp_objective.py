@@ -53,7 +53,7 @@ def test_a_device_of_one_class_has_nothing_to_learn(make, labels):
 
 
 def test_batches_without_some_class_count_the_nodes_that_have_points(make):
-    """One sample a step: the root alone for the class that is divided off first; each sample's K is 8, whatever its features."""
+    """One sample a step: the root alone for the class that is divided off first. Each K is 8, whatever the features."""
     task = make([0, 0, 1, 2], batch_size=1)
     trained = Gp(GpSettings()).run(task)
     assert trained.loss > 0

@@ -1,4 +1,4 @@
-"""Predictions of the Gaussian processes: against a float64 oracle, and on odd devices (one class, none, duplicates, sequences)."""
+"""Predictions of Gaussian processes against a float64 oracle, and on odd devices: one class, none, duplicates, sequences."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import nn
 from common.config import TrainSettings
 from common.objectives.base import LocalTask
 from common.objectives.descent import Cancelled, TrainingDiverged
+from common.objectives.memory import FEATURES, LABELS
 from common.objectives.network import Network
 from common.predictors.gp import OMEGA, TREE, Gp, chosen
-from common.objectives.memory import FEATURES, LABELS
 from common.predictors.settings import GpSettings
 from common.seeds import derive
 

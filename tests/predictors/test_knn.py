@@ -13,13 +13,13 @@ from torch import nn
 from common.config import TrainSettings
 from common.methods.build import predictor_for
 from common.methods.registry import get
+from common.objectives import memory
 from common.objectives.base import LocalTask
 from common.objectives.descent import Cancelled
+from common.objectives.memory import FEATURES, LABELS
 from common.objectives.network import Network
 from common.predictors import knn as subject
-from common.objectives import memory
 from common.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
-from common.objectives.memory import FEATURES, LABELS
 from common.predictors.settings import KnnSettings
 from common.seeds import derive
 
