@@ -156,6 +156,13 @@ def test_gibbs_samples_the_posterior_whose_mean_and_gradient_are_those_of_quadra
     second = (variance_SM + mean_SM**2).numpy()
     assert (np.abs(second.mean(axis=0) - exact.mean(exact.f**2)) < 4 * second.std(axis=0) / math.sqrt(CHAINS)).all()
 
+    wide = 8 * K2
+    kernel = ProcessSettings(gibbs_steps=30, gibbs_draws=CHAINS)
+    broad = gibbs(kernel, tensor(wide), tensor(SIGN), generator(3)).numpy()
+    exact_wide = Quadrature(wide)
+    expected = exact_wide.mean(np.tanh(exact_wide.f / 2) / (2 * exact_wide.f))
+    assert (np.abs(broad.mean(axis=0) - expected) < 4 * broad.std(axis=0) / math.sqrt(CHAINS)).all(), "E[omega | y]"
+
     K = tensor(K2).requires_grad_()
     gradient = torch.autograd.grad(log_evidence(K, omega, tensor(SIGN)).mean(), K)[0]
     away = np.array([[0.0, 1e-4], [1e-4, 0.0]])

@@ -145,6 +145,7 @@ def test_every_position_of_a_sequence_is_a_point():
     gp, task = Gp(GpSettings(memory_points=10)), task_of(x, y)
     tensors = gp.prepare(task)
     assert tensors[FEATURES].shape == (10, 3) and tensors[OMEGA].shape == (2, 20, 10)
+    assert len(tensors[FEATURES].unique(dim=0)) == 10, "no point twice"
     for point, label in zip(tensors[FEATURES], tensors[LABELS], strict=True):
         assert y[(x == point).all(dim=-1)].tolist() == [label]
     scores = predict(gp, task, x, tensors)
@@ -170,6 +171,9 @@ def test_chosen_points_have_every_class_while_there_is_room(labels, size, seed):
 
 def test_chosen_points_are_not_always_the_same():
     labels = torch.zeros(50, dtype=torch.int64)
+    labels[17] = 3
+    draws = [chosen(labels, 2, torch.Generator().manual_seed(seed)).tolist() for seed in range(5)]
+    assert all(17 in at for at in draws), "the one sample of a rare class"
     assert len({tuple(chosen(labels, 5, torch.Generator().manual_seed(seed)).tolist()) for seed in range(5)}) == 5
 
 
