@@ -12,17 +12,22 @@ from common.errors import SettingError, ShardError
 _MAX_COLUMNS = 20  # of the table: more classes are summed up
 _MAX_CELLS = 400  # with a number in each
 _MAX_TICKS = 40
+_MAX_ROWS = 60  # of the table: of more clients the first ones, and how the sizes are spread
 
 
 def table(parts: Partition) -> str:
-    """One line a client: training samples of each class (or how many classes, if there are many), and both totals."""
+    """One line a client: training samples of each class (or how many classes, if there are many), and both totals.
+
+    Of text the classes are characters, counted at every position. Of many clients only the first are shown.
+    """
     count_NC = parts.counts()
     many = count_NC.shape[1] > _MAX_COLUMNS
     heads = ["classes"] if many else [str(label) for label in parts.dataset.classes]
     rows = [["client", *heads, "train", "test"]]
-    for name, count_C, test in zip(parts.names, count_NC, parts.test, strict=True):
+    shown = len(parts.names) if len(parts.names) <= _MAX_ROWS else _MAX_ROWS // 2
+    for name, count_C, train, test in list(zip(parts.names, count_NC, parts.train, parts.test, strict=True))[:shown]:
         cells = [str((count_C > 0).sum())] if many else [str(count) if count else "." for count in count_C]
-        rows.append([name, *cells, str(count_C.sum()), str(len(test))])
+        rows.append([name, *cells, str(len(train)), str(len(test))])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -31,7 +36,15 @@ def table(parts: Partition) -> str:
         )
         for row in rows
     ]
-    return "\n".join([f"{parts.title} (training samples by class)", *lines])
+    hidden = len(parts.names) - shown
+    more = [f"... and {hidden} more clients", _spread(parts)] if hidden else []
+    return "\n".join([f"{parts.title} (training samples by class)", *lines, *more])
+
+
+def _spread(parts: Partition) -> str:
+    size_N = np.array([len(train) + len(test) for train, test in zip(parts.train, parts.test, strict=True)])
+    low, middle, high = int(size_N.min()), float(np.median(size_N)), int(size_N.max())
+    return f"{len(size_N)} clients with {int(size_N.sum())} samples: at least {low}, median {middle:g}, at most {high}"
 
 
 def save_picture(parts: Partition, path: Path) -> None:
@@ -66,7 +79,8 @@ def save_picture(parts: Partition, path: Path) -> None:
         for n, c in np.argwhere(count_NC):
             dark = count_NC[n, c] > 0.55 * count_NC.max()
             axes.text(c, n, str(count_NC[n, c]), ha="center", va="center", fontsize=8, color="white" if dark else "black")
-    figure.colorbar(image, ax=axes, label="training samples (white: none)")
+    what = "training positions" if parts.dataset.train_y.ndim == 2 else "training samples"
+    figure.colorbar(image, ax=axes, label=f"{what} (white: none)")
     try:
         figure.savefig(path, dpi=120, metadata={"Software": None})
     except OSError as error:
