@@ -180,11 +180,13 @@ class Coordinator:
         """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
         record = self.machine.record
         served = await self._threads.worker(self.engine.serve, record.devices)
+        common = await self._threads.worker(self.engine.common) if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
         for name in devices:
             blobs = served[name] if self._needs_download(name, work) else {}
             returns = self.engine.parts if work == "train" and name in record.cohort else []
-            order = self.book.write(OrderId(work, number, name), blobs, returns, max(0.0, record.deadline - time.time()))
+            left_s = max(0.0, record.deadline - time.time())
+            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common)
             self.roster.send(name, order=order)
             self.roster.progress(name, 0.0)
 

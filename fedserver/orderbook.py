@@ -22,16 +22,25 @@ class OrderBook:
         self._orders: dict[str, pb.Order] = {}
         self._offers: dict[str, dict[str, Blob]] = {}
 
-    def write(self, order: OrderId, blobs: Mapping[str, Blob], returns: Sequence[str], deadline_s: float) -> pb.Order:
-        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in."""
-        self._offers[order.client] = {blob.digest: blob for blob in blobs.values()}
+    def write(
+        self,
+        order: OrderId,
+        blobs: Mapping[str, Blob],
+        returns: Sequence[str],
+        deadline_s: float,
+        common: Mapping[str, Blob] | None = None,
+    ) -> pb.Order:
+        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `common` to compare with."""
+        compared = common or {}
+        self._offers[order.client] = {blob.digest: blob for blob in (*blobs.values(), *compared.values())}
         self._orders[order.client] = pb.Order(
             id=str(order),
             round=order.round,
             work=WORK[order.work],
-            downloads=[pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())],
+            downloads=_refs(blobs),
             returns=returns,
             deadline_s=deadline_s,
+            common=_refs(compared),
         )
         return self._orders[order.client]
 
@@ -49,6 +58,10 @@ class OrderBook:
         if blob is None:
             raise UnknownBlob(f"{name} was not offered a blob {digest[:12]!r}: ask for those of the present order")
         return blob
+
+
+def _refs(blobs: Mapping[str, Blob]) -> list[pb.BlobRef]:
+    return [pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())]
 
 
 def needs_download(device: Device | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:

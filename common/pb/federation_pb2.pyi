@@ -101,20 +101,22 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "common")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     DOWNLOADS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    COMMON_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
     downloads: _containers.RepeatedCompositeFieldContainer[BlobRef]
     returns: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    common: _containers.RepeatedCompositeFieldContainer[BlobRef]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., common: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size")
@@ -139,7 +141,7 @@ class Update(_message.Message):
     def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
 
 class Metrics(_message.Message):
-    __slots__ = ("loss", "accuracy_before", "accuracy_after", "test_samples", "seconds", "bytes_up", "bytes_down")
+    __slots__ = ("loss", "accuracy_before", "accuracy_after", "test_samples", "seconds", "bytes_up", "bytes_down", "accuracy_common", "accuracy_local", "kept")
     LOSS_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_BEFORE_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +149,9 @@ class Metrics(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_COMMON_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     loss: float
     accuracy_before: float
     accuracy_after: float
@@ -154,7 +159,10 @@ class Metrics(_message.Message):
     seconds: float
     bytes_up: int
     bytes_down: int
-    def __init__(self, loss: _Optional[float] = ..., accuracy_before: _Optional[float] = ..., accuracy_after: _Optional[float] = ..., test_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+    accuracy_common: float
+    accuracy_local: float
+    kept: str
+    def __init__(self, loss: _Optional[float] = ..., accuracy_before: _Optional[float] = ..., accuracy_after: _Optional[float] = ..., test_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., accuracy_common: _Optional[float] = ..., accuracy_local: _Optional[float] = ..., kept: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("status", "message")
