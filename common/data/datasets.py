@@ -19,10 +19,13 @@ _TEST_SHARE = 0.25
 
 
 def load_dataset(name: str, seed: int = 0) -> Dataset:
-    """As `load_source` where nothing has to be said about the file. Errors: as there, and SettingError for text with roles."""
+    """As `load_source` where nothing has to be said about the file. Errors: as there, and SettingError for text that no scheme
+    by classes can cut: with roles, or with a label for every position."""
     source = load_source(name, seed)
     if isinstance(source, Corpus):
         raise SettingError(f"{name} is text with roles; cut it with --scheme roles")
+    if source.train_y.ndim == 2:
+        raise SettingError(f"{name} has a label for every position, so its samples are of no class that it could be cut by")
     return source
 
 

@@ -119,6 +119,8 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
         return source
     if isinstance(source, Corpus):
         raise SettingError(f"{source.name} is text with roles; cut it with --scheme roles")
+    if source.train_y.ndim == 2:
+        raise SettingError(f"{source.name} has a label for every position, so its samples are of no class that it could be cut by")
     if not row.test_part or len(source.test_y):
         return source
     rng = np.random.default_rng(derive(seed, "partition", "test part"))
