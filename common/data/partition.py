@@ -120,7 +120,9 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
     if isinstance(source, Corpus):
         raise SettingError(f"{source.name} is text with roles; cut it with --scheme roles")
     if source.train_y.ndim == 2:
-        raise SettingError(f"{source.name} has a label for every position, so its samples are of no class that it could be cut by")
+        raise SettingError(
+            f"{source.name} has a label for every position, so its samples are of no class that it could be cut by"
+        )
     if not row.test_part or len(source.test_y):
         return source
     rng = np.random.default_rng(derive(seed, "partition", "test part"))
@@ -128,7 +130,9 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
 
 
 def _title(name: str, scheme: str, settings: dict[str, Any], clients: int, seed: int, noise: float) -> str:
-    detail = "".join(f", {key.replace('_', ' ')} {value}" for key, value in settings.items() if value not in ("", 0))
+    usual = registry.fields(registry.get(scheme))
+    told = {key: value for key, value in settings.items() if value != usual[key] or (isinstance(value, int | float) and value)}
+    detail = "".join(f", {key.replace('_', ' ')} {value}" for key, value in told.items())
     noisy = f", noise up to {noise:g}" if noise else ""
     return f"{name}: {scheme}{detail}, {clients} clients, seed {seed}{noisy}"
 

@@ -20,6 +20,7 @@ from common.plan import Kind, Label
 
 Positions = npt.NDArray[np.int64]
 CHARACTERS = string.printable  # the 100 characters that text is made of; a token is a place in it
+CLASS = "class"  # the key of `Dataset.called` for what the classes are called in tables and pictures
 _OTHER = CHARACTERS.index("?")
 _TOKEN = {character: token for token, character in enumerate(CHARACTERS)}
 

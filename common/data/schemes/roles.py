@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from common.data.samples import CHARACTERS, Corpus, Dataset, Positions
+from common.data.samples import CHARACTERS, CLASS, Corpus, Dataset, Positions
 from common.data.schemes.cut import Cut, generator
 from common.data.schemes.natural import folders, some
 from common.data.schemes.settings import RolesSettings
@@ -50,4 +50,5 @@ def _dataset(text: Corpus, settings: RolesSettings) -> Dataset:
     x = sliding_window_view(text.tokens, settings.window)[:-1]
     after = text.tokens[1:]
     y = sliding_window_view(after, settings.window) if settings.target == "each" else text.tokens[settings.window :]
-    return Dataset(text.name, "tokens", x, y, x[:0], y[:0], list(range(len(CHARACTERS))), len(CHARACTERS))
+    size, names = len(CHARACTERS), {CLASS: [repr(character) for character in CHARACTERS]}
+    return Dataset(text.name, "tokens", x, y, x[:0], y[:0], list(range(size)), size, called=names)
