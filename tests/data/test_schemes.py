@@ -107,7 +107,9 @@ def test_synthetic_features_have_the_variances_that_are_meant():
     assert np.allclose(x.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.05)
 
 
-@pytest.mark.parametrize(("beta", "expected"), [(0.0, np.sqrt(1 / 60)), (0.5, np.sqrt(0.25 + 1 / 60)), (2.0, np.sqrt(4 + 1 / 60))])
+@pytest.mark.parametrize(
+    ("beta", "expected"), [(0.0, np.sqrt(1 / 60)), (0.5, np.sqrt(0.25 + 1 / 60)), (2.0, np.sqrt(4 + 1 / 60))]
+)
 def test_synthetic_beta_is_the_deviation_of_the_feature_means(beta, expected):
     settings = SyntheticSettings(beta=beta)
     # B_i and the mean of 60 draws from N(B_i, 1): variances beta^2 and 1/60; 50 samples add next to nothing.
@@ -152,7 +154,7 @@ def test_coarse_refusals(dataset_of):
         partition(data, "coarse5", 6)
     with pytest.raises(SettingError, match="has 3 classes, not one for each of 5"):
         partition(data, "coarse5", each="one-class")
-    with pytest.raises(SettingError, match="no label array 'corse' .did you mean 'coarse'"):
+    with pytest.raises(SettingError, match=r"no label array 'corse' \(did you mean 'coarse'"):
         partition(data, "pachinko", 2, coarse="corse")
     with pytest.raises(SettingError, match="it has no labels but its classes"):
         partition(dataset_of([(50, 20)] * 6), "pachinko", 2)
@@ -172,7 +174,7 @@ def test_pachinko_gives_everyone_the_same_number(dataset_of):
 
 
 def test_pachinko_concentration(dataset_of):
-    # For p ~ Dir(alpha) over G classes E[sum p^2] = (alpha + 1) / (G alpha + 1); the first client of each seed meets full stocks.
+    # For p ~ Dir(alpha) over G classes E[sum p^2] = (alpha + 1) / (G alpha + 1); the first client meets full stocks.
     data = with_coarse(dataset_of, [(400, 100)] * 12, np.repeat(np.arange(6), 2))
     for alpha in (0.3, 30.0):
         share = []
@@ -301,7 +303,10 @@ def test_roles_with_the_last_characters_successor():
     parts = partition(corpus("play", [("HAMLET", LINES)]), "roles", window=5, target="last")
     x, y = parts.arrays(0, "train")
     assert x.shape == (19, 5) and y.shape == (19,)
-    assert all(LINES[n : n + 5] == read_back(row) and LINES[n + 5] == CHARACTERS[c] for n, (row, c) in enumerate(zip(x, y, strict=True)))
+    assert all(
+        LINES[n : n + 5] == read_back(row) and LINES[n + 5] == CHARACTERS[c]
+        for n, (row, c) in enumerate(zip(x, y, strict=True))
+    )
     assert partition(corpus("play", [("HAMLET", LINES)]), "roles", window=5, target="last", stride=4).counts().sum() == 5
 
 

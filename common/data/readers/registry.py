@@ -11,7 +11,7 @@ from common.data.readers.options import ReadOptions
 from common.data.samples import Source
 from common.errors import ShardError
 
-_READERS: tuple[ModuleType, ...] = (shards, idx, cifar, leaf, plays, table, npz)
+READERS: tuple[ModuleType, ...] = (shards, idx, cifar, leaf, plays, table, npz)
 _PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".joblib", ".npy"}
 _ARCHIVES = {".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z"}
 
@@ -25,7 +25,7 @@ def read(path: Path, options: ReadOptions) -> Source:
         raise ShardError(f"{path}: pickles and the like can run code and are never read; save the arrays with numpy.savez")
     if set(path.suffixes[-2:]) & _ARCHIVES:
         raise ShardError(f"{path} is an archive; unpack it and give the folder")
-    for reader in _READERS:
+    for reader in READERS:
         if reader.recognises(path):
             found = reader.read(path, options)
             return assemble(found, options) if isinstance(found, Raw) else found

@@ -58,7 +58,7 @@ def read(path: Path, options: ReadOptions) -> Raw:
 
 
 def _roles(path: Path, columns: list[str], options: ReadOptions) -> tuple[str, list[str]]:
-    if len(set(columns)) < len(columns) or not all(columns):
+    if not columns or len(set(columns)) < len(columns) or not all(columns):
         raise ShardError(f"the first line of {path} must name every column, each differently; it says {columns[:_SHOWN]}")
     for name in (*options.apart, *([options.label] if options.label else [])):
         if name not in columns:
