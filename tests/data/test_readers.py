@@ -95,9 +95,10 @@ def test_npz_refusals(tmp_path: Path, monkeypatch):
     for said in ({"label": "a>b"}, {"shape": "0x3"}, {"shape": "3x"}, {"missing": "mean"}):
         with pytest.raises(SettingError):
             read(tmp_path / "d.npz", **said)
-    monkeypatch.setattr("common.data.readers.npz.MAX_BINARY_BYTES", 10)
-    with pytest.raises(ShardError, match="the limit"):
-        read(tmp_path / "d.npz")
+    monkeypatch.setattr("common.data.readers.npz.MAX_BINARY_BYTES", 2000)
+    np.savez_compressed(tmp_path / "f.npz", x=np.zeros((100, 3)), y=np.zeros(100))
+    with pytest.raises(ShardError, match="more than the limit"):
+        read(tmp_path / "f.npz")
 
 
 def test_a_shard_is_read_as_it_is(write, samples):
@@ -260,6 +261,7 @@ def test_leaf_text_and_images(tmp_path: Path):
     ("content", "message"),
     [
         ("{", "not LEAF's JSON"),
+        pytest.param('{"users": ["a"], "user_data": {"a": {"x": ' + "[" * 100_000, "not LEAF's JSON", id="deep"),
         ('{"users": ["a"]}', "not LEAF's JSON"),
         (leaf({"a": ([[1, 2]], [0, 1])}), "not as many x as y"),
         (leaf({"a": ([[1, 2], [3]], [0, 1])}), "different lengths"),

@@ -76,7 +76,7 @@ def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
         left -= len(data)
         try:
             found = msgspec.json.decode(data, type=_File)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ShardError(f"{path} is not LEAF's JSON (users, user_data with x and y for each): {error}") from None
         for user in found.users:
             mine = found.user_data.get(user)

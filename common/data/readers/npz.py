@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,11 @@ def read(path: Path, options: ReadOptions) -> Raw:
 
     Errors: ShardError, SettingError for a --label that is not there.
     """
-    if path.stat().st_size > MAX_BINARY_BYTES:
-        raise ShardError(f"{path} is larger than {MAX_BINARY_BYTES >> 30} GiB, the limit; cut it into smaller files")
     held = names_in(path)
+    with zipfile.ZipFile(path) as archive:
+        unpacked_bytes = sum(entry.file_size for entry in archive.infolist())
+    if unpacked_bytes > MAX_BINARY_BYTES:
+        raise ShardError(f"{path} holds {unpacked_bytes / 2**30:.1f} GiB, more than the limit; cut it into smaller files")
     label = options.label or "y"
     if "train_x" in held:
         both = {"test_x", f"test_{label}"} & set(held)
