@@ -85,10 +85,10 @@ def verdict_of(result: Result) -> list[str]:
     if own is None or not others:
         return []
     tested = result.test_samples
-    lines = [
-        f"{name:<12}  accuracy {value:.3f} ({'{:.3f} to {:.3f}'.format(*wilson(value, tested))})"
-        for name, value in found.items()
-    ]
+    lines = []
+    for name, value in found.items():
+        low, high = wilson(value, tested)
+        lines.append(f"{name:<12}  accuracy {value:.3f} ({low:.3f} to {high:.3f})")
     rival = max(others, key=lambda name: others[name])
     low, high = wilson(own, tested)
     if low <= others[rival] <= high:
@@ -97,7 +97,6 @@ def verdict_of(result: Result) -> list[str]:
         lines.append(f"personalization helps here: {own - others[rival]:+.3f} over the {rival} model")
     else:
         lines.append(f"personalization does not help here: {own - others[rival]:+.3f} against the {rival} model")
-    chosen = (
-        f"chosen on {result.validation_samples} samples held out of training" if result.validation_samples else "not chosen"
-    )
+    held = result.validation_samples
+    chosen = f"chosen on {held} samples held out of training" if held else "not chosen"
     return [*lines, f"kept: the {result.kept} model ({chosen})"]

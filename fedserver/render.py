@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+WIDE = 500  # columns off a terminal: nothing is cut or wrapped
+
 
 def render_status(status: dict[str, Any]) -> str:
     """Plain text off a terminal, colours on one."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as capture:
         running = f"serving {status['address']}" if status["running"] else "not running"
         console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
