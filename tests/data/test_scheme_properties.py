@@ -50,7 +50,8 @@ def cases(draw: st.DrawFn, scheme: str) -> Case:
     data = draw(data_sets())
     classes = len(data.classes)
     if scheme in ("pathological", "two-class-unequal"):
-        each = draw(st.integers(1, classes))
+        # At most 4 owners for a class of 100 samples and more, so that none gets too little to cut once more.
+        each = draw(st.integers(1, min(classes, 2) if scheme == "two-class-unequal" else classes))
         clients = draw(st.integers(1, 2)) * classes // np.gcd(classes, each)
         return Case(data, int(clients), {"classes_per_client": each})
     if scheme == "coarse5":
