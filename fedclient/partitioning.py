@@ -45,7 +45,9 @@ def run(request: Request, say: Callable[[str], None], warn: Callable[[str], None
         named = [settings[key] for key in ("by", "group") if settings.get(key)]
         apart = (*request.apart, *(str(name) for name in named))
         source = load_source(request.dataset, request.seed, request.label, apart, request.shape, request.missing)
-    made = parts.partition(source, request.scheme, request.clients, request.seed, request.normalise, request.noise, **settings)
+    made = parts.partition(
+        source, request.scheme, request.clients, request.seed, normalise=request.normalise, noise=request.noise, **settings
+    )
     parts.write_shards(request.out, made)
     say(table(made))
     for note in made.notes:

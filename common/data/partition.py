@@ -64,6 +64,7 @@ def partition(
     scheme: str,
     clients: int | None = None,
     seed: int = 0,
+    *,
     normalise: str | None = None,
     noise: float = 0.0,
     **settings: Any,
