@@ -90,7 +90,7 @@ def main(out: Path, methods: tuple[str, ...], clients: int, rounds: int, seed: i
     """Runs the methods one after the other."""
     with tempfile.TemporaryDirectory() as folder, out.open("w", newline="", encoding="utf-8") as file:
         shards = Path(folder) / "shards"
-        write_shards(shards, partition(load_dataset("digits", seed), "pathological", clients, 2, seed=seed))
+        write_shards(shards, partition(load_dataset("digits", seed), "pathological", clients, seed, classes_per_client=2))
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for method in methods or names():
