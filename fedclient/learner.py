@@ -71,9 +71,8 @@ class Learner:
             self.theta = self._restored(orders.state(self.newest))
             received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
             self.served = dict(self.newest.served) if received is not None else {}
-        self.received: Tensors = received or {
-            name: self.theta[name] for name in self.part_of if self.part_of[name] != "private"
-        }
+        travels = [name for name in self.part_of if self.part_of[name] != "private"]
+        self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         self.rivals = rivals.Rivals(plan, model, device, local, baseline == "local")
 
     def __repr__(self) -> str:
