@@ -64,6 +64,13 @@ class Aggregator(Protocol):
         """What these clients are served, in the order asked, for those without a slot."""
         ...
 
+    def stranger(self) -> str | Tensors:
+        """What one of whom nothing is known is served: the vault key, or the tensors themselves where they are made.
+
+        Follows from the state alone; nobody is admitted.
+        """
+        ...
+
     def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
         """Takes a cohort's updates, in any order, into the state; returns metrics. None that count: no change."""
         ...

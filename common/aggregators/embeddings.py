@@ -30,18 +30,26 @@ class Embeddings:
     def admit(self, client: str) -> None:
         """An embedding for a new client: the mean of the trained ones, or a draw from N(0, 1) of its own while there are none.
 
-        It depends on the client's name and on what has been trained, so admitting again after a restart gives the same.
+        It depends on the client's name and on what has been trained, so admitting again after a restart gives the same. Until
+        a client's own embedding is trained, it follows the mean.
         """
-        if client in self._rows:
+        if self._steps.get(client):
             return
-        trained = [self._rows[name][0] for name in sorted(self._rows) if self._steps[name]]
-        if trained:
-            value_E = torch.stack(trained).mean(dim=0)
+        if self._trained():
+            value_E = self.mean()
         else:
             draw = torch.Generator().manual_seed(derive(self._seed, "embedding", client))
             value_E = torch.randn(self._dim, generator=draw, dtype=torch.float64).to(self._dtype)
         self._rows[client] = [value_E, *(torch.zeros_like(value_E) for _ in self._kinds[1:])]
         self._steps[client] = 0
+
+    def mean(self) -> torch.Tensor:
+        """(E), of the trained embeddings; zero while there are none."""
+        trained = self._trained()
+        return self.values(trained).mean(dim=0) if trained else torch.zeros(self._dim, dtype=self._dtype)
+
+    def _trained(self) -> list[str]:
+        return [name for name in sorted(self._rows) if self._steps[name]]
 
     def values(self, clients: Sequence[str]) -> torch.Tensor:
         """(S, E) in the order asked. Errors: KeyError for a client that was never admitted."""

@@ -79,12 +79,13 @@ class Hypernetwork:
             asked = clients[start : start + FORWARD_ROWS]
             for client in asked:
                 state.embeddings.admit(client)
-            z_SE = state.embeddings.values([*asked, *[asked[0]] * (FORWARD_ROWS - len(asked))])
-            F_SH = features(state.network, z_SE)
-            W = {head: affine(F_SH, state.network[head.weight], state.network[head.bias]) for head in state.heads}
-            for i, client in enumerate(asked):
-                pieces = {name: piece for head in state.heads for name, piece in head.split(W[head][i])}
-                yield client, {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
+            yield from zip(asked, _generated(state, state.embeddings.values(asked)), strict=True)
+
+    @torch.no_grad()
+    def stranger(self) -> Tensors:
+        """W of the mean of the trained embeddings; while there are none, of zero, the mean of what they are drawn from."""
+        state = self._load()
+        return next(_generated(state, state.embeddings.mean()[None]))
 
     @torch.no_grad()
     def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
@@ -170,6 +171,16 @@ class Hypernetwork:
 def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
     """What the hypernetwork computes in: float32, or float64 where the model does."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
+
+
+def _generated(state: _State, z_SE: torch.Tensor) -> Iterator[Tensors]:
+    """W of each row, at most FORWARD_ROWS of them."""
+    padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
+    F_SH = features(state.network, padded_SE)
+    W = {head: affine(F_SH, state.network[head.weight], state.network[head.bias]) for head in state.heads}
+    for i in range(len(z_SE)):
+        pieces = {name: piece for head in state.heads for name, piece in head.split(W[head][i])}
+        yield {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
 
 
 def _cotangent(head: Head, updates: Sequence[Update], shares: Sequence[float], dtype: torch.dtype) -> torch.Tensor:

@@ -40,6 +40,9 @@ class Mean:
     def slot(self, client: str) -> str | None:
         return VALUE
 
+    def stranger(self) -> str:
+        return VALUE
+
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Nobody: every client has a slot."""
         return iter(())

@@ -89,6 +89,12 @@ class Bench:
             key: {name: self.vault.read(key)[name].clone() for name in self.vault.read(key)} for key in list(self.vault.keys())
         }
 
+    def stranger(self) -> Tensors:
+        """What one of whom nothing is known is served."""
+        found = self.aggregator.stranger()
+        tensors = self.vault.read(found) if isinstance(found, str) else found
+        return {name: tensors[name].clone() for name in SHAPES}
+
     def served(self, client: str) -> Tensors:
         return served(self.aggregator, self.vault, client)
 
