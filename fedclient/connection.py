@@ -234,4 +234,4 @@ def _ordered(order: Order) -> session.Ordered | None:
         return None
     downloads = tuple(session.BlobRef(ref.part, ref.digest, ref.size) for ref in order.downloads)
     train = order.work == Work.WORK_TRAIN
-    return session.Ordered(session.Order(order.id, order.round, train, downloads, tuple(order.returns)))
+    return session.Ordered(session.Order(order.id, order.round, train, downloads, tuple(order.returns), tuple(order.trains)))

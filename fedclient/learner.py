@@ -85,6 +85,7 @@ class Learner:
         check_order_id(order.id)
         started = time.monotonic()
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
+        self._check_trains(order)
         theta, received = dict(self.theta), dict(self.received)
         served = dict(self.served)
         for ref in order.downloads:
@@ -99,7 +100,7 @@ class Learner:
         before = self._accuracy(theta, received, seeds, cancelled)
         loss = after = None
         if order.train:
-            trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, progress, cancelled)
+            trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, progress, cancelled, order.trains)
             theta, loss = trained.tensors, trained.loss
             after = self._accuracy(theta, received, seeds, cancelled)
         parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
@@ -145,6 +146,12 @@ class Learner:
         if not found:
             raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
         return found
+
+    def _check_trains(self, order: Order) -> None:
+        """Errors: Forbidden where the order trains what is not in this method."""
+        known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
+        if unknown := set(order.trains) - known:
+            raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):

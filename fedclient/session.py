@@ -37,6 +37,7 @@ class Order:
     train: bool  # else evaluate only
     downloads: tuple[BlobRef, ...] = ()
     returns: tuple[str, ...] = ()
+    trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

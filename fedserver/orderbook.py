@@ -22,8 +22,15 @@ class OrderBook:
         self._orders: dict[str, pb.Order] = {}
         self._offers: dict[str, dict[str, Blob]] = {}
 
-    def write(self, order: OrderId, blobs: Mapping[str, Blob], returns: Sequence[str], deadline_s: float) -> pb.Order:
-        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in."""
+    def write(
+        self,
+        order: OrderId,
+        blobs: Mapping[str, Blob],
+        returns: Sequence[str],
+        deadline_s: float,
+        trains: Sequence[str] = (),
+    ) -> pb.Order:
+        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `trains` what moves."""
         self._offers[order.client] = {blob.digest: blob for blob in blobs.values()}
         self._orders[order.client] = pb.Order(
             id=str(order),
@@ -32,6 +39,7 @@ class OrderBook:
             downloads=[pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())],
             returns=returns,
             deadline_s=deadline_s,
+            trains=trains,
         )
         return self._orders[order.client]
 

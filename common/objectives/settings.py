@@ -58,6 +58,7 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "alternating": AlternatingSettings,
     "two-heads": TwoHeadsSettings,
 }
+KEEPS_OWN = frozenset({"moreau", "own-model", "two-heads"})  # those with extras: tensors of a device's own beside the model's
 CLASSES = {
     "sgd": "common.objectives.sgd:Sgd",
     "proximal": "common.objectives.proximal:Proximal",

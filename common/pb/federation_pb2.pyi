@@ -101,20 +101,22 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     DOWNLOADS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
     downloads: _containers.RepeatedCompositeFieldContainer[BlobRef]
     returns: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    trains: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size")
