@@ -312,7 +312,12 @@ class Coordinator:
             return
         self._saved_record = msgspec.json.encode(self.machine.record)
         await self._threads.worker(self.engine.settle)
-        LOG.info("round %d/%d closed: %s", number, self.settings.round.rounds, summary(rows, self.settings.method.evaluate))
+        of = (
+            f"round {number}/{self.settings.round.rounds}"
+            if number <= self.settings.round.rounds
+            else f"newcomers' round {number}"
+        )
+        LOG.info("%s closed: %s", of, summary(rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, metrics)
         await self._follow(effects)
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
