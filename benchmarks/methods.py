@@ -23,7 +23,18 @@ from common.data.datasets import load_dataset
 from common.data.partition import partition, write_shards
 from common.methods.registry import names
 
-COLUMNS = ("method", "model", "rounds", "seed", "mean_over_clients", "over_samples", "lowest", "seconds", "exit_codes")
+COLUMNS = (
+    "method",
+    "model",
+    "rounds",
+    "seed",
+    "mean_over_clients",
+    "over_samples",
+    "lowest",
+    "common",
+    "seconds",
+    "exit_codes",
+)
 BIN = Path(sys.executable).parent
 LISTENS = re.compile(r"listens on \S+:(\d+)")
 TIMEOUT_S = 900.0
@@ -55,7 +66,9 @@ def federation(method: str, shards: Path, clients: int, rounds: int, seed: int) 
 
 
 def _row(status: dict[str, Any]) -> dict[str, Any]:
-    accuracies = [client["accuracy"] for client in status["clients"] if client["accuracy"] is not None]
+    accuracies, common = (
+        [client[key] for client in status["clients"] if client[key] is not None] for key in ("accuracy", "accuracy_common")
+    )
     over_all = status["accuracy"] or {"mean_over_clients": float("nan"), "over_samples": float("nan")}
     return {
         "model": status["model"],
@@ -63,6 +76,7 @@ def _row(status: dict[str, Any]) -> dict[str, Any]:
         "mean_over_clients": round(over_all["mean_over_clients"], 4),
         "over_samples": round(over_all["over_samples"], 4),
         "lowest": round(min(accuracies, default=float("nan")), 4),
+        "common": round(sum(common) / len(common), 4) if common else None,
     }
 
 

@@ -31,6 +31,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_steps: CountOrZero = 0  # mini-batch steps instead of epochs; 0: by epochs
     clip_norm: NonNegative = 1.0  # gradient norm; 0: no clipping
     mixed_precision: Literal["off", "bf16"] = "off"
+    validation: Share = 0.1  # of a device's training samples, held out to choose which model it keeps; 0: no choice
 
 
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -271,7 +271,7 @@ class Device:
         try:
             missing = await self.place.do(bench.missing, order)
             tensors = await together([fetch(self.connection, ref, expected) for ref, expected in missing])
-            fetched = dict(zip((ref.part for ref, _ in missing), tensors, strict=True))
+            fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
             bytes_down = sum(ref.size for ref, _ in missing)
             progress = self._progress_of(order)
             return await self.place.carry_out(bench, order, fetched, bytes_down, progress, stop.is_set)
@@ -316,7 +316,7 @@ class Device:
                 f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
             )
         path = await self.place.do(self.bench.save)
-        self.reporter.kept(message, self.bench.newest.accuracy, path)
+        self.reporter.kept(message, self.bench.newest, path)
         return path
 
     def _ready(self) -> Bench:

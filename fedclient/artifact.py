@@ -26,8 +26,11 @@ from common.methods.build import objective_for, predictor_for
 from common.methods.registry import method_from_options
 from common.models.registry import build
 from common.plan import Label, ModelSpec
+from common.predictors.model import Model as PlainModel
+from common.predictors.settings import ModelSettings
 from common.wire.files import read_tensors, write_tensors
 from fedclient.device import choose
+from fedclient.state import Choice
 from fedclient.trainer import Trainer
 
 
@@ -42,7 +45,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     classes: list[Label]  # class index -> original label
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
-    accuracy: float | None = None  # on the device's test part
+    kept: Choice = "personalized"  # which of the device's models this is
+    accuracy: float | None = None  # its own, on the device's test part
+    accuracies: dict[Choice, float] = {}  # of each model that was compared, on the same
     samples: int = 0
     test_samples: int = 0
     round: int = 0
@@ -76,9 +81,8 @@ class Model:
         method = method_from_options(options)
         self.tensors = read_tensors(folder / "model.safetensors")
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
-        self.trainer = Trainer(
-            build(info.model, 0), objective_for(method, options), predictor_for(method, options), info.train, choose(device)
-        )
+        predictor = predictor_for(method, options) if info.kept == "personalized" else PlainModel(ModelSettings())
+        self.trainer = Trainer(build(info.model, 0), objective_for(method, options), predictor, info.train, choose(device))
 
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"

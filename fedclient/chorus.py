@@ -87,7 +87,7 @@ class Voice(Reporter):
 
     def __init__(self, chorus: Chorus, label: str) -> None:
         self.chorus, self.label = chorus, label
-        self.accuracy: float | None = None
+        self.last: Result | None = None
 
     def say(self, text: str) -> None:
         self.chorus.say(self.label, text)
@@ -95,9 +95,9 @@ class Voice(Reporter):
     def result(self, result: Result) -> None:
         self.chorus.result(self.label, result)
 
-    def kept(self, message: str, accuracy: float | None, path: Path) -> None:
+    def kept(self, message: str, result: Result, path: Path) -> None:
         # The table at the end says so for all.
-        self.accuracy = accuracy
+        self.last = result
 
     def progress(self, what: str, done: float) -> None:
         self.chorus.progress(what, done)

@@ -92,6 +92,11 @@ _timeout_option = click.option(
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads for training.")
 @_timeout_option
+@click.option(
+    "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
+    help="best: the personalized or another model, by samples held out of training.",
+)  # fmt: skip
+@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, to compare with.")
 @click.option("--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run here.")
 @click.version_option(package_name="attune")
 @click.pass_context
@@ -125,6 +130,8 @@ def _train(given: dict[str, Any]) -> None:
         device=given["device"],
         threads=given["threads"],
         connect_timeout_s=given["connect_timeout"],
+        keep=given["keep"],
+        baseline=given["baseline"],
         allow_models=tuple(given["allow_model"]),
     )
     fleet = shards.members(shards.expand(given["data"]), options) if shards.is_fleet(given["data"]) else None

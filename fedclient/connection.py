@@ -232,6 +232,9 @@ def _event_of(message: ServerMessage) -> session.Event | None:
 def _ordered(order: Order) -> session.Ordered | None:
     if order.work not in (Work.WORK_TRAIN, Work.WORK_EVALUATE):
         return None
-    downloads = tuple(session.BlobRef(ref.part, ref.digest, ref.size) for ref in order.downloads)
+    downloads, common = (
+        tuple(session.BlobRef(ref.part, ref.digest, ref.size) for ref in refs) for refs in (order.downloads, order.common)
+    )
     train = order.work == Work.WORK_TRAIN
-    return session.Ordered(session.Order(order.id, order.round, train, downloads, tuple(order.returns), tuple(order.trains)))
+    returns, trains = tuple(order.returns), tuple(order.trains)
+    return session.Ordered(session.Order(order.id, order.round, train, downloads, returns, common, trains))

@@ -21,6 +21,7 @@ from fedclient.options import Options
 from fedclient.place import Place
 from fedclient.report import Reporter
 from fedclient.source import on_disk
+from fedclient.state import Result
 
 TURNS = 2  # one device trains while the next one downloads
 THREADS = 16  # for what blocks but computes nothing, such as finding out why the server does not answer
@@ -33,7 +34,7 @@ class Outcome:
 
     name: str
     path: Path | None = None
-    accuracy: float | None = None
+    result: Result | None = None
     error: Exception | None = None
 
 
@@ -78,7 +79,7 @@ async def _life(options: Options, chorus: Chorus, place: Place) -> Outcome:
         source = await place.do(on_disk, options.data)
         with home.locked():
             path = await app.live(options, source, home, voice, place)
-        return Outcome(_name(home, label), path, voice.accuracy)
+        return Outcome(_name(home, label), path, voice.last)
     except Exception as error:
         # Whatever ends one device is reported with its name, and the others go on.
         voice.say(f"FAILED: {_text(error)}")
@@ -102,14 +103,16 @@ def _text(error: Exception) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """A line each: name, accuracy, and the model's path last; then the mean over those that have an accuracy."""
+    """A line each: name, accuracy, which model is kept, and its path last; then the mean over those that have an accuracy."""
     width = max(len(outcome.name) for outcome in outcomes)
-    found = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    found = [result.accuracy for result in results if result.accuracy is not None]
     mean = f", mean accuracy {sum(found) / len(found):.3f}" if found else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
     for outcome in outcomes:
-        accuracy = "-" if outcome.accuracy is None else f"{outcome.accuracy:.3f}"
-        lines.append(f"{outcome.name:<{width}}  {accuracy:>5}  {outcome.path or 'failed'}")
+        accuracy, kept = (outcome.result.accuracy, outcome.result.kept) if outcome.result else (None, "-")
+        said = "-" if accuracy is None else f"{accuracy:.3f}"
+        lines.append(f"{outcome.name:<{width}}  {said:>5}  {kept:<12}  {outcome.path or 'failed'}")
     return lines
 
 

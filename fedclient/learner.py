@@ -1,4 +1,4 @@
-"""Carries out orders: merges what was served, evaluates, trains, and commits the result to disk.
+"""Carries out orders: merges what was served, evaluates, trains or compares, and commits the result to disk.
 
 Owns the device's tensors; runs in the one worker thread. theta: all tensors of the model, and what the objective keeps beside
 it, which is in no part and never handed in; received: what the server last served of those that are not private (Theta_0
@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -25,20 +27,32 @@ from common.models.structure import tensors_of
 from common.plan import Plan
 from common.seeds import derive
 from common.wire.tensors import Manifest, manifest_of
+from fedclient import rivals
 from fedclient.session import BlobRef, Order
 from fedclient.state import Orders, Result, check_order_id
 from fedclient.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
+
+RECEIVED, LOCAL, KEPT = "received", "local", "kept"  # what is committed beside the model's tensors
 
 
 class Learner:
     """One device's model.
 
-    Arguments: `name` is the device's, and part of every seed; `prepared` its data; `orders` where results are kept.
-    Errors: SettingError for a model or method that cannot be built here.
+    Arguments: `name` is the device's, and part of every seed; `prepared` its data; `orders` where results are kept; `keep` and
+    `baseline` as in Options. Errors: SettingError for a model or method that cannot be built here.
     """
 
-    def __init__(self, plan: Plan, prepared: Prepared, name: str, orders: Orders, device: torch.device) -> None:
-        self.plan, self.name, self.orders = plan, name, orders
+    def __init__(
+        self,
+        plan: Plan,
+        prepared: Prepared,
+        name: str,
+        orders: Orders,
+        device: torch.device,
+        keep: Literal["best", "personalized"] = "best",
+        baseline: Literal["local"] | None = None,
+    ) -> None:
+        self.plan, self.name, self.orders, self.keep = plan, name, orders, keep
         options = {**plan.method_options, "name": plan.method}
         method = method_from_options(options)
         model = build(plan.model, plan.seed)
@@ -52,14 +66,15 @@ class Learner:
         self.theta |= self.trainer.extras(self.theta)
         self.served: dict[str, str] = {}
         self.newest = orders.newest()
-        received = None
+        received = local = None
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
-            received = orders.received(self.newest)
+            received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
             self.served = dict(self.newest.served) if received is not None else {}
         self.received: Tensors = received or {
             name: self.theta[name] for name in self.part_of if self.part_of[name] != "private"
         }
+        self.rivals = rivals.Rivals(plan, model, device, local, baseline == "local")
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -69,15 +84,16 @@ class Learner:
         return manifest_of(self._of_part(part, self.theta))
 
     def missing(self, order: Order) -> list[BlobRef]:
-        """The downloads of `order` that this device does not hold already."""
-        return [ref for ref in order.downloads if self.served.get(ref.part) != ref.digest]
+        """What `order` refers to and this device does not hold already, each blob once."""
+        refs = {ref.digest: ref for ref in (*order.common, *order.downloads)}
+        return [ref for ref in refs.values() if self.served.get(ref.part) != ref.digest]
 
     def carry_out(
         self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
     ) -> Result:
         """Does what the order says and commits it; an order that is committed already is not done again.
 
-        fetched: part -> tensors, for what `missing` named. Errors: Cancelled (nothing changed), TrainingDiverged, DiskFull,
+        fetched: digest -> tensors, for what `missing` named. Errors: Cancelled (nothing changed), TrainingDiverged, DiskFull,
         Forbidden (an order that asks for what is private).
         """
         if self.newest is not None and self.newest.order_id == order.id:
@@ -86,38 +102,82 @@ class Learner:
         started = time.monotonic()
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
         self._check_trains(order)
-        theta, received = dict(self.theta), dict(self.received)
-        served = dict(self.served)
-        for ref in order.downloads:
-            tensors = fetched[ref.part] if ref.part in fetched else self._of_part(ref.part, received)
-            theta.update(tensors)
-            received.update(tensors)
-            served[ref.part] = ref.digest
-        result = Result(order.id, order.round, order.train, len(self.data.train_x), len(self.data.test_x), served=served)
-        if self.newest is None:  # what the device keeps beside the model starts from what it is first served
-            theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
-        seeds, data = self._seeds(order.round), self.data
-        before = self._accuracy(theta, received, seeds, cancelled)
-        loss = after = None
+        theta, received, served = self._merged(order, fetched)
+        samples = len(self.data.train_x), len(self.data.test_x)
+        result = Result(order.id, order.round, order.train, *samples, bytes_down=bytes_down, served=served)
+        beside = {RECEIVED: received} if self.keeps_received else {}
+        seeds, local = self._seeds(order.round), self.rivals.local
         if order.train:
-            trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, progress, cancelled, order.trains)
-            theta, loss = trained.tensors, trained.loss
-            after = self._accuracy(theta, received, seeds, cancelled)
+            result, theta, local = self._trained(result, theta, received, order, progress, cancelled)
+        else:
+            common = self._common(order, fetched, received)
+            result, kept = self._compared(result, theta, received, common, seeds, cancelled)
+            beside |= {} if kept is None else {KEPT: kept}
+        beside |= {} if local is None else {LOCAL: local}
         parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
         if cancelled():
             raise Cancelled("this work was replaced")
+        sequence = self.newest.sequence + 1 if self.newest else 1
+        result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
+        self.newest = self.orders.commit(result, theta, beside, parts)
+        self.theta, self.received, self.served, self.rivals.local = theta, received, served, local
+        return self.newest
+
+    def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
+        """(theta, received, digest of each part received) with what the order serves."""
+        theta, received, served = dict(self.theta), dict(self.received), dict(self.served)
+        for ref in order.downloads:
+            tensors = fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
+            theta.update(tensors)
+            received.update(tensors)
+            served[ref.part] = ref.digest
+        if self.newest is None:  # what the device keeps beside the model starts from what it is first served
+            theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
+        return theta, received, served
+
+    def _trained(
+        self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
+    ) -> tuple[Result, Tensors, Tensors | None]:
+        """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
+        data, seeds, passes = self.data, self._seeds(order.round), 1 if self.rivals.local is None else 2
+
+        def first(done: float) -> None:
+            progress(done / passes)
+
+        def second(done: float) -> None:
+            progress((1 + done) / passes)
+
+        before = self._accuracy(theta, received, seeds, cancelled)
+        trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains)
+        after = self._accuracy(trained.tensors, received, seeds, cancelled)
+        result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
+        return result, trained.tensors, self.rivals.trained(data, seeds, second, cancelled)
+
+    def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
+        """What a stranger is served, as the order has it; empty if it does not say."""
+        common: Tensors = {}
+        for ref in order.common:
+            common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
+        return common
+
+    def _compared(
+        self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
+    ) -> tuple[Result, Tensors | None]:
+        """(the result with the accuracy of every model that there is, the tensors of the one kept if that is not theta's)."""
+        data = self.data
+        own = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
+        candidates: rivals.Candidates = {"personalized": (self.trainer, own), **self.rivals.candidates(common)}
+        found = rivals.accuracies(candidates, data)
+        kept = rivals.best(candidates, data) if self.keep == "best" else "personalized"
         result = msgspec.structs.replace(
             result,
-            loss=loss,
-            accuracy_before=before,
-            accuracy_after=after,
-            seconds=time.monotonic() - started,
-            bytes_down=bytes_down,
-            sequence=self.newest.sequence + 1 if self.newest else 1,
+            accuracy_before=found.get("personalized"),
+            accuracy_common=found.get("common"),
+            accuracy_local=found.get("local"),
+            kept=kept,
+            validation_samples=len(data.validation_x) if self.keep == "best" else 0,
         )
-        self.newest = self.orders.commit(result, theta, received if self.keeps_received else None, parts)
-        self.theta, self.received, self.served = theta, received, served
-        return self.newest
+        return result, None if kept == "personalized" else candidates[kept][1]
 
     def _handed_in(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors) -> Tensors:
         if self.returns[part] == "change":
@@ -128,6 +188,9 @@ class Learner:
         """What the device predicts with now: all that a finished model needs. Errors: NoModel before the first order."""
         if self.newest is None:
             raise NoModel("no order was carried out yet")
+        kept = self.orders.beside(self.newest, KEPT)
+        if kept is not None:
+            return kept
         data = self.data
         return self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, self._seeds(self.newest.round))
 
@@ -174,7 +237,9 @@ def _on_device(data: Prepared, device: torch.device) -> Prepared:
     if device.type == "cpu":
         return data
     try:
-        x, y = data.train_x.to(device), data.train_y.to(device)
-        return Prepared(x, y, data.test_x.to(device), data.test_y.to(device), data.standardiser)
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(data).items() if isinstance(value, torch.Tensor)
+        }
+        return replace(data, **moved)
     except torch.OutOfMemoryError:
         return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fedclient.address import Address
 
@@ -21,4 +22,6 @@ class Options:
     device: str = "auto"
     threads: int = 1
     connect_timeout_s: float = 300.0
+    keep: Literal["best", "personalized"] = "best"
+    baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()

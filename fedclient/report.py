@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.interval import wilson
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -24,10 +26,12 @@ class Reporter:
         """An order was carried out."""
         self.say(line_of(result))
 
-    def kept(self, message: str, accuracy: float | None, path: Path) -> None:
-        """The federation is over, as the server says in `message`, and the finished model lies at `path`."""
+    def kept(self, message: str, result: Result, path: Path) -> None:
+        """The federation is over, as the server says in `message`, and the finished model of `result` lies at `path`."""
         self.say(f"done: {message}" if message else "done")
-        said = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
+        for line in verdict_of(result):
+            self.say(line)
+        said = "" if result.accuracy is None else f"  accuracy {result.accuracy:.3f}"
         self.say(f"model{said}  {path}")
 
     def progress(self, what: str, done: float) -> None:
@@ -72,3 +76,27 @@ def line_of(result: Result, *who: str) -> str:
     if accuracies:
         words.append(f"accuracy {' -> '.join(accuracies)}")
     return "  ".join(words)
+
+
+def verdict_of(result: Result) -> list[str]:
+    """Each model that was compared, with its 95 % interval, whether personalization helps here, and what is kept and why."""
+    found = {name: value for name, value in result.accuracies.items() if value is not None}
+    own, others = found.get("personalized"), {name: value for name, value in found.items() if name != "personalized"}
+    if own is None or not others:
+        return []
+    tested = result.test_samples
+    lines = []
+    for name, value in found.items():
+        low, high = wilson(value, tested)
+        lines.append(f"{name:<12}  accuracy {value:.3f} ({low:.3f} to {high:.3f})")
+    rival = max(others, key=lambda name: others[name])
+    low, high = wilson(own, tested)
+    if low <= others[rival] <= high:
+        lines.append(f"personalization and the {rival} model are too close to tell apart on {tested} test samples")
+    elif own > others[rival]:
+        lines.append(f"personalization helps here: {own - others[rival]:+.3f} over the {rival} model")
+    else:
+        lines.append(f"personalization does not help here: {own - others[rival]:+.3f} against the {rival} model")
+    held = result.validation_samples
+    chosen = f"chosen on {held} samples held out of training" if held else "not chosen"
+    return [*lines, f"kept: the {result.kept} model ({chosen})"]

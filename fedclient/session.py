@@ -37,6 +37,7 @@ class Order:
     train: bool  # else evaluate only
     downloads: tuple[BlobRef, ...] = ()
     returns: tuple[str, ...] = ()
+    common: tuple[BlobRef, ...] = ()  # what a stranger is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
 
 

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from torch import Tensor
@@ -22,7 +23,9 @@ from common.wire.files import read_tensors, write_tensors
 
 Tensors = dict[str, Tensor]
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_STATE, _RECEIVED = "state", "received"
+_STATE = "state"
+
+Choice = Literal["personalized", "common", "local"]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -44,6 +47,10 @@ class Result(msgspec.Struct, frozen=True):
     loss: float | None = None
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    accuracy_common: float | None = None  # of what a stranger is served
+    accuracy_local: float | None = None  # of local training alone
+    kept: Choice = "personalized"  # which of them the device predicts with
+    validation_samples: int = 0  # by which that was chosen; 0: there was no choice
     seconds: float = 0.0
     bytes_down: int = 0
     parts: list[Part] = []
@@ -55,9 +62,15 @@ class Result(msgspec.Struct, frozen=True):
         return sum(part.size for part in self.parts)
 
     @property
+    def accuracies(self) -> dict[Choice, float | None]:
+        """Of each model that the device could keep, on its test part."""
+        personalized = self.accuracy_after if self.trained else self.accuracy_before
+        return {"personalized": personalized, "common": self.accuracy_common, "local": self.accuracy_local}
+
+    @property
     def accuracy(self) -> float | None:
-        """Of the tensors in state.safetensors."""
-        return self.accuracy_after if self.trained else self.accuracy_before
+        """Of the model that is kept."""
+        return self.accuracies[self.kept]
 
 
 def check_order_id(order_id: str) -> str:
@@ -86,9 +99,9 @@ class Orders:
         """All tensors of the model after this order."""
         return read_tensors(self.path / result.order_id / f"{_STATE}.safetensors")
 
-    def received(self, result: Result) -> Tensors | None:
-        """What the server had served up to this order, if it was kept."""
-        path = self.path / result.order_id / f"{_RECEIVED}.safetensors"
+    def beside(self, result: Result, what: str) -> Tensors | None:
+        """What was committed under this name beside the model's tensors, if it was."""
+        path = self.path / result.order_id / f"{what}.safetensors"
         return read_tensors(path) if path.exists() else None
 
     def blob(self, order_id: str, part: str) -> Path:
@@ -99,10 +112,13 @@ class Orders:
         self,
         result: Result,
         state: Mapping[str, Tensor],
-        received: Mapping[str, Tensor] | None,
+        beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
     ) -> Result:
-        """Makes everything durable, then deletes older orders; returns `result` with its parts. Errors: DiskFull."""
+        """Makes everything durable, then deletes older orders; returns `result` with its parts. Errors: DiskFull.
+
+        beside: further sets of tensors that stay on the device, under names that no part has.
+        """
         final = self.path / check_order_id(result.order_id)
         folder = final.with_name(f"{final.name}.tmp")
         with disk_errors(folder):
@@ -115,8 +131,8 @@ class Orders:
             _write_or_link(
                 folder / f"{_STATE}.safetensors", state, [(folder / f"{name}.safetensors", parts[name]) for name in parts]
             )
-            if received is not None:
-                write_tensors(folder / f"{_RECEIVED}.safetensors", received, durable=True)
+            for what, tensors in beside.items():
+                write_tensors(folder / f"{what}.safetensors", tensors, durable=True)
             result = msgspec.structs.replace(result, parts=blobs)
             _write_durably(folder / "update.json", msgspec.json.format(msgspec.json.encode(result)))
             folder.rename(final)

@@ -84,10 +84,12 @@ class Trainer:
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,)."""
-        correct = 0
-        for at, logits_BC in self.logits(prepared, x):
-            correct += int((logits_BC.argmax(-1) == y[at : at + len(logits_BC)].to(self.device)).sum())
-        return correct / y.numel()
+        return float(self.right(prepared, x, y).double().mean())
+
+    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Which labels of y (N,) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
+        found = [logits_BC.argmax(-1) for _, logits_BC in self.logits(prepared, x)]
+        return (torch.cat(found) == y.to(self.device)).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(position, logits (B, C)) for each batch of x (N, ...), without gradients."""

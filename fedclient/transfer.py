@@ -102,6 +102,9 @@ def _update(result: Result) -> Update:
         loss=result.loss,
         accuracy_before=result.accuracy_before,
         accuracy_after=result.accuracy_after,
+        accuracy_common=result.accuracy_common,
+        accuracy_local=result.accuracy_local,
+        kept="" if result.trained else result.kept,
     )
     parts = [BlobMessage(part=part.part, digest=part.digest, size=part.size) for part in result.parts]
     return Update(order_id=result.order_id, parts=parts, samples=result.samples, metrics=metrics)

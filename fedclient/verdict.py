@@ -16,9 +16,11 @@ class Verdict:
     accuracy: float
     samples: int
     round: int
+    kept: str  # which of the device's models this is
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.method}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
+        what = self.method if self.kept == "personalized" else f"{self.method}, {self.kept} model"
+        return f"{self.name} ({what}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
 
 
 def of(home: Home, shard: Path) -> Verdict:
@@ -28,7 +30,8 @@ def of(home: Home, shard: Path) -> Verdict:
 
     model = Model(home.model)
     accuracy, samples = model.evaluate(load_shard(shard))
-    return Verdict(model.info.name, model.info.method, accuracy, samples, model.info.round)
+    info = model.info
+    return Verdict(info.name, info.method, accuracy, samples, info.round, info.kept)
 
 
 def means(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -86,7 +86,8 @@ def make_learner(plan: Plan, shard: Shard, name: str, home: Home, options: Optio
 
     # Threads are counted for each thread that computes, so this is set in the worker.
     device.set_threads(options.threads)
-    return Learner(plan, prepare(shard, plan), name, Orders(home.orders), device.choose(options.device))
+    where = device.choose(options.device)
+    return Learner(plan, prepare(shard, plan), name, Orders(home.orders), where, options.keep, options.baseline)
 
 
 def save_model(learner: Learner, home: Home) -> Path:
@@ -104,7 +105,9 @@ def save_model(learner: Learner, home: Home) -> Path:
         classes=plan.classes,
         train=plan.train,
         standardiser=standardiser.to_dict() if standardiser else None,
+        kept=result.kept,
         accuracy=result.accuracy,
+        accuracies={name: value for name, value in result.accuracies.items() if value is not None},
         samples=result.samples,
         test_samples=result.test_samples,
         round=result.round,

@@ -195,12 +195,13 @@ class Coordinator:
         """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
         record = self.machine.record
         served = await self._threads.worker(self.engine.serve, record.devices)
+        common = await self._threads.worker(self.engine.common) if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
         for name in devices:
             blobs = served[name] if self._needs_download(name, work) else {}
             trains, returns = self._task_of(name) if work == "train" else ((), [])
             left_s = max(0.0, record.deadline - time.time())
-            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, trains)
+            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common, trains)
             self.roster.send(name, order=order)
             self.roster.progress(name, 0.0)
 
@@ -312,12 +313,9 @@ class Coordinator:
             return
         self._saved_record = msgspec.json.encode(self.machine.record)
         await self._threads.worker(self.engine.settle)
-        of = (
-            f"round {number}/{self.settings.round.rounds}"
-            if number <= self.settings.round.rounds
-            else f"newcomers' round {number}"
-        )
-        LOG.info("%s closed: %s", of, summary(rows, self.settings.method.evaluate))
+        rounds = self.settings.round.rounds
+        which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
+        LOG.info("%s closed: %s", which, summary(rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, metrics)
         await self._follow(effects)
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.

@@ -49,6 +49,7 @@ class Engine:
             if not slots:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
+        self._common: dict[str, Blob] = {}
 
     @property
     def parts(self) -> list[PartKind]:
@@ -70,6 +71,17 @@ class Engine:
             for client, slot in slots.items():
                 served[client][part] = self._generated[part, client] if slot is None else self.vaults[part].blob(slot)
         return served
+
+    def common(self) -> dict[str, Blob]:
+        """For each part the file with what one of whom nothing is known would be served: devices compare their own with it."""
+        for part, aggregator in sorted(self.aggregators.items()):
+            if part not in self._common:
+                found = aggregator.stranger()
+                if isinstance(found, str):
+                    self._common[part] = self.vaults[part].blob(found)
+                else:
+                    self._common[part] = write_tensors(self._serve_folder / f"{part}.safetensors", found)
+        return self._common
 
     def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
         missing = [client for client in clients if (part, client) not in self._generated]
@@ -125,6 +137,7 @@ class Engine:
         """After the commit: the staged state is the state, and what was generated from the old one goes."""
         for vault in self.vaults.values():
             vault.settle()
-        for blob in self._generated.values():
+        made = (blob for blob in (*self._generated.values(), *self._common.values()) if blob.path.parent == self._serve_folder)
+        for blob in made:
             blob.path.unlink(missing_ok=True)
-        self._generated = {}
+        self._generated, self._common = {}, {}

@@ -31,6 +31,9 @@ COLUMNS = (
     "bytes_down",
     "seconds",
     "test_samples",
+    "accuracy_common",
+    "accuracy_local",
+    "kept",
 )
 
 

@@ -20,6 +20,8 @@ from fedserver.store import Device, Row, Store
 from fedserver.threads import Threads
 from fedserver.uploads import Target, Uploads
 
+KEPT = ("", "personalized", "common", "local")
+
 
 class Intake:
     def __init__(self, coordinator: Coordinator, uploads: Uploads, store: Store, threads: Threads) -> None:
@@ -117,6 +119,8 @@ def row_of(order_id: OrderId, update: pb.Update, device: Device | None) -> Row:
     def optional(field: str, low: float, high: float) -> float | None:
         return checked(field, low, high) if metrics.HasField(field) else None
 
+    if metrics.kept not in KEPT:
+        raise UpdateRefused(f"{name} keeps {metrics.kept[:40]!r}, which is none of {', '.join(KEPT[1:])}")
     return Row(
         round=order_id.round,
         work=order_id.work,
@@ -129,4 +133,7 @@ def row_of(order_id: OrderId, update: pb.Update, device: Device | None) -> Row:
         bytes_up=0,
         bytes_down=checked("bytes_down", 0, MAX_COUNT),
         seconds=checked("seconds", 0.0, math.inf),
+        accuracy_common=optional("accuracy_common", 0.0, 1.0),
+        accuracy_local=optional("accuracy_local", 0.0, 1.0),
+        kept=metrics.kept or None,
     )

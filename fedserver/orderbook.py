@@ -28,18 +28,24 @@ class OrderBook:
         blobs: Mapping[str, Blob],
         returns: Sequence[str],
         deadline_s: float,
+        common: Mapping[str, Blob] | None = None,
         trains: Sequence[str] = (),
     ) -> pb.Order:
-        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `trains` what moves."""
-        self._offers[order.client] = {blob.digest: blob for blob in blobs.values()}
+        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `common` to compare with.
+
+        trains: the kinds of tensors that move in training; none named: all.
+        """
+        compared = common or {}
+        self._offers[order.client] = {blob.digest: blob for blob in (*blobs.values(), *compared.values())}
         self._orders[order.client] = pb.Order(
             id=str(order),
             round=order.round,
             work=WORK[order.work],
-            downloads=[pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())],
+            downloads=_refs(blobs),
             returns=returns,
             deadline_s=deadline_s,
             trains=trains,
+            common=_refs(compared),
         )
         return self._orders[order.client]
 
@@ -57,6 +63,10 @@ class OrderBook:
         if blob is None:
             raise UnknownBlob(f"{name} was not offered a blob {digest[:12]!r}: ask for those of the present order")
         return blob
+
+
+def _refs(blobs: Mapping[str, Blob]) -> list[pb.BlobRef]:
+    return [pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())]
 
 
 def needs_download(device: Device | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+WIDE = 500  # columns off a terminal: nothing is cut or wrapped
+
 
 def render_status(status: dict[str, Any]) -> str:
     """Plain text off a terminal, colours on one."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as capture:
         running = f"serving {status['address']}" if status["running"] else "not running"
         console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
@@ -31,10 +34,17 @@ def render_status(status: dict[str, Any]) -> str:
 
 def _table(clients: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("device", "state", "samples", "accuracy", "note"):
+    for column in ("device", "state", "samples", "accuracy", "95 %", "common", "local", "keeps", "note"):
         table.add_column(column, no_wrap=column != "note")
     for client in clients:
-        accuracy = "-" if client["accuracy"] is None else f"{client['accuracy']:.4f}"
+        accuracy, common, local = (_share(client[key]) for key in ("accuracy", "accuracy_common", "accuracy_local"))
+        interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
         share = "" if client["progress"] is None else f" {client['progress']:.0%}"
-        table.add_row(client["name"], client["state"] + share, str(client["samples"] or "-"), accuracy, client["note"] or "")
+        state, samples = client["state"] + share, str(client["samples"] or "-")
+        row = (client["name"], state, samples, accuracy, interval, common, local, client["kept"] or "-", client["note"] or "")
+        table.add_row(*row)
     return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from common.config import RoundSettings
+from common.interval import wilson
 from common.methods.algebra import Evaluate
 from fedserver import planning
 from fedserver.home import Home
@@ -26,6 +27,11 @@ def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float
         if value is not None and (evaluate == "served" or trained or row.work == "evaluate"):
             latest[row.client] = (value, row.test_samples or 0)
     return latest
+
+
+def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
+    """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
+    return {row.client: row for row in rows if row.work == "evaluate"}
 
 
 def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
@@ -68,7 +74,7 @@ def status(home: Home, store: Store) -> dict[str, Any]:
     reported = reported_names(home, record)
     ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
     final = ended if record.phase is Phase.DONE else rows
-    latest = accuracies(final, settings.method.evaluate)
+    latest, compared = accuracies(final, settings.method.evaluate), comparisons(rows)
     awaited = (
         set(record.devices) - reported - set(record.excused) if record.phase in (Phase.TRAINING, Phase.EVALUATING) else set()
     )
@@ -83,7 +89,11 @@ def status(home: Home, store: Store) -> dict[str, Any]:
         "rounds": settings.round.rounds,
         "adapting": sorted(record.adapting),
         "min_clients": settings.round.min_clients,
-        "clients": [_client(device, device.name in connected, awaited, reported, latest) for device in devices],
+        "clients": [
+            _client(device, device.name in connected, awaited, reported)
+            | _found(latest.get(device.name), compared.get(device.name))
+            for device in devices
+        ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "accuracy": over_all(latest),
         "reason": record.reason or None,
@@ -103,9 +113,18 @@ def _since(name: str, devices: Iterable[Device], record: Record) -> float:
     return max(left, record.opened_at)
 
 
-def _client(
-    device: Device, connected: bool, awaited: set[str], reported: set[str], latest: Mapping[str, tuple[float, int]]
-) -> dict[str, Any]:
+def _found(latest: tuple[float, int] | None, compared: Row | None) -> dict[str, Any]:
+    """How good a client's models are: fractions of its test part."""
+    return {
+        "accuracy": latest[0] if latest else None,
+        "interval": wilson(*latest) if latest else None,
+        "accuracy_common": compared.accuracy_common if compared else None,
+        "accuracy_local": compared.accuracy_local if compared else None,
+        "kept": compared.kept if compared else None,
+    }
+
+
+def _client(device: Device, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:
     if device.revoked:
         state = "revoked"
     elif not connected:
@@ -120,6 +139,5 @@ def _client(
         "since": device.since,
         "progress": device.progress if state == "working" else None,
         "samples": device.samples,
-        "accuracy": latest[device.name][0] if device.name in latest else None,
         "note": device.note or None,
     }

@@ -36,8 +36,10 @@ CREATE TABLE IF NOT EXISTS slots (
 CREATE TABLE IF NOT EXISTS metrics (
     round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, samples INTEGER, loss REAL, accuracy_before REAL,
     accuracy_after REAL, test_samples INTEGER, bytes_up INTEGER, bytes_down INTEGER, seconds REAL,
+    accuracy_common REAL, accuracy_local REAL, kept TEXT,
     PRIMARY KEY (round, work, client));
 """
+ADDED = {"metrics": {"accuracy_common": "REAL", "accuracy_local": "REAL", "kept": "TEXT"}}  # since the first version
 
 
 class Device(msgspec.Struct):
@@ -78,6 +80,9 @@ class Row(msgspec.Struct, frozen=True):
     bytes_up: int | None = None
     bytes_down: int | None = None
     seconds: float | None = None
+    accuracy_common: float | None = None  # what a stranger is served
+    accuracy_local: float | None = None  # local training alone
+    kept: str | None = None  # personalized, common or local: by the device's choice
 
 
 class Store:
@@ -89,6 +94,14 @@ class Store:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(SCHEMA)
+        self._add_columns()
+
+    def _add_columns(self) -> None:
+        """A home of an earlier version goes on, with nothing in the columns that it did not have."""
+        for table, columns in ADDED.items():
+            present = {row["name"] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            for column in [column for column in columns if column not in present]:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
 
     def close(self) -> None:
         self._db.close()

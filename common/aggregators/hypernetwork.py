@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import torch
 
 from common.aggregators.base import Tensors, Update, Vault, cohort, write
@@ -51,6 +52,7 @@ class Hypernetwork:
         self._seed = seed
         self._components = components
         self._optimiser = optimiser_of(settings)
+        self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._state: _State | None = None
 
     def __repr__(self) -> str:
@@ -133,7 +135,7 @@ class Hypernetwork:
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
         if self._settings.embedding == "trained":
-            state.embeddings.step(clients, dz_SE, self._optimiser)
+            state.embeddings.step(clients, dz_SE, self._optimiser if phi else self._fitter)
         return {"mean_change_norm": square**0.5}
 
     def _begin_step(self, state: _State) -> None:

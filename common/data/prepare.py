@@ -16,9 +16,11 @@ from torch import Tensor
 
 from common.data import kinds, labels
 from common.data.arrays import Array
+from common.data.holdout import hold_out
 from common.data.shard import Shard
 from common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from common.plan import Kind, ModelSpec, Plan
+from common.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ class Standardiser:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A shard as the model takes it; labels are positions in the plan's classes."""
+    """A shard as the model takes it; labels are positions in the plan's classes. Validation samples are not trained on."""
 
     train_x: Tensor  # images (N, C, H, W), series (N, T, C), tabular (N, F): float32; tokens (N, T): int64
     train_y: Tensor  # (N,) int64
     test_x: Tensor
     test_y: Tensor
+    validation_x: Tensor
+    validation_y: Tensor
     standardiser: Standardiser | None  # tabular and series only
 
 
@@ -90,7 +94,10 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
         torch.from_numpy(labels.to_indices(part, plan.classes, f"the {name} part of shard {shard.name}"))
         for name, part in (("training", shard.train_y), ("test", shard.test_y))
     ]
-    return Prepared(x[0], y[0], x[1], y[1], standardiser)
+    fitted, held = (
+        torch.from_numpy(part) for part in hold_out(y[0].numpy(), plan.train.validation, derive(plan.seed, "validation"))
+    )
+    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
 
 
 def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data") -> Tensor:

@@ -101,7 +101,7 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "common")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class Order(_message.Message):
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TRAINS_FIELD_NUMBER: _ClassVar[int]
+    COMMON_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
@@ -116,7 +117,8 @@ class Order(_message.Message):
     returns: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
     trains: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ...) -> None: ...
+    common: _containers.RepeatedCompositeFieldContainer[BlobRef]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., common: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size")
@@ -141,7 +143,7 @@ class Update(_message.Message):
     def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
 
 class Metrics(_message.Message):
-    __slots__ = ("loss", "accuracy_before", "accuracy_after", "test_samples", "seconds", "bytes_up", "bytes_down")
+    __slots__ = ("loss", "accuracy_before", "accuracy_after", "test_samples", "seconds", "bytes_up", "bytes_down", "accuracy_common", "accuracy_local", "kept")
     LOSS_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_BEFORE_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,9 @@ class Metrics(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_COMMON_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     loss: float
     accuracy_before: float
     accuracy_after: float
@@ -156,7 +161,10 @@ class Metrics(_message.Message):
     seconds: float
     bytes_up: int
     bytes_down: int
-    def __init__(self, loss: _Optional[float] = ..., accuracy_before: _Optional[float] = ..., accuracy_after: _Optional[float] = ..., test_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+    accuracy_common: float
+    accuracy_local: float
+    kept: str
+    def __init__(self, loss: _Optional[float] = ..., accuracy_before: _Optional[float] = ..., accuracy_after: _Optional[float] = ..., test_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., accuracy_common: _Optional[float] = ..., accuracy_local: _Optional[float] = ..., kept: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("status", "message")

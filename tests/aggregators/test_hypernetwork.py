@@ -106,7 +106,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     """After a finished federation of three: z <- z - beta eta (m/M) (dW/dz)^T grad f(W); phi and old z keep every bit."""
     beta, eta = 0.05, 0.1
     options = PLAIN if optimiser == "sgd" else {"server_optimiser": "adam", "server_weight_decay": 0.0}
-    network, vault = make(server_lr=beta, **options)
+    network, vault = make(embedding_lr=beta, **options)
     network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     before, newcomers = saved(vault), {"new": 30, "odd": 10}
     old = dict(network.generate(sorted(SAMPLES)))

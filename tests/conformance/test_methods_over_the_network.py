@@ -26,7 +26,17 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(method: str
         flags = ("--rounds", "2", "--min-clients", "3", "--exit-when-done", "--set", "train.local_epochs=1")
         server = federation.server("--method", method, *flags)
         pattern = str(shards[0].parent / "shard*")
-        fleet = ["fedclient", "--data", pattern, "--server", f"localhost:{federation.port}", "--device", "cpu"]
+        fleet = [
+            "fedclient",
+            "--data",
+            pattern,
+            "--server",
+            f"localhost:{federation.port}",
+            "--device",
+            "cpu",
+            "--keep",
+            "personalized",
+        ]
         said = federation.command(*fleet).stdout
         assert server.code() == 0, server.text
         status = federation.status()

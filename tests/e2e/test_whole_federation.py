@@ -113,6 +113,31 @@ def test_metrics_have_a_row_for_each_round_and_client(fedtp):
     assert final == pytest.approx(fedtp.accuracy, abs=1e-12)
 
 
+def test_everyone_sees_whether_personalization_helps(fedtp):
+    rows = {row["client"]: row for row in fedtp.federation.metrics() if row["work"] == "evaluate"}
+    for client, shard, process in zip(fedtp.federation.status()["clients"], fedtp.shards, fedtp.devices, strict=True):
+        assert client["accuracy"] > client["accuracy_common"] + 0.05, "on two classes of its own a stranger's model is no match"
+        assert client["interval"][0] < client["accuracy"] < client["interval"][1] or client["accuracy"] == 1.0
+        assert (client["kept"], client["accuracy_local"]) == ("personalized", None)
+        row = rows[shard.name]
+        assert (float(row["accuracy_common"]), row["kept"]) == (client["accuracy_common"], "personalized")
+        process.wait_for(rf"^common        accuracy {client['accuracy_common']:.3f} \(")
+        process.wait_for(r"^kept: the personalized model \(chosen on \d+ samples held out of training\)$")
+
+
+def test_a_local_baseline_is_trained_compared_and_kept_if_better(federation_at, shards):
+    """One round: what the hypernetwork makes is of no use yet, and what was trained at home is."""
+    federation = federation_at("baseline")
+    server = federation.server("--exit-when-done", "--min-clients", "2", "--rounds", "1")
+    devices = federation.devices(shards[:2], "--baseline", "local")
+    assert not any(process.code() for process in (*devices, server))
+    for client, shard in zip(federation.status()["clients"], shards, strict=False):
+        assert client["accuracy_local"] > client["accuracy"] + 0.1
+        assert client["kept"] == "local"
+        found = json.loads(federation.command("fedclient", "evaluate", "--data", str(shard), "--json").stdout)
+        assert (found["kept"], found["accuracy"]) == ("local", pytest.approx(client["accuracy_local"], abs=1e-12))
+
+
 def test_numbers_are_those_that_the_devices_said(fedtp):
     rows, final = {(row["work"], row["round"], row["client"]): row for row in fedtp.federation.metrics()}, fedtp.accuracy
     for shard, process in zip(fedtp.shards, fedtp.devices, strict=True):

@@ -68,7 +68,7 @@ def test_fedtp_hands_in_values_of_what_is_shared_and_the_change_of_what_was_gene
     )
     order = Order("train-1-kiel", 1, True, (shared, generated), ("shared", "generated"))
     assert learner.missing(order) == [shared, generated]
-    result = carry_out(learner, order, {"shared": shared_tensors, "generated": generated_tensors})
+    result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
     values, change = handed_in(learner, result, "shared"), handed_in(learner, result, "generated")
     assert values.keys() | change.keys() == learner.theta.keys()
     assert not values.keys() & change.keys()
@@ -87,13 +87,13 @@ def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
     private = [name for name, kind in learner.part_of.items() if kind == "private"]
     assert private
     ref, tensors = served(learner, "shared")
-    first = carry_out(learner, Order("train-1-kiel", 1, True, (ref,), ("shared",)), {"shared": tensors})
+    first = carry_out(learner, Order("train-1-kiel", 1, True, (ref,), ("shared",)), {ref.digest: tensors})
     assert not set(handed_in(learner, first, "shared")) & set(private)
     mine = {name: learner.theta[name].clone() for name in private}
     again = make("vanilla-personalized")
     assert all(again.theta[name].equal(mine[name]) for name in private), "a restart goes on from the commit"
     back, tensors = served(again, "shared", 0.0)
-    carry_out(again, Order("evaluate-1-kiel", 1, False, (back,)), {"shared": tensors})
+    carry_out(again, Order("evaluate-1-kiel", 1, False, (back,)), {back.digest: tensors})
     assert all(again.theta[name].equal(mine[name]) for name in private)
     assert all(not again.theta[name].any() for name in tensors)
     for asked in ("private", "generated", "nonsense"):
@@ -116,7 +116,7 @@ def test_a_restart_between_two_orders_changes_nothing(make):
             refs, fetched = (), {}
             if number == 1:
                 ref, tensors = served(learner, "attended", 0.9)
-                refs, fetched = (ref,), {"attended": tensors}
+                refs, fetched = (ref,), {ref.digest: tensors}
             # The second order serves nothing: prox centre and weights are what the device has kept.
             carry_out(learner, Order(f"train-{number}-kiel", number, True, refs, ("attended",)), fetched)
             if restart:
@@ -180,7 +180,7 @@ def test_damaged_state_is_named_and_not_thrown_away(make, tmp_path):
 def test_state_of_another_model_is_refused(make, tmp_path):
     learner = make("fedavg")
     result = carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
-    learner.orders.commit(msgspec.structs.replace(result, order_id="x", sequence=2), {"w": torch.zeros(3)}, None, {})
+    learner.orders.commit(msgspec.structs.replace(result, order_id="x", sequence=2), {"w": torch.zeros(3)}, {}, {})
     with pytest.raises(HomeMismatch, match="not of this federation's model"):
         make("fedavg")
 

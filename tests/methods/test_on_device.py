@@ -59,14 +59,13 @@ def make(images, tmp_path):
 def order(learner, number, train=True, scale=None):
     """An order that serves every part, scaled from what the device has; or nothing if `scale` is None."""
     parts = sorted({kind for kind in learner.part_of.values() if kind != "private"})
-    fetched = {}
-    if scale is not None:
-        for part in parts:
-            own = [name for name, kind in learner.part_of.items() if kind == part]
-            fetched[part] = {name: learner.theta[name] * scale for name in own}
-    refs = tuple(BlobRef(part, f"{part}-{number}-{scale}", 1) for part in fetched)
+    refs, fetched = [], {}
+    for part in parts if scale is not None else ():
+        refs.append(BlobRef(part, f"{part}-{number}-{scale}", 1))
+        own = [name for name, kind in learner.part_of.items() if kind == part]
+        fetched[refs[-1].digest] = {name: learner.theta[name] * scale for name in own}
     work = "train" if train else "evaluate"
-    return Order(f"{work}-{number}-kiel", number, train, refs, tuple(parts) if train else ()), fetched
+    return Order(f"{work}-{number}-kiel", number, train, tuple(refs), tuple(parts) if train else ()), fetched
 
 
 def carry_out(learner, *args, **kwargs):

@@ -105,6 +105,25 @@ def test_fedtp_gives_each_client_its_own_generated_part(bench):
     assert tiny.digests(("c",))["c"] == served["c"]
 
 
+@pytest.mark.parametrize(("method", "own"), [("fedavg", "shared"), ("fedtp", "generated"), ("fedmcsa", "attended")])
+def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, method, own):
+    tiny = bench(method, "vit")
+    tiny.digests()
+    tiny.close(a=(0.25, 3), b=(-0.5, 5))
+    common = tiny.engine.common()
+    assert common.keys() == tiny.engine.manifests.keys()
+    assert all(tiny.engine.common()[part] is blob for part, blob in common.items())
+    served = {parts[own] for parts in tiny.digests().values()}
+    assert (common[own].digest in served) == (own == "shared")
+    for part, manifest in tiny.engine.manifests.items():
+        assert read_tensors(common[part].path).keys() == manifest.keys()
+    tiny.restart()
+    assert {part: blob.digest for part, blob in tiny.engine.common().items()} == {p: b.digest for p, b in common.items()}
+    tiny.close(a=(1.0, 1), b=(1.0, 1))
+    assert list((tiny.folder / "serve").iterdir()) == [], "what was made of the old state is gone, and only that"
+    assert tiny.engine.common()[own].digest != common[own].digest
+
+
 def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
     tiny = bench()
     good = {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests["shared"].items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.config import RoundSettings
-from fedserver.report import accuracies, over_all, state_of, summary
+from fedserver.report import accuracies, comparisons, over_all, state_of, summary
 from fedserver.round import Phase, Record
 from fedserver.store import Row
 
@@ -40,6 +40,11 @@ def test_nothing_known_is_null_not_zero():
     assert accuracies([train(1, "a", None, None)], "served") == {}
     assert over_all({}) is None
     assert over_all({"a": (0.5, 0)}) is None
+
+
+def test_a_comparison_is_the_latest_evaluation():
+    rows = [evaluate(1, "a", 0.1), train(2, "a", 0.3, 0.7), evaluate(2, "a", 0.4), train(3, "b", 0.1, 0.2)]
+    assert comparisons(rows) == {"a": rows[2]}
 
 
 def test_one_line_about_a_round():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 
 from fedserver.inbox import Inbox
@@ -39,6 +41,20 @@ def test_a_round_is_committed_whole_or_not_at_all(store):
     store.commit_round(Record(round=1), slots, rows, {"a": {"contributed": 1, "fetched": 0}})
     assert (store.record().round, store.slots(), store.rows()) == (1, slots, rows)
     assert (store.device("a").contributed, store.device("a").fetched) == (1, 0)
+
+
+def test_a_home_of_an_earlier_version_goes_on(store, tmp_path):
+    rows = [Row(1, "evaluate", "a", samples=3, accuracy_before=0.5)]
+    store.commit_round(Record(round=1), [], rows, {})
+    with sqlite3.connect(tmp_path / "state.sqlite") as old:
+        for column in ("accuracy_common", "accuracy_local", "kept"):
+            old.execute(f"ALTER TABLE metrics DROP COLUMN {column}")
+    again = Store(tmp_path / "state.sqlite")
+    assert again.rows() == rows
+    new = Row(2, "evaluate", "a", accuracy_before=0.5, accuracy_common=0.25, accuracy_local=0.75, kept="local")
+    again.commit_round(Record(round=2), [], [new], {})
+    assert again.rows() == [*rows, new]
+    again.close()
 
 
 def test_devices_are_listed_by_name_and_disconnected_at_start(store):
