@@ -9,7 +9,7 @@ from typing import Any, Literal
 from common.aggregators.settings import HypernetworkSettings
 from common.errors import SettingError
 from common.methods.algebra import Method, PartKind, options_of
-from common.objectives.settings import KEEPS_OWN
+from common.objectives.settings import HEADLESS, KEEPS_OWN
 
 Adapt = Literal["personal", "embedding", "hypernetwork", "all"]
 
@@ -39,6 +39,7 @@ def adaptation_of(method: Method, options: Mapping[str, Any], adapt: Adapt) -> A
         if fixed and adapt == "embedding":
             raise SettingError('round.adapt = "embedding": embeddings are fixed (method.embedding); take "hypernetwork"')
         return Adaptation(("generated",), ("generated",), common=adapt == "hypernetwork")
-    own = [kind for kind in method.kinds if kind != "shared" and not (kind == "generated" and fixed)]
+    moved = {kind for selector, kind in method.parts if not (selector == "@head" and method.objective in HEADLESS)}
+    own = [kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and fixed)]
     trains = (*own, "personal") if method.objective in KEEPS_OWN else tuple(own)
     return Adaptation(trains, tuple(kind for kind in sent if kind in own), common=False) if trains else None

@@ -15,8 +15,9 @@ from common.methods.build import objective_for, predictor_for
 from common.methods.registry import get, method_from_options, names
 from common.models.registry import build
 from common.models.structure import roles, tensors_of
-from common.objectives.base import PERSONAL, Objective
-from common.objectives.settings import CLASSES, KEEPS_OWN
+from common.objectives.base import PERSONAL
+from common.objectives.network import Network
+from common.objectives.settings import CLASSES, KEEPS_OWN, SETTINGS
 from common.plan import ModelSpec
 from common.seeds import derive
 from fedclient.trainer import Trainer
@@ -50,7 +51,7 @@ def test_a_methods_own_rule(name: str) -> None:
     assert (set(found.trains), set(found.returns), found.common) == (*HAND[name], False)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavg+ft", "per-fedavg", "fedmcsa-mcsa"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavg+ft", "per-fedavg", "fedmcsa-mcsa", "pfedgp"])
 def test_methods_with_nothing_personal_have_nothing_to_fit_but_can_go_on_training(name: str) -> None:
     assert adaptation_of(get(name), {}, "personal") is None
     assert adaptation_of(get(name), {}, "all") == Adaptation((), ("shared",), common=True)
@@ -75,11 +76,14 @@ def test_an_embedding_that_is_fixed_cannot_be_fitted() -> None:
 
 
 def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
-    def keeps(path: str) -> bool:
-        module, _, attribute = path.partition(":")
-        return getattr(importlib.import_module(module), attribute).extras is not Objective.extras
+    model = build(IMAGES, 0)
 
-    assert {name for name, path in CLASSES.items() if keeps(path)} == KEEPS_OWN
+    def keeps(name: str) -> bool:
+        module, _, attribute = CLASSES[name].partition(":")
+        objective = getattr(importlib.import_module(module), attribute)(SETTINGS[name]())
+        return bool(objective.extras(tensors_of(model), Network(model)))
+
+    assert {name for name in CLASSES if keeps(name)} == KEEPS_OWN
 
 
 def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1) -> tuple[dict, dict, dict[str, str], Trainer]:
