@@ -213,7 +213,9 @@ class Coordinator:
         return (), self.engine.parts if name in record.cohort else []
 
     def _needs_download(self, name: str, work: str) -> bool:
-        return needs_download(self._store.device(name), work, self.settings.round.train, self.settings.method.evaluate)
+        # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
+        train = "sampled" if self.machine.record.adapting else self.settings.round.train
+        return needs_download(self._store.device(name), work, train, self.settings.method.evaluate)
 
     # --- the plan
 
