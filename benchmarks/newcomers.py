@@ -134,8 +134,8 @@ def cut(folder: Path, seed: int) -> None:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--case", "chosen", multiple=True, help="Only these, as METHOD:ADAPT (default: all).")
-@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--adapt-rounds", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--adapt-rounds", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--set", "flags", multiple=True, help="Further settings, as for fedserver.")
 def main(out: Path, chosen: tuple[str, ...], rounds: int, adapt_rounds: int, seed: int, flags: tuple[str, ...]) -> None:

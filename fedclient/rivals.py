@@ -67,4 +67,4 @@ def best(candidates: Candidates, data: Prepared) -> Choice:
     if not len(data.validation_x):
         return "personalized"
     x, y = data.validation_x, data.validation_y
-    return choose({name: trainer.right(tensors, x, y).flatten() for name, (trainer, tensors) in candidates.items()})
+    return choose({name: trainer.right(tensors, x, y) for name, (trainer, tensors) in candidates.items()})

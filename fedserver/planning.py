@@ -122,6 +122,7 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
         max(profile.vocabulary for profile in ordered),
         settings.model_name or models.model_for(first.kind, needed),
         settings.model_options,
+        first.per_position,
     )
     return Plan(
         federation=federation,
@@ -142,14 +143,17 @@ def check_possible(profile: Profile, name: str) -> None:
             raise SettingError(f"{name} declares {field} = {value}; it must lie between {least} and {MAX_COUNT}")
     if not 1 <= len(profile.shape) <= 3 or min(profile.shape) < 1 or math.prod(profile.shape) > MAX_SAMPLE_VALUES:
         raise SettingError(f"{name} declares samples of the impossible shape {profile.shape}")
+    if profile.per_position and profile.kind != "tokens":
+        raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
     if not profile.labels or len(set(profile.labels)) < len(profile.labels):
         raise SettingError(f"{name} declares no labels, or one of them twice")
 
 
 def check_like(profile: Profile, reference: Profile, name: str) -> None:
-    """Before there is a plan, all devices must declare data of one kind and shape. Errors: ShapeMismatch."""
+    """Before there is a plan, all devices must declare data of one kind and shape, labelled alike. Errors: ShapeMismatch."""
     if (profile.kind, profile.shape) != (reference.kind, reference.shape):
         raise ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
+    _check_labelled(name, profile.per_position, reference.per_position)
 
 
 def check_fits(profile: Profile, plan: Plan, name: str) -> None:
@@ -157,6 +161,7 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
     model = plan.model
     if (profile.kind, profile.shape) != (model.kind, model.shape):
         raise ShapeMismatch(_mismatch(name, profile, model.kind, model.shape))
+    _check_labelled(name, profile.per_position, model.per_position)
     if model.kind == "tokens" and profile.vocabulary > model.vocabulary:
         raise ShapeMismatch(
             f"{name} has tokens up to {profile.vocabulary - 1}; this federation knows 0 to {model.vocabulary - 1}"
@@ -164,6 +169,15 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
     unknown = [label for label in profile.labels if label not in plan.classes]
     if unknown:
         raise UndeclaredLabels(f"{name} has labels {unknown}; the classes of this federation are fixed: {plan.classes}")
+
+
+def _check_labelled(name: str, per_position: bool, expected: bool) -> None:
+    if per_position != expected:
+        has, needs = ("position", "sequence") if per_position else ("sequence", "position")
+        raise ShapeMismatch(
+            f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
+            "Convert its y (one for every position has the shape of x), or start a federation of its own"
+        )
 
 
 def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) -> str:

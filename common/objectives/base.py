@@ -102,5 +102,18 @@ def personal(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def mean_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...)."""
+    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...).
+
+    Errors: SettingError as for `check_scores`.
+    """
+    check_scores(logits, y)
     return cross_entropy(logits.flatten(end_dim=-2), y.flatten())
+
+
+def check_scores(logits: torch.Tensor, y: torch.Tensor) -> None:
+    """Errors: SettingError unless logits (N, ..., C) score what y (N, ...) labels; only a model of one's own can fail this."""
+    if logits.shape[:-1] != y.shape:
+        raise SettingError(
+            f"the model gives scores of shape {tuple(logits.shape)} for labels of shape {tuple(y.shape)}: they must agree "
+            "but for a last axis of classes; change the model's factory (spec.per_position tells which labels there are)"
+        )
