@@ -46,6 +46,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     train: Literal["sampled", "all"] = "sampled"
     evaluate_every: CountOrZero = 0  # also evaluate all devices every so many rounds; the end is always evaluated
+    adapt_rounds: CountOrZero = 0  # rounds that newcomers to a finished federation are given
+    adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what they train in them
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ Shapes: N samples, C classes; a batch has B samples. Samples may lie on the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -58,13 +58,16 @@ class Trainer:
         seeds: Seeds,
         progress: Progress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
+        trains: Collection[str] = (),
     ) -> Trained:
         """The objective's work from `start` on x (N, ...), y (N,) or (N, T); the tensors return to the CPU.
 
-        `received`: what the server served, by name. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
+        `received`: what the server served, by name. `trains`: the kinds of tensors that move; the others come back bit for bit;
+        none named: all move. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
         """
-        trained = self.objective.run(self._task(start, received, x, y, seeds, progress, cancelled))
-        return Trained({name: trained.tensors[name].cpu() for name in start}, trained.loss)
+        task = self._task(start, received, x, y, seeds, progress, cancelled, trains)
+        trained = self.objective.run(task)
+        return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
 
     def prepare(
         self,
@@ -109,6 +112,7 @@ class Trainer:
         seeds: Seeds,
         progress: Progress,
         cancelled: Callable[[], bool],
+        trains: Collection[str] = (),
     ) -> LocalTask:
         return LocalTask(
             network=self.network,
@@ -120,6 +124,7 @@ class Trainer:
             seeds=seeds,
             device=self.device,
             kinds=self.kinds,
+            trains=frozenset(trains),
             progress=progress,
             cancelled=cancelled,
         )

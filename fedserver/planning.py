@@ -11,11 +11,13 @@ import msgspec
 
 from common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels, nearest
+from common.methods.adaptation import Adaptation, adaptation_of
 from common.methods.algebra import Method, options_of
 from common.methods.registry import method_from_options
 from common.models import registry as models
 from common.plan import Label, Plan, Profile
 
+AFTER_THE_END = ("adapt_rounds", "adapt")
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
 
@@ -32,14 +34,21 @@ class Effective:
     round: RoundSettings
     server: ServerSettings
     seed: int
+    adaptation: Adaptation | None  # of newcomers; None: the method has nothing of a device's own
+
+    @property
+    def policy(self) -> RoundSettings:
+        """The round's settings, without rounds for newcomers where these have nothing to fit."""
+        return self.round if self.adaptation else msgspec.structs.replace(self.round, adapt_rounds=0)
 
     def fixed(self) -> dict[str, Any]:
-        """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart."""
+        """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart,
+        and so may what is done with newcomers after the end."""
         sections = {
             "method": {"name": self.method.name} | _components(self.method, self.method_options),
             "model": {"name": self.model_name} | self.model_options,
             "train": msgspec.structs.asdict(self.train),
-            "round": msgspec.structs.asdict(self.round),
+            "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
         }
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
             "seed": self.seed
@@ -67,15 +76,17 @@ def resolve(said: Mapping[str, Any]) -> Effective:
         raise SettingError(
             f"unknown model {name!r}{nearest(name, models.names())}; package.module:factory names one of your own"
         )
+    rounds = convert(RoundSettings, full.get("round", {}), "round.")
     return Effective(
         method=method,
         method_options=options,
         model_name=name,
         model_options=model,
         train=convert(TrainSettings, full.get("train", {}), "train."),
-        round=convert(RoundSettings, full.get("round", {}), "round."),
+        round=rounds,
         server=convert(ServerSettings, full.get("server", {}), "server."),
         seed=int(full.get("seed", 0)),
+        adaptation=adaptation_of(method, options, rounds.adapt),
     )
 
 

@@ -43,8 +43,17 @@ class LocalTask:
     seeds: Callable[[str], int]  # purpose -> seed, of this device and round
     device: torch.device
     kinds: Mapping[str, str] = field(default_factory=dict)  # tensor -> shared, attended, generated or private
+    trains: frozenset[str] = frozenset()  # the kinds that may move, "personal" for the objective's extras; empty: all
     progress: Progress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
+
+    def takes(self, name: str, own: bool = False) -> bool:
+        """Whether this tensor may move. own: it is the device's own under the model's name.
+
+        A device's own tensor moves with the kind that it stands beside, and with "personal".
+        """
+        own, name = own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
+        return not self.trains or self.kinds.get(name) in self.trains or (own and "personal" in self.trains)
 
     def cross_entropy(self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """f_i: the mean loss of a mini-batch."""

@@ -66,6 +66,8 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "two-heads": TwoHeadsSettings,
     "gp": GpSettings,
 }
+KEEPS_OWN = frozenset({"moreau", "own-model", "two-heads"})  # those with extras: tensors of a device's own beside the model's
+HEADLESS = frozenset({"gp"})  # those in which the classifier head takes no part
 CLASSES = {
     "sgd": "common.objectives.sgd:Sgd",
     "proximal": "common.objectives.proximal:Proximal",
