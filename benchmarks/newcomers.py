@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from common.data.datasets import load_dataset
+from common.data.datasets import load_source
 from common.data.partition import partition, write_shards
 from common.methods.registry import get
 
@@ -124,7 +124,9 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
 
 def cut(folder: Path, seed: int) -> None:
     """Ten shards of two digits each, the last two set apart."""
-    shards = write_shards(folder / "all", partition(load_dataset("digits", seed), "pathological", CLIENTS, 2, seed=seed))
+    shards = write_shards(
+        folder / "all", partition(load_source("digits", seed), "pathological", CLIENTS, seed, classes_per_client=2)
+    )
     for number, shard in enumerate(shards):
         target = folder / ("old" if number < CLIENTS - NEW else "new") / shard.name
         target.parent.mkdir(exist_ok=True)
