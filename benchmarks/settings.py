@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from common.data.datasets import Dataset, load_dataset
+from common.data.datasets import load_dataset
 from common.data.partition import partition, write_shards
+from common.data.samples import Dataset
 from examples.demo import CLASSES_EACH, DEVICES, Demo, shorten
 
 GRID = [(0.01, 64, 0.0), (0.01, 16, 1.0), (0.03, 64, 1.0), (0.03, 32, 1.0), (0.03, 16, 1.0), (0.1, 32, 1.0)]  # lr, batch, clip
@@ -40,8 +41,8 @@ def validation_shards(dataset: Dataset, out: Path, seed: int) -> list[Path]:
     draw = np.random.default_rng(seed).permutation(len(dataset.train_y))
     held, kept = draw[: len(draw) // 4], draw[len(draw) // 4 :]
     parts = {"train_x": dataset.train_x[kept], "train_y": dataset.train_y[kept]}
-    inner = replace(dataset, **parts, test_x=dataset.train_x[held], test_y=dataset.train_y[held])
-    return write_shards(out, partition(inner, "pathological", DEVICES, CLASSES_EACH, seed=seed))
+    inner = replace(dataset, **parts, test_x=dataset.train_x[held], test_y=dataset.train_y[held], more={})
+    return write_shards(out, partition(inner, "pathological", DEVICES, seed, classes_per_client=CLASSES_EACH))
 
 
 @click.command()

@@ -47,6 +47,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train: Literal["sampled", "all"] = "sampled"
     evaluate_every: CountOrZero = 0  # also evaluate all devices every so many rounds; the end is always evaluated
     evaluate_last: CountOrZero = 0  # those evaluations only in the last so many rounds; 0: all along
+    adapt_rounds: CountOrZero = 0  # rounds that newcomers to a finished federation are given
+    adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what they train in them
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

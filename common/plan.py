@@ -21,6 +21,7 @@ class Profile(msgspec.Struct, frozen=True):
     samples: int  # training samples
     test_samples: int
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
+    per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -32,6 +33,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     classes: int
     vocabulary: int = 0
     options: dict[str, Any] = {}
+    per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -15,16 +15,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import click
 import numpy as np
 
-from common.data.datasets import Dataset, load_dataset
+from common.data.datasets import load_dataset
 from common.data.partition import partition, write_shards
 from common.data.picture import table
+from common.data.samples import Dataset
 
 METHODS = ("fedtp", "fedavg", "local")
 DEVICES = 5
@@ -136,8 +137,7 @@ def shorten(dataset: Dataset, samples: int, seed: int) -> Dataset:
         return np.sort(draw.permutation(count)[:limit])
 
     train, test = some(len(dataset.train_y), samples), some(len(dataset.test_y), samples // 3)
-    cut = {"train_x": dataset.train_x[train], "train_y": dataset.train_y[train]}
-    return replace(dataset, **cut, test_x=dataset.test_x[test], test_y=dataset.test_y[test])
+    return dataset.subset(train, test)
 
 
 def make_shards(data: str, out: Path, samples: int, seed: int) -> list[Path]:
@@ -148,7 +148,8 @@ def make_shards(data: str, out: Path, samples: int, seed: int) -> list[Path]:
         click.echo(f"using {len(dataset.train_y)} of {len(full.train_y)} training samples (--samples changes that)")
     classes = len(dataset.classes)
     scheme = "pathological" if classes >= CLASSES_EACH and DEVICES * CLASSES_EACH % classes == 0 else "dirichlet"
-    parts = partition(dataset, scheme, DEVICES, CLASSES_EACH, 0.3, seed)
+    settings = {"classes_per_client": CLASSES_EACH} if scheme == "pathological" else {"alpha": 0.3}
+    parts = partition(dataset, scheme, DEVICES, seed, **settings)
     click.echo(table(parts))
     return write_shards(out, parts)
 

@@ -38,6 +38,7 @@ from common.errors import (
 )
 from common.identity.credential import needs_renewal
 from common.identity.files import PUBLIC, write_file
+from common.models.options import cautions
 from common.plan import Plan
 from fedclient import session
 from fedclient.admission import check_plan, identity_of
@@ -233,6 +234,9 @@ class Device:
         bench: Bench = await self.place.do(workshop.Bench, plan, self.source, name, self.home, self.options, self.place.keep)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         write_file(self.home.plan, plan_json, PUBLIC)
+        if self.bench is None:
+            for warning in cautions(plan.model.name, plan.model.options):
+                self.reporter.say(f"warning: {warning}")
         self.bench = bench
         if bench.newest is not None:
             self.session.finished = bench.newest.order_id

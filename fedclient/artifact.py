@@ -6,7 +6,7 @@ model/model.safetensors holds the tensors; model/model.json what they are, how f
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.config import TrainSettings
 from common.data import labels
-from common.data.prepare import Standardiser, prepare_features
+from common.data.prepare import Standardiser, check_labelled_alike, prepare_features
 from common.data.shard import Shard
 from common.errors import NoModel, ShapeMismatch, ShardError
 from common.identity.files import PUBLIC, write_file
@@ -87,23 +87,33 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
 
-    def predict(self, x: npt.NDArray[Any], who: str) -> list[Label]:
-        """The original label of each sample of x (N, ...). Errors: ShapeMismatch, NonFiniteFeatures."""
-        features = prepare_features(x, self.info.model, self.standardiser, who)
-        return [self.info.classes[index] for index in self._classes(features)]
+    def predict(self, x: npt.NDArray[Any], who: str) -> list[Label] | list[list[Label]]:
+        """The original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
+
+        Errors: ShapeMismatch, NonFiniteFeatures.
+        """
+        found, classes = self._classes(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        if self.info.model.per_position:
+            return [[classes[index] for index in row] for row in found.tolist()]
+        return [classes[index] for index in found.tolist()]
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:
-        """(accuracy, samples) on the test part. Errors: as predict; UndeclaredLabels; ShardError if there is no test part."""
+        """(accuracy, samples) on the test part; the accuracy is over all positions where each has a label.
+
+        Errors: as predict; UndeclaredLabels; ShardError if there is no test part.
+        """
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
+        check_labelled_alike(shard, self.info.model)
         if not len(shard.test_x):
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
         y = labels.to_indices(shard.test_y, self.info.classes, f"the test part of shard {shard.name}")
-        right = np.fromiter(self._classes(features), dtype=np.int64) == y
+        right = self._classes(features) == y
         return float(right.mean()), len(right)
 
-    def _classes(self, features: Tensor) -> Iterator[int]:
+    def _classes(self, features: Tensor) -> npt.NDArray[np.int64]:
+        """(N,), or (N, T) where every position has a label."""
         torch.set_num_threads(1)
-        for _, logits_BC in self.trainer.logits(self.tensors, features):
-            yield from logits_BC.argmax(-1).tolist()
+        found = [logits.argmax(-1) for _, logits in self.trainer.logits(self.tensors, features)]
+        return torch.cat(found).cpu().numpy() if found else np.empty(0, dtype=np.int64)

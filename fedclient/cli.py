@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -244,7 +244,12 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 
 @main.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW.NPZ", help="An .npz with x.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file: index, label.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="A CSV file: index, label; index, position, label for labels of positions.",
+)
 @_server_option()
 @_home_option
 def predict(data: Path, out: Path, server: str | None, home: Path | None) -> None:
@@ -260,12 +265,22 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
         labels = model.predict(load_features(data), str(data))
         try:
             with out.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(("index", "label"))
-                writer.writerows(enumerate(labels))
+                csv.writer(file).writerows(_label_rows(labels, model.info.model.per_position))
         except OSError as error:
             raise SettingError(f"cannot write {out}: {error.strerror}") from None
-        click.echo(f"{len(labels)} labels in {out}")
+        what = "labelled sequences" if model.info.model.per_position else "labels"
+        click.echo(f"{len(labels)} {what} in {out}")
+
+
+def _label_rows(labels: Sequence[Any], per_position: bool) -> Iterator[tuple[Any, ...]]:
+    """A heading, then a row for each sample, or for each position of each sample."""
+    if not per_position:
+        yield "index", "label"
+        yield from enumerate(labels)
+        return
+    yield "index", "position", "label"
+    for index, row in enumerate(labels):
+        yield from ((index, position, label) for position, label in enumerate(row))
 
 
 @main.command()
@@ -303,25 +318,29 @@ def plot(
 
 
 @main.command()
-@click.option("--dataset", required=True, metavar="digits|PATH", help="The bundled digits, or an .npz or folder of your own.")
-@click.option("--scheme", required=True, metavar="SCHEME", help="iid, pathological or dirichlet.")
-@click.option("--clients", type=int, required=True, help="How many shards.")
-@click.option("--classes-per-client", type=int, default=2, show_default=True, help="pathological: classes of each.")
-@click.option("--alpha", type=float, default=0.3, show_default=True, help="dirichlet: smaller is more unequal.")
+@click.option("--dataset", metavar="digits|PATH", help="The bundled digits, or files of your own: docs/data.md has the forms.")
+@click.option("--scheme", required=True, metavar="SCHEME", help="How to cut: iid, pathological, dirichlet, ... (docs/data.md).")
+@click.option("--clients", type=int, help="How many shards, unless the scheme or the data say so.")
+@click.option("--classes-per-client", type=int, help="pathological, two-class-unequal: classes of each.  [default: 2]")
+@click.option("--alpha", type=float, help="dirichlet, pachinko: smaller is more unequal [default: 0.3]; synthetic [0.5].")
+@click.option("--by", metavar="NAME", help="natural: the column or array that names the client.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any other setting of the scheme.")
+@click.option("--label", default="", metavar="NAME", help="The column or array with the classes; NAME>NUMBER makes two of it.")
+@click.option("--apart", multiple=True, metavar="NAME", help="A column of a table that is no feature.")
+@click.option("--shape", default="", metavar="SIZES", help="Of one sample, such as 28x28, where the file has it flat.")
+@click.option("--missing", default="refuse", show_default=True, metavar="HOW", help="NaN: refuse, or median of the column.")
+@click.option("--normalise", metavar="HOW", help="none, channel, pixel, cifar10 or cifar100.  [default: the scheme's]")
+@click.option("--noise", type=float, default=0.0, metavar="SIGMA", help="Noise that rises from 0 for the first client to this.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shards.")
-def partition(dataset: str, scheme: str, clients: int, classes_per_client: int, alpha: float, seed: int, out: Path) -> None:
+def partition(classes_per_client: int | None, alpha: float | None, by: str | None, **given: Any) -> None:
     """Cut a data set into shards, for trying things out."""
     with reported():
-        from common.data import partition as parts
-        from common.data.datasets import load_dataset
-        from common.data.picture import save_picture, table
+        from fedclient import partitioning
 
-        made = parts.partition(load_dataset(dataset, seed), scheme, clients, classes_per_client, alpha, seed)
-        parts.write_shards(out, made)
-        click.echo(table(made))
-        save_picture(made, out / "partition.png")
-        click.echo(f"shards in {out}, picture in {out / 'partition.png'}")
+        flags = {"classes_per_client": classes_per_client, "alpha": alpha, "by": by}
+        request = partitioning.Request(flags=flags, **given)
+        partitioning.run(request, click.echo, lambda text: click.echo(f"fedclient: {text}", err=True))
 
 
 def _home(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:

@@ -236,4 +236,5 @@ def _ordered(order: Order) -> session.Ordered | None:
         tuple(session.BlobRef(ref.part, ref.digest, ref.size) for ref in refs) for refs in (order.downloads, order.common)
     )
     train = order.work == Work.WORK_TRAIN
-    return session.Ordered(session.Order(order.id, order.round, train, downloads, tuple(order.returns), common))
+    returns, trains = tuple(order.returns), tuple(order.trains)
+    return session.Ordered(session.Order(order.id, order.round, train, downloads, returns, common, trains))

@@ -71,9 +71,8 @@ class Learner:
             self.theta = self._restored(orders.state(self.newest))
             received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
             self.served = dict(self.newest.served) if received is not None else {}
-        self.received: Tensors = received or {
-            name: self.theta[name] for name in self.part_of if self.part_of[name] != "private"
-        }
+        travels = [name for name in self.part_of if self.part_of[name] != "private"]
+        self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         self.rivals = rivals.Rivals(plan, model, device, local, baseline == "local")
 
     def __repr__(self) -> str:
@@ -101,13 +100,14 @@ class Learner:
         check_order_id(order.id)
         started = time.monotonic()
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
+        self._check_trains(order)
         theta, received, served = self._merged(order, fetched)
         samples = len(self.data.train_x), len(self.data.test_x)
         result = Result(order.id, order.round, order.train, *samples, bytes_down=bytes_down, served=served)
         beside = {RECEIVED: received} if self.keeps_received else {}
         seeds, local = self._seeds(order.round), self.rivals.local
         if order.train:
-            result, theta, local = self._trained(result, theta, received, seeds, progress, cancelled)
+            result, theta, local = self._trained(result, theta, received, order, progress, cancelled)
         else:
             common = self._common(order, fetched, received)
             result, kept = self._compared(result, theta, received, common, seeds, cancelled)
@@ -135,10 +135,10 @@ class Learner:
         return theta, received, served
 
     def _trained(
-        self, result: Result, theta: Tensors, received: Tensors, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool]
+        self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
     ) -> tuple[Result, Tensors, Tensors | None]:
         """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
-        data, passes = self.data, 1 if self.rivals.local is None else 2
+        data, seeds, passes = self.data, self._seeds(order.round), 1 if self.rivals.local is None else 2
 
         def first(done: float) -> None:
             progress(done / passes)
@@ -147,7 +147,7 @@ class Learner:
             progress((1 + done) / passes)
 
         before = self._accuracy(theta, received, seeds, cancelled)
-        trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, first, cancelled)
+        trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains)
         after = self._accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
         return result, trained.tensors, self.rivals.trained(data, seeds, second, cancelled)
@@ -208,6 +208,12 @@ class Learner:
         if not found:
             raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
         return found
+
+    def _check_trains(self, order: Order) -> None:
+        """Errors: Forbidden where the order trains what is not in this method."""
+        known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
+        if unknown := set(order.trains) - known:
+            raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):

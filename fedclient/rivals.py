@@ -31,7 +31,9 @@ class Rivals:
     def __init__(self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool) -> None:
         self._plan = plan
         self._trainer = Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), plan.train, device)
-        self.local = (saved or self._initial()) if local else None
+        initial = self._initial() if local else {}
+        # In the model's order, not that of a file: sums over tensors are folded in it.
+        self.local = {name: (saved or initial)[name] for name in initial} if local else None
 
     def __repr__(self) -> str:
         return f"<Rivals{', with local training' if self.local is not None else ''}>"
@@ -67,4 +69,4 @@ def best(candidates: Candidates, data: Prepared) -> Choice:
     if not len(data.validation_x):
         return "personalized"
     x, y = data.validation_x, data.validation_y
-    return choose({name: trainer.right(tensors, x, y).flatten() for name, (trainer, tensors) in candidates.items()})
+    return choose({name: trainer.right(tensors, x, y) for name, (trainer, tensors) in candidates.items()})

@@ -38,6 +38,7 @@ class Order:
     downloads: tuple[BlobRef, ...] = ()
     returns: tuple[str, ...] = ()
     common: tuple[BlobRef, ...] = ()  # what a stranger is served, to compare with
+    trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

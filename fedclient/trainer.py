@@ -5,13 +5,13 @@ Shapes: N samples, C classes; a batch has B samples. Samples may lie on the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from common.config import TrainSettings
-from common.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
+from common.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
 from common.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
 from common.objectives.network import Network
 from common.predictors.base import Predictor
@@ -58,13 +58,16 @@ class Trainer:
         seeds: Seeds,
         progress: Progress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
+        trains: Collection[str] = (),
     ) -> Trained:
-        """The objective's work from `start` on x (N, ...), y (N,); the tensors return to the CPU.
+        """The objective's work from `start` on x (N, ...), y (N,) or (N, T); the tensors return to the CPU.
 
-        `received`: what the server served, by name. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
+        `received`: what the server served, by name. `trains`: the kinds of tensors that move; the others come back bit for bit;
+        none named: all move. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
         """
-        trained = self.objective.run(self._task(start, received, x, y, seeds, progress, cancelled))
-        return Trained({name: trained.tensors[name].cpu() for name in start}, trained.loss)
+        task = self._task(start, received, x, y, seeds, progress, cancelled, trains)
+        trained = self.objective.run(task)
+        return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
 
     def prepare(
         self,
@@ -80,16 +83,20 @@ class Trainer:
         return {name: tensor.cpu() for name, tensor in self.predictor.prepare(task).items()}
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
-        """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,)."""
+        """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
         return float(self.right(prepared, x, y).double().mean())
 
     def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Which labels of y (N,) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
-        found = [logits_BC.argmax(-1) for _, logits_BC in self.logits(prepared, x)]
-        return (torch.cat(found) == y.to(self.device)).cpu()
+        """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
+        found = []
+        for at, logits in self.logits(prepared, x):
+            some_y = y[at : at + len(logits)].to(self.device)
+            check_scores(logits, some_y)
+            found.append(logits.argmax(-1) == some_y)
+        return torch.cat(found).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(position, logits (B, C)) for each batch of x (N, ...), without gradients."""
+        """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
         tensors = self._on_device(prepared)
         self.network.model.eval()
         for at in range(0, len(x), EVALUATION_BATCH):
@@ -105,6 +112,7 @@ class Trainer:
         seeds: Seeds,
         progress: Progress,
         cancelled: Callable[[], bool],
+        trains: Collection[str] = (),
     ) -> LocalTask:
         return LocalTask(
             network=self.network,
@@ -116,6 +124,7 @@ class Trainer:
             seeds=seeds,
             device=self.device,
             kinds=self.kinds,
+            trains=frozenset(trains),
             progress=progress,
             cancelled=cancelled,
         )

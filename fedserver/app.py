@@ -20,9 +20,10 @@ from grpc_reflection.v1alpha import reflection
 from common.errors import PortInUse
 from common.identity.files import write_file
 from common.identity.server_tls import server_options
+from common.models.options import cautions
 from common.pb import admin_pb2, admin_pb2_grpc, federation_pb2, federation_pb2_grpc
 from fedserver import planning
-from fedserver.coordinator import Coordinator
+from fedserver.coordinator import NOTHING_PERSONAL, Coordinator
 from fedserver.guard import Guard
 from fedserver.home import Address, Home
 from fedserver.intake import Intake
@@ -133,6 +134,10 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
     options.say(
         f"method {settings.method.name}, {settings.round.rounds} rounds; waiting for {settings.round.min_clients} devices"
     )
+    if settings.round.adapt_rounds and settings.adaptation is None:
+        options.say(NOTHING_PERSONAL.format(settings.method.name))
+    for warning in cautions(settings.model_name, settings.model_options):
+        options.say(f"warning: {warning}")
     options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
 
 

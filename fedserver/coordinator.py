@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedserver.engine import Engine
 
 LOG = logging.getLogger("fedserver")
+NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 
 
@@ -59,7 +60,9 @@ class Coordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         record = store.record().revive()
         self._saved_record = b""
-        self.machine = round.RoundMachine(settings.round, settings.seed, record, self._reported(record))
+        self.machine = round.RoundMachine(
+            settings.policy, settings.seed, record, self._reported(record), self._finished(record)
+        )
 
     def __repr__(self) -> str:
         return f"Coordinator({self.machine!r}, {self.roster!r})"
@@ -75,6 +78,12 @@ class Coordinator:
         if record.phase is round.Phase.DONE:
             return {row.client for row in self._store.rows() if (row.work, row.round) == ("evaluate", record.round)}
         return set(self.inbox.entries(*record.open_orders))
+
+    def _finished(self, record: round.Record) -> set[str]:
+        """Who has evaluated the end, or what adaptations have made of it where they change what everybody is served."""
+        policy = self.settings.policy
+        first = record.round if policy.adapt in ("hypernetwork", "all") else policy.rounds
+        return {row.client for row in self._store.rows() if row.work == "evaluate" and row.round >= max(first, policy.rounds)}
 
     async def start(self) -> None:
         """Takes up the step at which the last process stopped."""
@@ -114,8 +123,12 @@ class Coordinator:
                 self._send_plan(session.name, self._plan)
             elif len(self.roster) >= self.settings.round.min_clients and not await self._try_plan():
                 return
-            await self._handle(round.Connected(session.name, time.time()))
+            await self._handle(round.Connected(session.name, time.time(), newcomer=self._is_newcomer(session.name)))
         self._tell_who_waits(session)
+
+    def _is_newcomer(self, name: str) -> bool:
+        device = self._store.device(name)
+        return device is None or not device.contributed
 
     def _send_plan(self, name: str, plan: Plan) -> None:
         self.roster.send(name, welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
@@ -125,6 +138,8 @@ class Coordinator:
         missing = self.settings.round.min_clients - len(self.roster)
         if record.phase is round.Phase.WAITING and missing > 0:
             session.send(notice=pb.Notice(text=f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
+        elif record.phase is round.Phase.DONE and self.settings.round.adapt_rounds and not self.settings.adaptation:
+            session.send(notice=pb.Notice(text=NOTHING_PERSONAL.format(self.settings.method.name)))
         elif record.phase is round.Phase.TRAINING and session.name not in record.devices:
             session.send(notice=pb.Notice(text=f"round {record.round + 1} is under way; waiting for the next"))
 
@@ -184,14 +199,23 @@ class Coordinator:
         LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
         for name in devices:
             blobs = served[name] if self._needs_download(name, work) else {}
-            returns = self.engine.parts if work == "train" and name in record.cohort else []
+            trains, returns = self._task_of(name) if work == "train" else ((), [])
             left_s = max(0.0, record.deadline - time.time())
-            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common)
+            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common, trains)
             self.roster.send(name, order=order)
             self.roster.progress(name, 0.0)
 
+    def _task_of(self, name: str) -> tuple[Sequence[str], Sequence[str]]:
+        """What a device trains (all, if nothing is named) and which parts it hands in."""
+        record, adaptation = self.machine.record, self.settings.adaptation
+        if record.adapting and adaptation is not None:
+            return adaptation.trains, [part for part in self.engine.parts if part in adaptation.returns]
+        return (), self.engine.parts if name in record.cohort else []
+
     def _needs_download(self, name: str, work: str) -> bool:
-        return needs_download(self._store.device(name), work, self.settings.round.train, self.settings.method.evaluate)
+        # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
+        train = "sampled" if self.machine.record.adapting else self.settings.round.train
+        return needs_download(self._store.device(name), work, train, self.settings.method.evaluate)
 
     # --- the plan
 
@@ -278,7 +302,10 @@ class Coordinator:
         rows = [entry.row for entry in entries.values()]
         before = msgspec.json.encode(self.machine.record)
         try:
-            metrics = await self._threads.worker(self.engine.aggregate, updates)
+            if self.machine.record.adapting and self.settings.adaptation is not None:
+                metrics = await self._threads.worker(self.engine.adapt, updates, self.settings.adaptation)
+            else:
+                metrics = await self._threads.worker(self.engine.aggregate, updates)
             effects = self.machine.handle(round.Aggregated(time.time()))
             self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
         except Exception as error:
@@ -288,7 +315,9 @@ class Coordinator:
             return
         self._saved_record = msgspec.json.encode(self.machine.record)
         await self._threads.worker(self.engine.settle)
-        LOG.info("round %d/%d closed: %s", number, self.settings.round.rounds, summary(rows, self.settings.method.evaluate))
+        rounds = self.settings.round.rounds
+        which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
+        LOG.info("%s closed: %s", which, summary(rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, metrics)
         await self._follow(effects)
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
@@ -310,8 +339,9 @@ class Coordinator:
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
-            self.roster.send(name, finish=pb.Finish(message=f"all {self.machine.record.round} rounds are done"))
-        self.finished.set()
+            self.roster.send(name, finish=pb.Finish(message=f"all {self.settings.round.rounds} rounds are done"))
+        if self.machine.record.phase is round.Phase.DONE:  # else newcomers are given rounds of their own first
+            self.finished.set()
 
     def _fail(self, error: Exception) -> None:
         """The step cannot be carried out: the reason is in the status, and a restart tries the same step again."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import get_args
 
 from common.aggregators.base import Aggregator, Update
 from common.errors import UpdateRefused
+from common.methods.adaptation import Adaptation
 from common.methods.algebra import PartKind, assign
 from common.methods.build import aggregators_for
 from common.methods.registry import method_of
@@ -109,14 +110,24 @@ class Engine:
 
     def aggregate(self, entries: Mapping[str, Entry]) -> dict[str, float]:
         """A cohort's accepted updates into the next state, staged in the vaults. Returns the aggregators' metrics."""
+        return self._close(entries, {part: aggregator.close_round for part, aggregator in self.aggregators.items()})
+
+    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> dict[str, float]:
+        """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
+        chosen = {part: self.aggregators[part] for part in adaptation.returns}
+        return self._close(entries, {p: one.close_round if adaptation.common else one.fit for p, one in chosen.items()})
+
+    def _close(
+        self, entries: Mapping[str, Entry], closes: Mapping[PartKind, Callable[[list[Update]], dict[str, float]]]
+    ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        for part, aggregator in sorted(self.aggregators.items()):
+        for part, close in sorted(closes.items()):
             with ExitStack() as stack:
                 updates = [
                     Update(name, float(entry.row.samples or 0), stack.enter_context(TensorFile(entry.parts[part])))
                     for name, entry in sorted(entries.items())
                 ]
-                metrics |= {f"{part}.{key}": value for key, value in aggregator.close_round(updates).items()}
+                metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
     def staged_slots(self) -> list[Slot]:

@@ -29,8 +29,12 @@ class OrderBook:
         returns: Sequence[str],
         deadline_s: float,
         common: Mapping[str, Blob] | None = None,
+        trains: Sequence[str] = (),
     ) -> pb.Order:
-        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `common` to compare with."""
+        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `common` to compare with.
+
+        trains: the kinds of tensors that move in training; none named: all.
+        """
         compared = common or {}
         self._offers[order.client] = {blob.digest: blob for blob in (*blobs.values(), *compared.values())}
         self._orders[order.client] = pb.Order(
@@ -40,6 +44,7 @@ class OrderBook:
             downloads=_refs(blobs),
             returns=returns,
             deadline_s=deadline_s,
+            trains=trains,
             common=_refs(compared),
         )
         return self._orders[order.client]

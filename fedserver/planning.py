@@ -11,11 +11,13 @@ import msgspec
 
 from common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels, nearest
+from common.methods.adaptation import Adaptation, adaptation_of
 from common.methods.algebra import Method, options_of
 from common.methods.registry import method_from_options
 from common.models import registry as models
 from common.plan import Label, Plan, Profile
 
+AFTER_THE_END = ("adapt_rounds", "adapt")
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
 
@@ -32,14 +34,21 @@ class Effective:
     round: RoundSettings
     server: ServerSettings
     seed: int
+    adaptation: Adaptation | None  # of newcomers; None: the method has nothing of a device's own
+
+    @property
+    def policy(self) -> RoundSettings:
+        """The round's settings, without rounds for newcomers where these have nothing to fit."""
+        return self.round if self.adaptation else msgspec.structs.replace(self.round, adapt_rounds=0)
 
     def fixed(self) -> dict[str, Any]:
-        """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart."""
+        """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart,
+        and so may what is done with newcomers after the end."""
         sections = {
             "method": {"name": self.method.name} | _components(self.method, self.method_options),
             "model": {"name": self.model_name} | self.model_options,
             "train": msgspec.structs.asdict(self.train),
-            "round": msgspec.structs.asdict(self.round),
+            "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
         }
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
             "seed": self.seed
@@ -67,15 +76,17 @@ def resolve(said: Mapping[str, Any]) -> Effective:
         raise SettingError(
             f"unknown model {name!r}{nearest(name, models.names())}; package.module:factory names one of your own"
         )
+    rounds = convert(RoundSettings, full.get("round", {}), "round.")
     return Effective(
         method=method,
         method_options=options,
         model_name=name,
         model_options=model,
         train=convert(TrainSettings, full.get("train", {}), "train."),
-        round=convert(RoundSettings, full.get("round", {}), "round."),
+        round=rounds,
         server=convert(ServerSettings, full.get("server", {}), "server."),
         seed=int(full.get("seed", 0)),
+        adaptation=adaptation_of(method, options, rounds.adapt),
     )
 
 
@@ -111,6 +122,7 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
         max(profile.vocabulary for profile in ordered),
         settings.model_name or models.model_for(first.kind, needed),
         settings.model_options,
+        first.per_position,
     )
     return Plan(
         federation=federation,
@@ -131,14 +143,17 @@ def check_possible(profile: Profile, name: str) -> None:
             raise SettingError(f"{name} declares {field} = {value}; it must lie between {least} and {MAX_COUNT}")
     if not 1 <= len(profile.shape) <= 3 or min(profile.shape) < 1 or math.prod(profile.shape) > MAX_SAMPLE_VALUES:
         raise SettingError(f"{name} declares samples of the impossible shape {profile.shape}")
+    if profile.per_position and profile.kind != "tokens":
+        raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
     if not profile.labels or len(set(profile.labels)) < len(profile.labels):
         raise SettingError(f"{name} declares no labels, or one of them twice")
 
 
 def check_like(profile: Profile, reference: Profile, name: str) -> None:
-    """Before there is a plan, all devices must declare data of one kind and shape. Errors: ShapeMismatch."""
+    """Before there is a plan, all devices must declare data of one kind and shape, labelled alike. Errors: ShapeMismatch."""
     if (profile.kind, profile.shape) != (reference.kind, reference.shape):
         raise ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
+    _check_labelled(name, profile.per_position, reference.per_position)
 
 
 def check_fits(profile: Profile, plan: Plan, name: str) -> None:
@@ -146,6 +161,7 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
     model = plan.model
     if (profile.kind, profile.shape) != (model.kind, model.shape):
         raise ShapeMismatch(_mismatch(name, profile, model.kind, model.shape))
+    _check_labelled(name, profile.per_position, model.per_position)
     if model.kind == "tokens" and profile.vocabulary > model.vocabulary:
         raise ShapeMismatch(
             f"{name} has tokens up to {profile.vocabulary - 1}; this federation knows 0 to {model.vocabulary - 1}"
@@ -153,6 +169,15 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
     unknown = [label for label in profile.labels if label not in plan.classes]
     if unknown:
         raise UndeclaredLabels(f"{name} has labels {unknown}; the classes of this federation are fixed: {plan.classes}")
+
+
+def _check_labelled(name: str, per_position: bool, expected: bool) -> None:
+    if per_position != expected:
+        has, needs = ("position", "sequence") if per_position else ("sequence", "position")
+        raise ShapeMismatch(
+            f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
+            "Convert its y (one for every position has the shape of x), or start a federation of its own"
+        )
 
 
 def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) -> str:

@@ -22,7 +22,9 @@ def render_status(status: dict[str, Any]) -> str:
             console.print(f"failed: {status['reason']}")
         for awaited in status["awaited"]:
             console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s")
-        if status["state"] == "waiting":
+        if status["adapting"]:
+            console.print(f"newcomers in rounds of their own: {', '.join(status['adapting'])}")
+        elif status["state"] == "waiting":
             connected = sum(client["state"] not in ("disconnected", "revoked") for client in status["clients"])
             console.print(f"waiting: {connected} of at least {status['min_clients']} devices are connected")
         console.print(_table(status["clients"]))

@@ -60,7 +60,7 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
     """One of waiting, training, aggregating, done, failed: training that cannot reach its quorum for want of devices waits."""
     if record.phase is Phase.TRAINING:
         reachable = reported | (set(record.devices) & connected)
-        waits = served and len(reachable & set(record.cohort)) < quorum_of(policy, len(record.cohort))
+        waits = served and len(reachable & set(record.cohort)) < quorum_of(policy, record)
         return "waiting" if waits else "training"
     return "training" if record.phase is Phase.EVALUATING else str(record.phase)
 
@@ -72,7 +72,8 @@ def status(home: Home, store: Store) -> dict[str, Any]:
     served, address = home.is_served(), home.address()
     connected = {device.name for device in devices if device.connected and served}
     reported = reported_names(home, record)
-    final = [row for row in rows if (row.work, row.round) == ("evaluate", record.round)] if record.phase is Phase.DONE else rows
+    ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
+    final = ended if record.phase is Phase.DONE else rows
     latest, compared = accuracies(final, settings.method.evaluate), comparisons(rows)
     awaited = (
         set(record.devices) - reported - set(record.excused) if record.phase in (Phase.TRAINING, Phase.EVALUATING) else set()
@@ -86,6 +87,7 @@ def status(home: Home, store: Store) -> dict[str, Any]:
         "model": (store.get("plan") or {}).get("model", {}).get("name"),
         "round": record.round,
         "rounds": settings.round.rounds,
+        "adapting": sorted(record.adapting),
         "min_clients": settings.round.min_clients,
         "clients": [
             _client(device, device.name in connected, awaited, reported)

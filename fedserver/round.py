@@ -1,8 +1,9 @@
 """The round as a pure state machine: events in, effects out; it reads no clock, opens nothing and sees no tensor.
 
 waiting -> training -> aggregating -> (evaluating ->) waiting | training ... -> done; failed is left by a restart, which
-tries the same step again. Everything that must survive a restart is in `Record`; who is connected is not, for a restarted
-server has no streams. Times are seconds of the caller's clock, carried by the events.
+tries the same step again. Newcomers to a finished federation can take it through further rounds, with a cohort of newcomers
+only: done -> training -> aggregating -> ... -> evaluating -> done. Everything that must survive a restart is in `Record`; who
+is connected is not, for a restarted server has no streams. Times are seconds of the caller's clock, carried by the events.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Phase(StrEnum):
 class Connected:
     name: str
     now: float
+    newcomer: bool = False  # no update of it was ever taken in
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Record(msgspec.Struct):
     cohort: list[str] = []
     excused: list[str] = []
     last_cohort: list[str] = []  # whose updates made the present state
+    adapting: dict[str, int] = {}  # newcomers to the finished federation, and how many rounds each was given
     opened_at: float = 0.0
     deadline: float = 0.0
     reason: str = ""  # of a failure
@@ -133,19 +136,30 @@ class Record(msgspec.Struct):
         return "train", self.round + 1
 
 
-def quorum_of(policy: RoundSettings, cohort: int) -> int:
+def quorum_of(policy: RoundSettings, record: Record) -> int:
     """Updates without which a round is not aggregated: never more than are sampled, or (with over-selection) than count."""
-    return min(policy.quorum or policy.min_clients, cohort, policy.clients or cohort)
+    cohort = len(record.cohort)
+    return min(1, cohort) if record.adapting else min(policy.quorum or policy.min_clients, cohort, policy.clients or cohort)
 
 
 class RoundMachine:
-    """Decides when a round opens, who takes part and when it closes. `reported` is read back from the inbox at a restart."""
+    """Decides when a round opens, who takes part and when it closes.
 
-    def __init__(self, policy: RoundSettings, seed: int, record: Record, reported: set[str]) -> None:
+    At a restart `reported` is read back from the inbox, and `finished`, who has handed in the evaluation of the end, from the
+    store. adapt_rounds in `policy` must be 0 where there is nothing to adapt.
+    """
+
+    def __init__(
+        self, policy: RoundSettings, seed: int, record: Record, reported: set[str], finished: set[str] | None = None
+    ) -> None:
         self.policy = policy
         self.seed = seed
         self.record = record
         self.reported = reported
+        self.finished = (finished or set()) - record.adapting.keys()
+        if record.phase is Phase.DONE:
+            self.finished |= reported
+        self.newcomers: set[str] = set()  # of the connected, if newcomers are given rounds of their own
         self.connected: set[str] = set()
         self.left_at: dict[str, float] = {}
 
@@ -160,7 +174,7 @@ class RoundMachine:
     @property
     def quorum(self) -> int:
         """Updates without which a round is not aggregated."""
-        return quorum_of(self.policy, len(self.record.cohort))
+        return quorum_of(self.policy, self.record)
 
     def resume(self, now: float) -> list[Effect]:
         """The first call after construction: takes up the step at which the last process stopped."""
@@ -178,10 +192,13 @@ class RoundMachine:
     def handle(self, event: Event) -> list[Effect]:
         """One step. Unknown or repeated events change nothing: sending again is always safe."""
         match event:
-            case Connected(name, now):
+            case Connected(name, now, newcomer):
+                if newcomer and self.policy.adapt_rounds:
+                    self.newcomers.add(name)
                 return self._connect(name, now)
             case Disconnected(name, now):
                 self.connected.discard(name)
+                self.newcomers.discard(name)
                 self.left_at[name] = now
                 return []
             case Reported(name, round_, now):
@@ -206,18 +223,22 @@ class RoundMachine:
                 return self._open_training(now)
             case Phase.TRAINING | Phase.EVALUATING if name in self.awaited:
                 return [Open(*self.record.open_orders, (name,))]
+            case Phase.TRAINING | Phase.EVALUATING if self.record.adapting and name in self.finished - self.newcomers:
+                return [Finish((name,))]
             case Phase.TRAINING:
                 return self._progress(now)
             case Phase.DONE:
-                return self._connect_late(name)
+                return self._serve_late({name}, now)
         return []
 
-    def _connect_late(self, name: str) -> list[Effect]:
-        if name in self.reported:
-            return [Finish((name,))]
-        if name not in self.record.devices:
-            self.record.devices = sorted([*self.record.devices, name])
-        return [Open("evaluate", self.record.round, (name,))]
+    def _serve_late(self, names: set[str], now: float) -> list[Effect]:
+        """All rounds are over: newcomers are adapted, everyone else evaluates once and is told to go."""
+        if self.newcomers:
+            return self._open_adaptation(now)
+        told, late = sorted(names & self.finished), sorted(names - self.finished)
+        self.record.devices = sorted({*self.record.devices, *late})
+        effects: list[Effect] = [Finish(tuple(told))] if told else []
+        return [*effects, Open("evaluate", self.record.round, tuple(late))] if late else effects
 
     def _open_training(self, now: float) -> list[Effect]:
         if len(self.connected) < self.policy.min_clients:
@@ -247,6 +268,7 @@ class RoundMachine:
             self.record.excused.remove(name)
         effects: list[Effect] = [Receipt(name, accepted=True)]
         if self.record.phase is Phase.DONE:
+            self.finished.add(name)
             return [*effects, Finish((name,))]
         return effects + self._progress(now)
 
@@ -255,6 +277,10 @@ class RoundMachine:
         if self.record.phase is Phase.TRAINING:
             if self._is_complete(now):
                 return self._aggregate()
+            if self.record.adapting:
+                # Newcomers that went away hold nobody up: who comes back is a newcomer again.
+                over = now >= self.record.deadline or not self._worth_waiting_for(now)
+                return self._end_adaptation(now) if over else []
             # Nobody is left to wait for, and there are others: no need to sit out the deadline.
             stuck = not self.awaited and self.connected - set(self.record.devices)
             return self._extend(now) if stuck or now >= self.record.deadline else []
@@ -271,7 +297,8 @@ class RoundMachine:
         updates = len(self.reported & set(self.record.cohort))
         if updates < max(1, self.quorum):
             return False
-        enough = self.policy.over_selection > 0 and self.policy.clients and updates >= self.policy.clients
+        sampled = self.policy.over_selection > 0 and self.policy.clients and not self.record.adapting
+        enough = sampled and updates >= self.policy.clients
         return bool(enough) or now >= self.record.deadline or not self._worth_waiting_for(now)
 
     def _extend(self, now: float) -> list[Effect]:
@@ -294,12 +321,11 @@ class RoundMachine:
         record = self.record
         record.round += 1
         record.last_cohort = sorted(self.reported & set(record.cohort))
+        self.newcomers -= set(record.last_cohort)
+        if record.adapting:
+            return self._aggregated_adaptation(now)
         if self._is_evaluated(record.round):
-            devices = sorted(self.connected | set(record.devices))
-            self._order(Phase.EVALUATING, devices, [], now)
-            for name in set(devices) - self.connected:
-                self.left_at.setdefault(name, now)
-            return [Open("evaluate", record.round, tuple(sorted(self.connected))), *self._progress(now)]
+            return self._open_evaluation(self.connected | set(record.devices), now)
         return self._open_training(now)
 
     def _is_evaluated(self, closed: int) -> bool:
@@ -308,8 +334,56 @@ class RoundMachine:
         periodic = bool(policy.evaluate_every) and closed % policy.evaluate_every == 0 and late_enough
         return periodic or closed >= policy.rounds
 
+    def _open_evaluation(self, devices: set[str], now: float) -> list[Effect]:
+        self._order(Phase.EVALUATING, sorted(devices), [], now)
+        self._count_grace(now)
+        return [Open("evaluate", self.record.round, tuple(sorted(devices & self.connected))), *self._progress(now)]
+
+    def _count_grace(self, now: float) -> None:
+        """Those who hold orders and are not connected have their grace, from now on if it is not known when they left."""
+        for name in set(self.record.devices) - self.connected:
+            self.left_at.setdefault(name, now)
+
     def _close_evaluation(self, now: float) -> list[Effect]:
-        if self.record.round < self.policy.rounds:
+        record = self.record
+        if record.round < self.policy.rounds:
             return self._open_training(now)
-        self.record.phase = Phase.DONE
-        return [Finish(tuple(sorted(self.reported & self.connected)))]
+        record.phase = Phase.DONE
+        # Who was given its rounds is none any more, also if none of its updates could be used: or it would be adapted for ever.
+        self.newcomers -= record.adapting.keys()
+        record.adapting = {}
+        told = self.reported - self.newcomers
+        self.finished |= told
+        finish = Finish(tuple(sorted(told & self.connected)))
+        return [finish, *self._serve_late(self.connected - self.finished, now)]
+
+    # --- newcomers to a finished federation
+
+    def _open_adaptation(self, now: float) -> list[Effect]:
+        """The next round of the newcomers, or their evaluation when each was given its rounds.
+
+        Others may join until the first is through, so that an adaptation has an end however many come.
+        """
+        given, rounds = self.record.adapting, self.policy.adapt_rounds
+        if all(count < rounds for count in given.values()):
+            given |= dict.fromkeys(sorted(self.newcomers - given.keys()), 0)
+            self.finished -= given.keys()
+        cohort = sorted(name for name, count in given.items() if count < rounds)
+        if not cohort:
+            return self._end_adaptation(now)
+        self._order(Phase.TRAINING, cohort, cohort, now)
+        self._count_grace(now)
+        orders = tuple(sorted(self.connected & set(cohort)))
+        return [Open("train", self.record.round + 1, orders), *self._progress(now)]
+
+    def _aggregated_adaptation(self, now: float) -> list[Effect]:
+        for name in self.record.devices:
+            self.record.adapting[name] += 1
+        if self.policy.adapt in ("hypernetwork", "all"):
+            self.finished = set()  # what the others are served has changed: who comes back evaluates it
+        return self._open_adaptation(now)
+
+    def _end_adaptation(self, now: float) -> list[Effect]:
+        """The newcomers evaluate, and with them those who have come meanwhile to fetch the state."""
+        waiting = self.connected - self.finished - self.newcomers
+        return self._open_evaluation(set(self.record.adapting) | waiting, now)

@@ -57,7 +57,7 @@ class Device(msgspec.Struct):
     fetched: int  # round of the state that it was last served; -1: none
     progress: float  # share of its order, in quarters
     note: str  # its last trouble, in words
-    labels: str  # the classes that it declared, in words
+    labels: str = ""  # the classes that it declared, in words
 
 
 class Slot(msgspec.Struct, frozen=True):

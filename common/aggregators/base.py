@@ -75,6 +75,10 @@ class Aggregator(Protocol):
         """Takes a cohort's updates, in any order, into the state; returns metrics. None that count: no change."""
         ...
 
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """`close_round` for newcomers to a finished federation: only what is served to these clients alone may move."""
+        ...
+
 
 def cohort(updates: Sequence[Update]) -> list[Update]:
     """Updates in name order, without those of 0 samples: sums are folded in this order whatever came first.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import torch
 
 from common.aggregators.base import Tensors, Update, Vault, cohort, write
@@ -51,6 +52,7 @@ class Hypernetwork:
         self._seed = seed
         self._components = components
         self._optimiser = optimiser_of(settings)
+        self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._state: _State | None = None
 
     def __repr__(self) -> str:
@@ -90,25 +92,32 @@ class Hypernetwork:
     @torch.no_grad()
     def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
         """One backward for the cohort and one step of phi and of its z; metric: the norm of the mean change."""
+        return self._close(updates, phi=True)
+
+    @torch.no_grad()
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """One step of the cohort's z; phi and everybody else's z keep every bit. Metric as for `close_round`."""
+        return self._close(updates, phi=False)
+
+    def _close(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
         counted = cohort(updates)
         if not counted:
             return {}
         state = self._load()
         self._state = None  # steps are in place: if anything fails below, the next use reads the vault again
-        metrics = self._descend(state, counted)
+        metrics = self._descend(state, counted, phi)
         self._save(state)
         self._state = state
         return metrics
 
-    def _descend(self, state: _State, updates: Sequence[Update]) -> dict[str, float]:
+    def _descend(self, state: _State, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+        """A step of the cohort's z and, with `phi`, of the network's own weights."""
         clients = [update.client for update in updates]
         shares = shares_of(updates, uniform=False)
         for client in clients:
             state.embeddings.admit(client)
-        for kind in self._optimiser.moments:
-            if kind not in state.moments:
-                state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
-        state.step += 1
+        if phi:
+            self._begin_step(state)
         mlp = {name: p.detach().requires_grad_() for name, p in state.network.items() if name.startswith("mlp.")}
         z_SE = state.embeddings.values(clients).requires_grad_()
         with torch.enable_grad():
@@ -118,13 +127,22 @@ class Hypernetwork:
         for head in state.heads:
             G_SR = _cotangent(head, updates, shares, F_SH.dtype)
             square += float(G_SR.sum(dim=0).double().square().sum())
-            self._step_head(state, head, G_SR, F_SH.detach(), dF_SH)
+            if phi:
+                self._step_head(state, head, G_SR, F_SH.detach(), dF_SH)
+            else:
+                dF_SH.addmm_(G_SR, state.network[head.weight])
         dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], dF_SH)
-        for name, gradient in zip(mlp, gradients, strict=True):
+        for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
         if self._settings.embedding == "trained":
-            state.embeddings.step(clients, dz_SE, self._optimiser)
+            state.embeddings.step(clients, dz_SE, self._optimiser if phi else self._fitter)
         return {"mean_change_norm": square**0.5}
+
+    def _begin_step(self, state: _State) -> None:
+        for kind in self._optimiser.moments:
+            if kind not in state.moments:
+                state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
+        state.step += 1
 
     def _step_head(self, state: _State, head: Head, G_SR: torch.Tensor, F_SH: torch.Tensor, dF_SH: torch.Tensor) -> None:
         """Adds this head's share to dF (from the weights as they were served), then steps the head, block of rows by block."""

@@ -61,6 +61,10 @@ class Mean:
                 writer.put(name, mean if self._mix == 1 else mixed(before[name], mean, self._mix))
         return {}
 
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """Nothing: the one value is everybody's."""
+        return {}
+
 
 def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:
     """old + mix * (new - old), in at least float32 (integers: float64, rounded), in the tensor's own dtype."""

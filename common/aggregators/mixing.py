@@ -93,6 +93,10 @@ class Mixing:
         self._served.update(keys)
         return metrics
 
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """As any round: a round moves the values of its cohort alone, and what a stranger is served."""
+        return self.close_round(updates)
+
     def _mix(self, updates: Sequence[Update], groups: Sequence[list[str]], put: Put) -> torch.Tensor:
         """One unit of the whole cohort, read, mixed and put; its A. Several groups are read twice."""
         first = updates[0].tensors

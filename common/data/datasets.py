@@ -1,52 +1,49 @@
-"""Whole data sets to cut into shards: the bundled handwritten digits, or a file of one's own."""
+"""Whole data sets to cut into shards: the bundled handwritten digits, or files of one's own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from common.data import labels
-from common.data.arrays import Array
-from common.data.shard import load_shard
+from common.data.readers.options import ReadOptions
+from common.data.readers.registry import read
+from common.data.samples import Corpus, Dataset, Source
 from common.errors import SettingError
-from common.plan import Kind, Label
 from common.seeds import derive
 
 DIGITS = "digits"
 _TEST_SHARE = 0.25
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Training and test samples, with the axes of their kind (common.data.kinds), and all classes in order."""
-
-    name: str
-    kind: Kind
-    train_x: Array
-    train_y: Array
-    test_x: Array
-    test_y: Array
-    classes: list[Label]
-    vocabulary: int  # 0 unless the kind is tokens
-
-
 def load_dataset(name: str, seed: int = 0) -> Dataset:
-    """`digits`, or the path of a shard (one .npz with train_x, train_y, test_x, test_y, or a folder).
+    """As `load_source` where nothing has to be said about the file. Errors: as there, and SettingError for text that no scheme
+    by classes can cut: with roles, or with a label for every position."""
+    source = load_source(name, seed)
+    if isinstance(source, Corpus):
+        raise SettingError(f"{name} is text with roles; cut it with --scheme roles")
+    if source.train_y.ndim == 2:
+        raise SettingError(f"{name} has a label for every position, so its samples are of no class that it could be cut by")
+    return source
 
-    Errors: SettingError (scikit-learn missing, or no such data set), ShardError and its kin as `load_shard`.
+
+def load_source(
+    name: str, seed: int = 0, label: str = "", apart: Sequence[str] = (), shape: str = "", missing: str = "refuse"
+) -> Source:
+    """`digits`, or what lies at a path: docs/data.md has the forms.
+
+    label: the column or array with the classes (its form's usual one if empty); NAME>NUMBER makes two classes of numbers.
+    apart: columns that are no features. shape: of one sample, such as 28x28. missing: "median" fills in NaN.
+    Errors: SettingError (no such data set, scikit-learn missing), ShardError and its kin for what is wrong with files.
     """
+    options = ReadOptions.of(label, apart, shape, missing)
     if name == DIGITS:
         return _digits(seed)
     if not Path(name).exists():
-        raise SettingError(
-            f"no data set {name!r}: say {DIGITS}, or the path of an .npz with train_x, train_y, test_x and test_y"
-        )
-    shard = load_shard(Path(name), seed)
-    classes = shard.profile().labels
-    parts = (shard.train_x, shard.train_y, shard.test_x, shard.test_y)
-    return Dataset(shard.name, shard.kind, *parts, classes=classes, vocabulary=shard.vocabulary)
+        raise SettingError(f"no data set {name!r}: say {DIGITS}, or the path of a file or folder (docs/data.md has the forms)")
+    return read(Path(name), options)
 
 
 def _digits(seed: int) -> Dataset:

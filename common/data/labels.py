@@ -20,13 +20,15 @@ def order(label: Label) -> tuple[bool, Label]:
     return isinstance(label, str), label
 
 
-def plain(y: Array, samples: int, where: str) -> Array:
-    """Labels as an (N,) array of int64 or of text. Booleans and integral floats become integers.
+def plain(y: Array, samples: int, where: str, positions: int = 0) -> Array:
+    """Labels as an (N,) array of int64 or of text, or (N, T) where T `positions` may each have one.
 
-    Errors: ShardError for another shape or length than (samples,), and for labels that are neither integers nor text.
+    Booleans and integral floats become integers. Errors: ShardError for another shape than (samples,) or (samples, positions),
+    and for labels that are neither integers nor text.
     """
-    if y.ndim != 1:
-        raise ShardError(f"{where} has shape {y.shape}; one label a sample is needed, so shape ({samples},)")
+    if y.ndim != 1 and not (positions and y.ndim == 2 and y.shape[1] == positions):
+        each = f", or one for each position, so shape ({samples}, {positions})" if positions else ""
+        raise ShardError(f"{where} has shape {y.shape}; one label a sample is needed, so shape ({samples},){each}")
     if len(y) != samples:
         raise ShardError(f"{where} holds {len(y)} labels for {samples} samples; there must be one label a sample")
     if y.dtype.kind == "U":
@@ -49,7 +51,7 @@ def _integers(y: Array, where: str) -> Array:
 def _integral(y: Array, where: str) -> Array:
     wrong = ~np.isfinite(y) | (y != np.trunc(y)) | (np.abs(y) >= 2.0**63)
     if wrong.any():
-        first = y[int(np.flatnonzero(wrong)[0])]
+        first = y[wrong][0]
         raise ShardError(
             f"{where} holds {int(wrong.sum())} labels that are no integers, the first is {first}; use integers or text"
         )
@@ -69,7 +71,7 @@ def shown(labels: Iterable[Label]) -> str:
 
 
 def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np.int64]:
-    """(N,) labels as positions in `classes`. Errors: UndeclaredLabels that names those which are not in it."""
+    """Labels (N,) or (N, T) as indices of `classes`. Errors: UndeclaredLabels that names those which are not in it."""
     index = {label: position for position, label in enumerate(classes)}
     values, inverse = np.unique(y, return_inverse=True)
     known: list[Any] = values.tolist()
@@ -77,8 +79,9 @@ def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np
     if strange:
         count = int(np.isin(y, np.asarray(strange, dtype=y.dtype)).sum())
         raise UndeclaredLabels(
-            f"{where} holds {count} samples with labels outside the declared classes: {shown(strange)}; "
+            f"{where} holds {count} {'samples' if y.ndim == 1 else 'positions'} with labels outside the declared classes: "
+            f"{shown(strange)}; "
             f"the classes are {shown(classes)}. Remove those samples, or declare all classes in meta.json before round 1"
         )
     table = np.array([index[label] for label in known], dtype=np.int64)
-    return np.asarray(table[inverse.reshape(-1)], dtype=np.int64)
+    return np.asarray(table[inverse.reshape(y.shape)], dtype=np.int64)

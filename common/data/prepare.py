@@ -68,7 +68,7 @@ class Prepared:
     """A shard as the model takes it; labels are positions in the plan's classes. Validation samples are not trained on."""
 
     train_x: Tensor  # images (N, C, H, W), series (N, T, C), tabular (N, F): float32; tokens (N, T): int64
-    train_y: Tensor  # (N,) int64
+    train_y: Tensor  # (N,) int64; (N, T) if every position has a label
     test_x: Tensor
     test_y: Tensor
     validation_x: Tensor
@@ -79,8 +79,8 @@ class Prepared:
 def prepare(shard: Shard, plan: Plan) -> Prepared:
     """The shard's tensors.
 
-    Errors: ShapeMismatch (another kind or shape than the federation's, or tokens outside its vocabulary), UndeclaredLabels,
-    NonFiniteFeatures (values that float32 cannot hold).
+    Errors: ShapeMismatch (another kind or shape than the federation's, labels for positions where it has them for samples or
+    the reverse, or tokens outside its vocabulary), UndeclaredLabels, NonFiniteFeatures (values that float32 cannot hold).
     """
     spec = plan.model
     if shard.kind != spec.kind:
@@ -88,6 +88,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             f"shard {shard.name} holds {_described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
             f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
+    check_labelled_alike(shard, spec)
     standardiser = Standardiser.fit(_numbers(shard.train_x)) if shard.kind in ("series", "tabular") else None
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [
@@ -98,6 +99,16 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
         torch.from_numpy(part) for part in hold_out(y[0].numpy(), plan.train.validation, derive(plan.seed, "validation"))
     )
     return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
+
+
+def check_labelled_alike(shard: Shard, spec: ModelSpec) -> None:
+    """Errors: ShapeMismatch if one has a label for every position and the other one for every sample."""
+    if shard.per_position != spec.per_position:
+        has, needs = ("every position", "every sample") if shard.per_position else ("every sample", "every position")
+        raise ShapeMismatch(
+            f"shard {shard.name} has a label for {has}, but the model gives one for {needs}; for every sample y has "
+            "shape (N,), for every position the shape of x, (N, T)"
+        )
 
 
 def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data") -> Tensor:

@@ -27,12 +27,17 @@ class Shard:
     name: str
     kind: Kind
     train_x: Array
-    train_y: Array  # (N,) int64 or text
+    train_y: Array  # (N,) int64 or text; (N, T) for tokens with a label at every position
     test_x: Array
     test_y: Array
     declared_classes: list[Label] | None
     vocabulary: int  # 0 unless the kind is tokens
     warnings: tuple[str, ...]
+
+    @property
+    def per_position(self) -> bool:
+        """Whether every position of a sequence has a label, rather than every sample."""
+        return self.train_y.ndim == 2
 
     def profile(self) -> Profile:
         """All that the server learns about this shard before training."""
@@ -43,6 +48,7 @@ class Shard:
             samples=len(self.train_x),
             test_samples=len(self.test_x),
             vocabulary=self.vocabulary,
+            per_position=self.per_position,
         )
 
 
@@ -113,8 +119,8 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array,
     if x.ndim == 0:
         raise ShardError(f"x of the {part} part of {path} is a single value; it needs a first axis of samples")
     where = f"x of the {part} part of {path}"
-    y = labels.plain(y, len(x), f"y of the {part} part of {path}")
     x = kinds.canonical(x, kind, where)
+    y = labels.plain(y, len(x), f"y of the {part} part of {path}", x.shape[1] if kind == "tokens" else 0)
     kinds.check_finite(x, kind, where)
     return x, y
 
@@ -134,6 +140,11 @@ def _check_alike(path: Path, train_x: Array, test_x: Array, train_y: Array, test
     if (train_x.dtype == np.uint8) != (test_x.dtype == np.uint8) or (train_x.dtype.kind == "f") != (test_x.dtype.kind == "f"):
         raise ShardError(
             f"x of {path} is {train_x.dtype} for training and {test_x.dtype} for testing; save both as the same type"
+        )
+    if train_y.ndim != test_y.ndim:
+        raise ShardError(
+            f"y of {path} has shape {train_y.shape} for training and {test_y.shape} for testing; give every position a label "
+            "in both, or one label a sample in both"
         )
     if len(test_y) and train_y.dtype.kind != test_y.dtype.kind:
         raise ShardError(

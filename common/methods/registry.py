@@ -36,6 +36,7 @@ _MODULES = {
     "heurfedamp": "fedamp:HEURFEDAMP",
     "local": "local:LOCAL",
     "per-fedavg": "per_fedavg:PER_FEDAVG",
+    "pfedgp": "pfedgp:PFEDGP",
     "pfedhn": "pfedhn:PFEDHN",
     "pfedme": "pfedme:PFEDME",
     "pfedme+mcsa": "pfedme:PFEDME_MCSA",

@@ -16,14 +16,15 @@ from common.plan import ModelSpec
 
 
 class StackedLstm(nn.Module):
-    """Logits (B, classes) of tokens (B, T) int64 or of a series (B, T, C), read at the last step. T may differ from the spec's.
+    """Logits (B, classes) of tokens (B, T) int64 or of a series (B, T, C), read at the last step; (B, T, classes) where every
+    token has a label. T may differ from the spec's.
 
     Each layer is an nn.LSTM of its own rather than one of several layers: MCSA's components are layers.
     """
 
     def __init__(self, spec: ModelSpec, options: LstmOptions) -> None:
         super().__init__()
-        tokens = spec.kind == "tokens"
+        tokens, self.per_position = spec.kind == "tokens", spec.per_position
         self.embed = nn.Embedding(spec.vocabulary, options.embedding) if tokens else nn.Identity()
         into = options.embedding if tokens else spec.shape[1]
         widths = [into] + [options.width] * options.depth
@@ -37,7 +38,7 @@ class StackedLstm(nn.Module):
         x_BTD = self.embed(x)
         for layer in self.layers:
             x_BTD, _ = layer(x_BTD)
-        logits: Tensor = self.head(x_BTD[:, -1])
+        logits: Tensor = self.head(x_BTD if self.per_position else x_BTD[:, -1])
         return logits
 
 

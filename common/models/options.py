@@ -5,7 +5,8 @@ A width, head count or other size of 0 stands for the default that follows from 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -45,7 +46,10 @@ class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Transformer encoder for token sequences (causal) and time series (not causal)."""
+    """Transformer encoder for token sequences (causal) and time series (not causal).
+
+    `leaky_targets` drops the causal mask although the labels are the next tokens, which stand in the input: errata E3.
+    """
 
     width: Count = 32
     depth: Count = 2
@@ -53,6 +57,7 @@ class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     head_dim: CountOrZero = 0  # 0: width / heads
     mlp: CountOrZero = 0  # 0: twice the width
     dropout: Share = 0.0
+    leaky_targets: bool = False
 
     def resolved(self, shape: tuple[int, ...]) -> TransformerOptions:
         """With every default filled in. Errors: SettingError."""
@@ -98,6 +103,18 @@ class MlrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Options = VitOptions | TransformerOptions | ConvNetOptions | LstmOptions | DnnOptions | MlrOptions
+
+
+LEAKY = (
+    "model.leaky_targets is on: every position of the model sees the next token, which is its label. Accuracies measure this "
+    "leak, not prediction; it is there to reproduce a published figure (erratum E3 in docs/methods/fedtp.md)"
+)
+
+
+def cautions(name: str | None, options: Mapping[str, Any]) -> list[str]:
+    """What everybody should be told about a model with these options before it is used; `name` is None for the usual one."""
+    own = name is not None and ":" in name
+    return [LEAKY] if options.get("leaky_targets") and not own else []
 
 
 def _patch(height: int, width: int) -> int:

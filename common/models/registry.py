@@ -63,15 +63,21 @@ def model_for(kind: Kind, roles: frozenset[str]) -> str:
 
 
 def default_spec(
-    kind: Kind, shape: tuple[int, ...], classes: int, vocabulary: int, name: str | None, options: Mapping[str, Any]
+    kind: Kind,
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: int,
+    name: str | None,
+    options: Mapping[str, Any],
+    per_position: bool = False,
 ) -> ModelSpec:
     """The model for data of this kind: `name`, or the usual one for the kind, with every default of its options filled in.
 
     shape: of one sample, (H, W, C), (T,), (T, C) or (F,). `options` may hold no `name`. The options of a user's own
-    `package.module:factory` are passed on unchecked.
+    `package.module:factory` are passed on unchecked. per_position: a label for every token, not for every sample.
     Errors: SettingError for an unknown model, option or value, and for a model that does not take this kind of data.
     """
-    spec = ModelSpec(name or _DEFAULTS[kind], kind, tuple(shape), classes, vocabulary, dict(options))
+    spec = ModelSpec(name or _DEFAULTS[kind], kind, tuple(shape), classes, vocabulary, dict(options), per_position)
     if ":" in spec.name:
         _check_data(spec)
         return spec
@@ -108,7 +114,10 @@ def _checked(spec: ModelSpec) -> Options:
         fitting = ", ".join(name for name in names() if spec.kind in _MODELS[name].kinds)
         raise SettingError(f"model {spec.name} does not take {spec.kind}; models that do: {fitting}")
     _check_data(spec)
-    return convert(entry.options, spec.options, "model.").resolved(spec.shape)
+    options = convert(entry.options, spec.options, "model.").resolved(spec.shape)
+    if isinstance(options, TransformerOptions) and options.leaky_targets and not spec.per_position:
+        raise SettingError("setting model.leaky_targets: there is nothing to leak unless every token of a sequence has a label")
+    return options
 
 
 def _check_data(spec: ModelSpec) -> None:
@@ -119,6 +128,8 @@ def _check_data(spec: ModelSpec) -> None:
         raise SettingError(f"no model can be built for {spec.kind} of shape {spec.shape}")
     if spec.classes < 1:
         raise SettingError(f"a model needs at least one class, not {spec.classes}")
+    if spec.per_position and spec.kind != "tokens":
+        raise SettingError(f"only tokens can have a label for every position, not {spec.kind}")
     if spec.kind == "tokens" and not 1 <= spec.vocabulary <= _MAX_VOCABULARY:
         raise SettingError(f"a vocabulary holds 1 to {_MAX_VOCABULARY} tokens, not {spec.vocabulary}")
 

@@ -41,9 +41,10 @@ def _embedding(spec: ModelSpec, width: int) -> nn.Module:
 
 class SequenceTransformer(nn.Module):
     """Logits (B, classes) of tokens (B, T) int64, read at the last position; of a series (B, T, C) or a table (B, F), read as
-    the mean over positions.
+    the mean over positions. Where every token has a label: logits (B, T, classes), those of position t from tokens up to t.
 
     T may differ from the spec's: positions are computed, not learned. A table's features have no order, and so no positions.
+    With `leaky_targets` every position sees all tokens, also the next one, which is its label (errata E3 of FedTP).
     """
 
     positions: Tensor  # (T, D)
@@ -51,13 +52,13 @@ class SequenceTransformer(nn.Module):
     def __init__(self, spec: ModelSpec, options: TransformerOptions) -> None:
         super().__init__()
         width = options.width
-        self.causal, self.ordered = spec.kind == "tokens", spec.kind != "tabular"
+        self.tokens, self.ordered, self.per_position = spec.kind == "tokens", spec.kind != "tabular", spec.per_position
+        causal = self.tokens and not options.leaky_targets
         self.embed = _embedding(spec, width)
         self.register_buffer("positions", sinusoids(spec.shape[0], width), persistent=False)
         self.dropout = nn.Dropout(options.dropout)
         self.blocks = nn.ModuleList(
-            Block(width, options.heads, options.head_dim, options.mlp, options.dropout, self.causal)
-            for _ in range(options.depth)
+            Block(width, options.heads, options.head_dim, options.mlp, options.dropout, causal) for _ in range(options.depth)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, spec.classes)
@@ -72,6 +73,9 @@ class SequenceTransformer(nn.Module):
         x_BTD = self.dropout(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        read_BD = x_BTD[:, -1] if self.causal else x_BTD.mean(dim=1)
-        logits: Tensor = self.head(self.norm(read_BD))
+        logits: Tensor = self.head(self.norm(x_BTD if self.per_position else self._summary(x_BTD)))
         return logits
+
+    def _summary(self, x_BTD: Tensor) -> Tensor:
+        """(B, D), what a whole sample is read from."""
+        return x_BTD[:, -1] if self.tokens else x_BTD.mean(dim=1)

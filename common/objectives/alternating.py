@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from common.objectives.base import LocalTask, Objective, Trained
-from common.objectives.descent import descend
+from common.objectives.descent import descend, last_loss
 from common.objectives.settings import AlternatingSettings
 
 
@@ -27,4 +27,5 @@ class Alternating(Objective):
         head = msgspec.structs.replace(task.settings, local_epochs=head_epochs, local_steps=0)
         body = msgspec.structs.replace(head, local_epochs=body_epochs)
         first = descend(task, task.start, task.cross_entropy, private, head, "head", (0.0, turn))
-        return descend(task, first.tensors, task.cross_entropy, task.start.keys() - private, body, share=(turn, 1.0))
+        second = descend(task, first.tensors, task.cross_entropy, task.start.keys() - private, body, share=(turn, 1.0))
+        return Trained(second.tensors, last_loss(first, second))

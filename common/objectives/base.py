@@ -43,8 +43,17 @@ class LocalTask:
     seeds: Callable[[str], int]  # purpose -> seed, of this device and round
     device: torch.device
     kinds: Mapping[str, str] = field(default_factory=dict)  # tensor -> shared, attended, generated or private
+    trains: frozenset[str] = frozenset()  # the kinds that may move, "personal" for the objective's extras; empty: all
     progress: Progress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
+
+    def takes(self, name: str, own: bool = False) -> bool:
+        """Whether this tensor may move. own: it is the device's own under the model's name.
+
+        A device's own tensor moves with the kind that it stands beside, and with "personal".
+        """
+        own, name = own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
+        return not self.trains or self.kinds.get(name) in self.trains or (own and "personal" in self.trains)
 
     def cross_entropy(self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """f_i: the mean loss of a mini-batch."""
@@ -93,5 +102,18 @@ def personal(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def mean_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...)."""
+    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...).
+
+    Errors: SettingError as for `check_scores`.
+    """
+    check_scores(logits, y)
     return cross_entropy(logits.flatten(end_dim=-2), y.flatten())
+
+
+def check_scores(logits: torch.Tensor, y: torch.Tensor) -> None:
+    """Errors: SettingError unless logits (N, ..., C) score what y (N, ...) labels; only a model of one's own can fail this."""
+    if logits.shape[:-1] != y.shape:
+        raise SettingError(
+            f"the model gives scores of shape {tuple(logits.shape)} for labels of shape {tuple(y.shape)}: they must agree "
+            "but for a last axis of classes; change the model's factory (spec.per_position tells which labels there are)"
+        )

@@ -5,6 +5,7 @@ B samples of a batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -37,21 +38,29 @@ def descend(
     settings: TrainSettings | None = None,
     purpose: str = "",
     share: tuple[float, float] = (0.0, 1.0),
+    own: bool = False,
 ) -> Trained:
     """SGD with a fresh optimiser on `loss` from `tensors`, which stay as they are.
 
-    names: what is trained; all that can be if None. settings: the task's if None. purpose and share: as for `sweep`.
-    Errors: TrainingDiverged, Cancelled.
+    names: what is trained; all that can be if None. settings: the task's if None. purpose, share and own: as for `sweep`.
+    Where the task lets none of it move, nothing is done and the loss is not a number. Errors: TrainingDiverged, Cancelled.
     """
     settings = settings or task.settings
-    work = leaves(task, tensors, names)
+    work = leaves(task, tensors, names, own)
+    if not any(tensor.requires_grad for tensor in work.values()):
+        return Trained(work, math.nan)
     optimiser = sgd(work, settings.lr, settings)
 
     def step(x_B: Tensor, y_B: Tensor) -> Tensor:
         return take_step(task, optimiser, lambda: loss(work, x_B, y_B), settings)
 
-    mean = sweep(task, step, settings, purpose, share)
+    mean = sweep(task, step, settings, purpose, share, own)
     return Trained(finished(work, settings), mean)
+
+
+def last_loss(*stages: Trained) -> float:
+    """Of the last stage in which anything moved."""
+    return next((stage.loss for stage in reversed(stages) if not math.isnan(stage.loss)), math.nan)
 
 
 def sweep(
@@ -60,11 +69,13 @@ def sweep(
     settings: TrainSettings | None = None,
     purpose: str = "",
     share: tuple[float, float] = (0.0, 1.0),
+    own: bool = False,
 ) -> float:
     """Calls `step` with each mini-batch, which returns its loss; the sample-weighted mean over the last epoch or all steps.
 
     purpose: a second sweep in one task has a name, and with it batches and dropout of its own. share: where the task's progress
-    begins and ends. Errors: TrainingDiverged if the loss is not finite; Cancelled between two batches.
+    begins and ends. own: the tensors computed with are the device's own. Errors: TrainingDiverged if the loss is not finite;
+    Cancelled between two batches.
     """
     settings, samples = settings or task.settings, len(task.x)
     per_epoch = -(-samples // settings.batch_size)
@@ -72,7 +83,7 @@ def sweep(
     counted_from = 0 if settings.local_steps else steps - per_epoch
     total = torch.zeros((), device=task.device, dtype=torch.float64 if task.device.type != "mps" else None)
     seen = 0
-    task.network.model.train()
+    task.network.train(still=lambda name: not task.takes(name, own))
     with _fork_rng(task.device, task.seeds(f"dropout {purpose}".strip())):
         for number, index_B in enumerate(batches(samples, settings, task.seeds(f"batches {purpose}".strip()))):
             if number == counted_from:
@@ -106,12 +117,15 @@ def batch_of(task: LocalTask, index_B: Tensor) -> tuple[Tensor, Tensor]:
     return task.x[index_B].to(task.device), task.y[index_B].to(task.device)
 
 
-def leaves(task: LocalTask, tensors: Mapping[str, Tensor], names: Collection[str] | None = None) -> Tensors:
-    """Copies to compute with; those of `names` (None: any) that can be trained take gradients."""
+def leaves(task: LocalTask, tensors: Mapping[str, Tensor], names: Collection[str] | None = None, own: bool = False) -> Tensors:
+    """Copies to compute with; those of `names` (None: any) that can be trained and that the task lets move take gradients.
+
+    own: they are the device's own under the model's names.
+    """
     trainable = task.network.trainable
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     for name, copy in copies.items():
-        if name.removeprefix(PERSONAL) in trainable and (names is None or name in names):
+        if name.removeprefix(PERSONAL) in trainable and (names is None or name in names) and task.takes(name, own):
             copy.requires_grad_()
     return copies
 

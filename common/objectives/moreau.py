@@ -31,10 +31,14 @@ class Moreau(Objective):
         return personal(tensors)
 
     def run(self, task: LocalTask) -> Trained:
-        """theta starts an order at w, as in the published code. Running statistics are theta's, and w takes them over."""
+        """theta starts an order at w, as in the published code; where w may not move, it goes on from itself.
+
+        Running statistics are theta's, and w takes them over.
+        """
         mu, settings = self._settings.mu, task.settings
-        model, _ = split(task.start)
-        theta, centre = leaves(task, model), leaves(task, model, names=())
+        model, kept = split(task.start)
+        start = {name: tensor if task.takes(name) else kept[name] for name, tensor in model.items()}
+        theta, centre = leaves(task, start, own=True), leaves(task, model, names=())
         optimiser = sgd(theta, self._settings.personal_lr or settings.lr, settings)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -42,11 +46,11 @@ class Moreau(Objective):
                 loss = take_step(task, optimiser, lambda: pulled(task.cross_entropy(theta, x, y), theta, centre, mu), settings)
             with torch.no_grad():
                 for name, tensor in theta.items():
-                    if tensor.requires_grad:
+                    if tensor.requires_grad and task.takes(name):
                         centre[name] -= mu * settings.lr * (centre[name] - tensor)
             return loss
 
-        mean = sweep(task, step)
+        mean = sweep(task, step, own=True)
         own = finished(theta, settings)
         shared = {name: centre[name] if theta[name].requires_grad else tensor for name, tensor in own.items()}
         return Trained(shared | personal(own), mean)

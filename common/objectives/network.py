@@ -5,7 +5,7 @@ B samples, D the head's inputs, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import cast
 
@@ -22,6 +22,7 @@ class Network:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.names = frozenset(tensors_of(model))
+        self.parameters = frozenset(name for name, _ in model.named_parameters())
         self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
     def __repr__(self) -> str:
@@ -31,6 +32,13 @@ class Network:
         """Logits (B, ..., C). Running statistics among `tensors` are updated in place while the model is in training mode."""
         own = {name: tensor for name, tensor in tensors.items() if name in self.names}
         return cast(Tensor, functional_call(self.model, own, (x,)))
+
+    def train(self, still: Callable[[str], bool]) -> None:
+        """Training mode, but for normalisation layers whose running statistics are `still`: these normalise with them."""
+        self.model.train()
+        for name in sorted(self.names - self.parameters):
+            if "norm" in self.roles[name] and still(name):
+                self.model.get_submodule(name.rpartition(".")[0]).training = False
 
     def with_features(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """(logits (B, ..., C), features (B, ..., D)): features are what enters the head.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from common.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
-from common.objectives.descent import descend
+from common.objectives.descent import descend, last_loss
 from common.objectives.network import Network
 from common.objectives.proximal import pulled
 from common.objectives.settings import OwnModelSettings
@@ -37,5 +37,5 @@ class OwnModel(Objective):
 
         model, own = split(task.start)
         shared = descend(task, model, task.cross_entropy, share=(0.0, 0.5))
-        kept = descend(task, own, loss, purpose="own", share=(0.5, 1.0))
-        return Trained(shared.tensors | personal(kept.tensors), kept.loss)
+        kept = descend(task, own, loss, purpose="own", share=(0.5, 1.0), own=True)
+        return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))

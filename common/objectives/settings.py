@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from common.config import Count, NonNegative, Positive
+from common.gp.settings import ProcessSettings
 
 
 class SgdSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +50,12 @@ class TwoHeadsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """FedRoD has nothing to set."""
 
 
+class GpSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True):
+    """pFedGP: docs/methods/pfedgp.md."""
+
+    batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it
+
+
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "sgd": SgdSettings,
     "proximal": ProximalSettings,
@@ -57,7 +64,10 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "own-model": OwnModelSettings,
     "alternating": AlternatingSettings,
     "two-heads": TwoHeadsSettings,
+    "gp": GpSettings,
 }
+KEEPS_OWN = frozenset({"moreau", "own-model", "two-heads"})  # those with extras: tensors of a device's own beside the model's
+HEADLESS = frozenset({"gp"})  # those in which the classifier head takes no part
 CLASSES = {
     "sgd": "common.objectives.sgd:Sgd",
     "proximal": "common.objectives.proximal:Proximal",
@@ -66,4 +76,5 @@ CLASSES = {
     "own-model": "common.objectives.own_model:OwnModel",
     "alternating": "common.objectives.alternating:Alternating",
     "two-heads": "common.objectives.two_heads:TwoHeads",
+    "gp": "common.objectives.gp:Gp",
 }

@@ -101,13 +101,14 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "common")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "common")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     DOWNLOADS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_FIELD_NUMBER: _ClassVar[int]
     COMMON_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
@@ -115,8 +116,9 @@ class Order(_message.Message):
     downloads: _containers.RepeatedCompositeFieldContainer[BlobRef]
     returns: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
+    trains: _containers.RepeatedScalarFieldContainer[str]
     common: _containers.RepeatedCompositeFieldContainer[BlobRef]
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., common: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., common: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size")

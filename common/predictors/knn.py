@@ -13,13 +13,11 @@ from typing import Any
 import torch
 
 from common.objectives.base import LocalTask, Tensors, split
-from common.objectives.descent import Cancelled
+from common.objectives.memory import BATCH, FEATURES, LABELS, remember
 from common.objectives.network import Network
 from common.predictors.base import Predictor
 from common.predictors.settings import KnnSettings
 
-FEATURES, LABELS = "memory.features", "memory.labels"
-BATCH = 512  # samples of one forward, and queries of one matrix of distances
 TINY = 1e-30  # a class that neither the neighbours nor the model gives any probability
 
 
@@ -36,23 +34,12 @@ class Knn(Predictor):
     def __repr__(self) -> str:
         return f"Knn(neighbours={self._settings.neighbours}, weight={self._settings.knn_weight})"
 
-    @torch.no_grad()
     def prepare(self, task: LocalTask) -> Tensors:
         """The model's tensors with features (N, D) float32 and labels (N,) of `capacity` of the training samples."""
         model, _ = split(task.start)
         order = torch.randperm(len(task.x), generator=torch.Generator().manual_seed(task.seeds("memory")))
-        kept = order[: max(1, round(self._settings.capacity * len(order)))].sort().values
-        features, labels = [], []
-        task.network.model.eval()
-        for index_B in torch.split(kept, BATCH) if len(kept) else ():
-            if task.cancelled():
-                raise Cancelled("this work was replaced")
-            _, features_BD = task.network.with_features(model, task.x[index_B.to(task.x.device)].to(task.device))
-            features.append(features_BD.flatten(end_dim=-2).float())
-            labels.append(task.y[index_B.to(task.y.device)].flatten().to(task.device))
-        if not features:
-            return model
-        return model | {FEATURES: torch.cat(features), LABELS: torch.cat(labels)}
+        found = remember(task, model, order[: max(1, round(self._settings.capacity * len(order)))].sort().values)
+        return model | {FEATURES: found[0], LABELS: found[1]} if found else model
 
     def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Log probabilities; the model's own logits where there was no sample to remember."""

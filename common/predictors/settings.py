@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from common.config import Count, CountOrZero, Positive
+from common.gp.settings import ProcessSettings
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -40,12 +41,19 @@ class KnnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity: Part = 1.0  # share of the training samples that is remembered
 
 
+class GpSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True):
+    """pFedGP: docs/methods/pfedgp.md."""
+
+    memory_points: Count = 256  # most training points that the posterior is of; time is cubic in it
+
+
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "model": ModelSettings,
     "fine-tune": FineTuneSettings,
     "knn": KnnSettings,
     "own-model": OwnModelSettings,
     "two-heads": TwoHeadsSettings,
+    "gp": GpSettings,
 }
 CLASSES = {
     "model": "common.predictors.model:Model",
@@ -53,4 +61,5 @@ CLASSES = {
     "knn": "common.predictors.knn:Knn",
     "own-model": "common.predictors.own_model:OwnModel",
     "two-heads": "common.predictors.two_heads:TwoHeads",
+    "gp": "common.predictors.gp:Gp",
 }

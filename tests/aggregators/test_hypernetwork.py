@@ -101,6 +101,42 @@ def test_server_step_is_gradient_descent_through_loss_and_hypernetwork():
     assert (after["embedding.value"] - z_SE.detach()).abs().max() > 1e-9
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_else(optimiser):
+    """After a finished federation of three: z <- z - beta eta (m/M) (dW/dz)^T grad f(W); phi and old z keep every bit."""
+    beta, eta = 0.05, 0.1
+    options = PLAIN if optimiser == "sgd" else {"server_optimiser": "adam", "server_weight_decay": 0.0}
+    network, vault = make(embedding_lr=beta, **options)
+    network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
+    before, newcomers = saved(vault), {"new": 30, "odd": 10}
+    old = dict(network.generate(sorted(SAMPLES)))
+    served = dict(network.generate(list(newcomers)))
+    network.fit([Update(c, m, one_full_batch_step(c, served[c], eta)) for c, m in newcomers.items()])
+    after = saved(vault)
+
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert all(name.startswith("embedding.") for name in changed), changed
+    assert all(torch.equal(old[c][name], W[name]) for c, W in network.generate(sorted(SAMPLES)) for name in W)
+    kinds = ["value", "step", *(["moment1", "moment2"] if optimiser == "adam" else [])]
+    for client in SAMPLES:
+        assert all(torch.equal(at(before, client, kind), at(after, client, kind)) for kind in kinds)
+    phi = {name: tensor for name, tensor in before.items() if name.startswith(("mlp.", "head."))}
+    mean = torch.stack([at(before, client, "value") for client in sorted(SAMPLES)]).mean(dim=0)
+    z_SE = torch.stack([mean, mean]).requires_grad_()
+    loss = sum(m / 40 * client_loss(c, W) for (c, m), W in zip(newcomers.items(), generate_from(phi, z_SE), strict=True))
+    loss.backward()
+    if optimiser == "sgd":
+        expected_SE = z_SE.detach() - beta * eta * z_SE.grad
+    else:  # Adam's first step: beta in the direction of the sign, but for epsilon
+        g_SE = eta * z_SE.grad
+        expected_SE = z_SE.detach() - beta * g_SE / (g_SE.abs() + 1e-8)
+    moved_SE = torch.stack([at(after, client, "value") for client in newcomers])
+    assert (moved_SE - expected_SE).abs().max() <= 1e-9
+    assert (moved_SE - mean).abs().max() > 1e-5
+    network.fit([Update("new", 0, initial())])
+    assert all(torch.equal(tensor, saved(vault)[name]) for name, tensor in after.items())
+
+
 def test_one_backward_for_the_cohort_is_the_sum_of_single_ones():
     """A step is linear in the changes: the cohort's movement is the m_i/M-weighted sum of the movements of cohorts of one."""
     changes = {client: initial(seed=sum(client.encode())) for client in SAMPLES}
@@ -199,8 +235,12 @@ def test_weights_of_a_client_do_not_depend_on_who_else_is_asked_for(dtype):
 
 
 def embedding_of(vault: MemoryVault, client: str, kind: str = "value") -> torch.Tensor:
-    names = json.loads(bytes(vault.read("network")["embedding.clients"].tolist()))
-    return vault.read("network")[f"embedding.{kind}"][names.index(client)].clone()
+    return at(saved(vault), client, kind)
+
+
+def at(state: Tensors, client: str, kind: str = "value") -> torch.Tensor:
+    names = json.loads(bytes(state["embedding.clients"].tolist()))
+    return state[f"embedding.{kind}"][names.index(client)]
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])

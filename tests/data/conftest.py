@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.config import TrainSettings
-from common.data.datasets import Dataset
+from common.data.samples import Dataset
 from common.plan import ModelSpec, Plan
 
 GOOD = {"images": (np.uint8, (5, 4)), "tokens": (np.int32, (6,)), "series": (np.float32, (7, 3)), "tabular": (np.float64, (5,))}
@@ -60,10 +60,11 @@ def plan_for() -> Callable[..., Plan]:
 def dataset_of() -> Callable[..., Dataset]:
     """dataset_of([(train, test) counts per class]): x holds each sample's own number, so that it can be told apart."""
 
-    def make(counts: list[tuple[int, int]]) -> Dataset:
+    def make(counts: list[tuple[int, int]], more: dict[str, np.ndarray] | None = None) -> Dataset:
         train_y, test_y = (np.repeat(np.arange(len(counts)) * 10, [pair[part] for pair in counts]) for part in (0, 1))
         train_x = np.arange(len(train_y), dtype=np.float64)[:, None]
         test_x = -1.0 - np.arange(len(test_y), dtype=np.float64)[:, None]
-        return Dataset("made", "tabular", train_x, train_y, test_x, test_y, [c * 10 for c in range(len(counts))], 0)
+        classes = [c * 10 for c in range(len(counts))]
+        return Dataset("made", "tabular", train_x, train_y, test_x, test_y, classes, 0, more=more or {})
 
     return make

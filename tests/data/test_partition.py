@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.data import schemes
 from common.data.datasets import load_dataset
 from common.data.partition import partition, write_shards
 from common.data.picture import save_picture, table
+from common.data.schemes.cut import quotas
+from common.data.schemes.shares import deal
 from common.data.shard import load_shard
 from common.errors import DiskFull, SettingError, ShardError
 
@@ -26,8 +27,9 @@ classes_of = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40)), min_siz
 
 def check_everyone(parts) -> None:
     """No sample twice, nothing left over, and the same classes in both parts of every client."""
-    for cuts, y in ((parts.train, parts.dataset.train_y), (parts.test, parts.dataset.test_y)):
-        assert np.array_equal(np.sort(np.concatenate(cuts)), np.arange(len(y)))
+    split = len(parts.dataset.train_y)
+    assert np.array_equal(np.sort(np.concatenate(parts.train)), np.arange(split))
+    assert np.array_equal(np.sort(np.concatenate(parts.test)), np.arange(split, len(parts.dataset)))
     assert np.array_equal(parts.counts("train") > 0, parts.counts("test") > 0)
 
 
@@ -53,7 +55,7 @@ def test_iid(dataset_of, counts, clients, seed):
 def test_pathological(dataset_of, per_client, spare, factor, seed):
     classes = per_client * spare
     clients = spare * factor
-    parts = partition(dataset_of([(400, 200)] * classes), "pathological", clients, per_client, seed=seed)
+    parts = partition(dataset_of([(400, 200)] * classes), "pathological", clients, seed, classes_per_client=per_client)
     check_everyone(parts)
     owned_NC = parts.counts() > 0
     assert (owned_NC.sum(axis=1) == per_client).all() and (owned_NC.sum(axis=0) == factor).all()
@@ -90,7 +92,8 @@ def test_dirichlet_shares_spread_as_alpha_says(dataset_of):
 @pytest.mark.parametrize("scheme", ["iid", "pathological", "dirichlet"])
 def test_the_seed_decides(dataset_of, scheme):
     data = dataset_of([(100, 50)] * 4)
-    one, same, other = (partition(data, scheme, 4, 2, 1.0, seed) for seed in (1, 1, 2))
+    settings = {"dirichlet": {"alpha": 1.0}}.get(scheme, {})
+    one, same, other = (partition(data, scheme, 4, seed, **settings) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(one.train + one.test, same.train + same.test, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one.train, other.train, strict=True))
 
@@ -98,14 +101,14 @@ def test_the_seed_decides(dataset_of, scheme):
 @quick
 @given(st.integers(0, 200), st.lists(st.integers(1, 1000), min_size=1, max_size=12))
 def test_quotas_are_exact_shares_rounded(total, weights):
-    count = schemes.quotas(total, np.array(weights) / sum(weights), np.arange(len(weights)))
+    count = quotas(total, np.array(weights) / sum(weights), np.arange(len(weights)))
     assert count.sum() == total
     for weight, got in zip(weights, count.tolist(), strict=True):
         assert abs(Fraction(total * weight, sum(weights)) - got) < 1
 
 
 def test_deal_by_hand():
-    train, test = schemes.deal(100, 10, np.array([0.50, 0.48, 0.02]), np.arange(3))
+    train, test = deal(100, 10, np.array([0.50, 0.48, 0.02]), np.arange(3))
     assert test.tolist() == [5, 5, 0]  # 2 % of 10 is nothing, so the third leaves; 50 : 48 of 100 is 51.02 : 48.98
     assert train.tolist() == [51, 49, 0]
 
@@ -119,8 +122,18 @@ def test_deal_by_hand():
         ("pathological", {"classes_per_client": 5}, "has 4 classes"),
         ("pathological", {"clients": 3, "classes_per_client": 3}, "multiple of 4"),
         ("pathological", {"clients": 200}, "fewer --clients"),
-        ("dirichlet", {"alpha": 0.0}, "--alpha"),
-        ("dirichlet", {"alpha": float("nan")}, "--alpha"),
+        ("iid", {"clients": None}, "say --clients"),
+        ("dirichlet", {"alpha": 0.0}, r"dirichlet.*alpha"),
+        ("dirichlet", {"alpha": float("nan")}, r"dirichlet.*alpha"),
+        ("dirichlet", {"alpha": float("inf")}, r"dirichlet.*alpha"),
+        ("dirichlet", {"alhpa": 1.0}, r"unknown setting dirichlet.alhpa \(did you mean 'alpha'\?\)"),
+        ("iid", {"alpha": 1.0}, "unknown setting iid.alpha"),
+        ("iid", {"normalise": "pixels"}, "did you mean 'pixel'"),
+        ("iid", {"noise": -1.0}, "--noise"),
+        ("iid", {"noise": 1.0, "normalise": "none"}, "normalised"),
+        ("iid", {"normalise": "cifar10"}, "3 channels"),
+        ("synthetic", {}, "leave --dataset out"),
+        ("roles", {}, "takes text with roles"),
         ("dirichlet", {"clients": 50}, "the data set gave .* fewer --clients"),
         ("dirichlet", {"clients": 15, "alpha": 0.01}, "1000 Dirichlet draws .* larger --alpha"),
     ],
@@ -163,12 +176,12 @@ def test_a_data_set_of_ones_own(tmp_path: Path):
 
 
 def test_written_shards(tmp_path: Path, dataset_of):
-    parts = partition(dataset_of([(40, 20)] * 4), "pathological", 4, 2)
+    parts = partition(dataset_of([(40, 20)] * 4), "pathological", 4, classes_per_client=2)
     folders = write_shards(tmp_path / "a", parts)
     assert [folder.name for folder in folders] == ["shard0", "shard1", "shard2", "shard3"]
     for folder, train, test in zip(folders, parts.train, parts.test, strict=True):
         shard = load_shard(folder)
-        assert shard.train_x[:, 0].tolist() == train.tolist() and (-1 - shard.test_x[:, 0]).tolist() == test.tolist()
+        assert shard.train_x[:, 0].tolist() == train.tolist() and (159 - shard.test_x[:, 0]).tolist() == test.tolist()
         assert shard.profile().labels == [0, 10, 20, 30]
         assert set(np.unique(shard.train_y)) == set(np.unique(shard.test_y)) and len(np.unique(shard.train_y)) == 2
         assert json.loads((folder / "meta.json").read_text()) == {"classes": [0, 10, 20, 30], "kind": "tabular"}
@@ -195,7 +208,7 @@ def test_nowhere_to_write(tmp_path: Path, dataset_of, monkeypatch):
 
 
 def test_table_and_picture(tmp_path: Path, dataset_of, monkeypatch):
-    parts = partition(dataset_of([(40, 20), (8, 4)]), "pathological", 2, 1)
+    parts = partition(dataset_of([(40, 20), (8, 4)]), "pathological", 2, classes_per_client=1)
     lines = table(parts).splitlines()
     assert lines[1].split() == ["client", "0", "10", "train", "test"]
     assert sorted(line.split()[1:] for line in lines[2:]) == [[".", "8", "8", "4"], ["40", ".", "40", "20"]]

@@ -68,7 +68,7 @@ def test_commands_and_flags_exist(path: str, page: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/operations.md", "docs/protocol.md", "docs/security.md"]
+    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/data.md", "docs/operations.md", "docs/protocol.md", "docs/security.md"]
 )
 def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
     known = set().union(*(flags(command) for _, command in every_command()))

@@ -12,15 +12,16 @@ from pathlib import Path
 from fedserver import cli
 from fedserver.engine import Engine
 
-aggregate = Engine.aggregate
 
+def endless(close):
+    def endlessly(engine, *arguments):
+        close(engine, *arguments)
+        Path(os.environ["STRUCK_AT"]).touch()
+        time.sleep(3600)
 
-def endlessly(engine, entries):
-    aggregate(engine, entries)
-    Path(os.environ["STRUCK_AT"]).touch()
-    time.sleep(3600)
+    return endlessly
 
 
 if __name__ == "__main__":
-    Engine.aggregate = endlessly
+    Engine.aggregate, Engine.adapt = endless(Engine.aggregate), endless(Engine.adapt)
     cli.main()

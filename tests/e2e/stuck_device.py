@@ -14,12 +14,12 @@ from fedclient import cli, trainer
 train = trainer.Trainer.train
 
 
-def endlessly(self, theta, received, x, y, seeds, progress, cancelled):
+def endlessly(self, theta, received, x, y, seeds, progress, cancelled, trains=()):
     def stay(done):
         Path(os.environ["STRUCK_AT"]).touch()
         time.sleep(3600)
 
-    return train(self, theta, received, x, y, seeds, stay, cancelled)
+    return train(self, theta, received, x, y, seeds, stay, cancelled, trains)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,12 @@ def test_another_model_must_be_clearly_better(personalized, common, local, kept)
     assert choose({"personalized": right(personalized), "common": right(common), "local": right(local)}) == kept
 
 
+def test_the_positions_of_one_sequence_are_no_evidence_of_their_own():
+    own, once, twice = (torch.tensor(rows, dtype=torch.bool) for rows in ([[0] * 4] * 2, [[1] * 4, [0] * 4], [[1] * 4] * 2))
+    assert choose({"personalized": own, "common": once}) == "personalized"  # gains 4 and 0: 4 = sqrt(16)
+    assert choose({"personalized": own, "common": twice}) == "common"  # 4 and 4: 8 > sqrt(32)
+
+
 def test_alone_it_stays():
     assert choose({"personalized": right("0000")}) == "personalized"
 

@@ -110,7 +110,8 @@ def test_partition_writes_shards_a_picture_and_a_table(tmp_path):
     args = ("--dataset", "digits", "--scheme", "pathological", "--clients", "5", "--out", tmp_path / "out")
     result = call("partition", *args)
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["partition.png", *(f"shard{n}" for n in range(5))]
+    written = ["partition.json", "partition.png", *(f"shard{n}" for n in range(5))]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == written
     assert "shard4" in result.output
     wrong = call("partition", "--dataset", "digits", "--scheme", "dirichlit", "--clients", "5", "--out", tmp_path / "out2")
     assert wrong.exit_code == 2

@@ -31,9 +31,9 @@ def shard(tmp_path):
 
 @pytest.fixture
 def make(shard, tmp_path):
-    def learner(method="fedper", home="home", keep="best", baseline=None, validation=0.2):
-        spec = default_spec("tabular", (4,), 2, 0, "mlr", {})
-        train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation)
+    def learner(method="fedper", home="home", keep="best", baseline=None, validation=0.2, model="mlr"):
+        spec = default_spec("tabular", (4,), 2, 0, model, {})
+        train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation, clip_norm=0.05)
         plan = Plan("f", 3, spec, [0, 1], method, {}, train)
         return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), keep, baseline)
 
@@ -93,17 +93,20 @@ def test_a_blob_that_is_served_and_common_is_fetched_once(make):
 
 
 def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(make):
-    alone, compared = make("local", "alone"), make("fedavg", "compared", baseline="local")
-    for number in (1, 2, 3):
-        train(alone, number)
-        train(compared, number)
-        if number == 2:
-            compared = make("fedavg", "compared", baseline="local")
-    assert all(compared.rivals.local[name].equal(alone.theta[name]) for name in alone.theta)
+    """Of many tensors: the norm that clips a step is a sum over them, so their order counts."""
+    for model in ("mlr", "transformer"):
+        alone = make("local", f"alone-{model}", model=model)
+        compared = make("fedavg", f"compared-{model}", baseline="local", model=model)
+        for number in (1, 2, 3):
+            train(alone, number)
+            train(compared, number)
+            compared = make("fedavg", f"compared-{model}", baseline="local", model=model)
+        assert all(compared.rivals.local[name].equal(alone.theta[name]) for name in alone.theta), model
+    alone, compared = make("local", "alone-mlr"), make("fedavg", "compared-mlr", baseline="local")
     result = evaluate(compared, own=-1, common=-1, number=3)
     assert result.kept == "local"
     assert result.accuracy == result.accuracy_local == alone.newest.accuracy_after
-    assert all(make("fedavg", "compared").finished()[name].equal(alone.theta[name]) for name in alone.theta)
+    assert all(make("fedavg", "compared-mlr").finished()[name].equal(alone.theta[name]) for name in alone.theta)
 
 
 def test_parts_that_never_leave_a_device_are_to_a_stranger_as_they_began(make):

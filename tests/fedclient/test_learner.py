@@ -103,6 +103,23 @@ def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
             carry_out(again, Order("train-2-kiel", 2, True, (), (asked,)))
 
 
+def test_an_order_says_which_tensors_move_and_hands_in_the_change_of_those(make):
+    """A newcomer's order under FedTP: what is shared is bit for bit what was received."""
+    learner = make()
+    (shared, shared_tensors), (generated, generated_tensors) = served(learner, "shared", 0.5), served(learner, "generated")
+    order = Order("train-41-kiel", 41, True, (shared, generated), ("generated",), trains=("generated",))
+    result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
+    assert all(learner.theta[name].equal(tensor) for name, tensor in shared_tensors.items())
+    change = handed_in(learner, result, "generated")
+    assert change.keys() == generated_tensors.keys() and all(tensor.any() for tensor in change.values())
+    before = dict(learner.theta)
+    for kind in ("private", "personal", "nonsense"):
+        with pytest.raises(Forbidden, match=kind):
+            carry_out(learner, Order("train-42-kiel", 42, True, trains=("generated", kind)))
+    assert all(learner.theta[name].equal(before[name]) for name in before)
+    carry_out(make("fedrod", home="two-heads"), Order("train-1-kiel", 1, True, trains=("personal",)))
+
+
 def test_the_first_weights_are_those_of_the_plans_seed(make):
     learner = make()
     expected = tensors_of(build(learner.plan.model, 3))

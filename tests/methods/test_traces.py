@@ -13,8 +13,12 @@ import torch
 from torch import nn
 
 from common.config import TrainSettings
+from common.gp.process import gibbs
+from common.gp.settings import ProcessSettings
 from common.methods.registry import get, method_from_options
 from common.objectives.base import PERSONAL
+from common.objectives.descent import batches
+from common.seeds import derive
 
 W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
 B0 = np.array([[0.5, -0.3], [0.2, 0.7]])
@@ -264,3 +268,54 @@ def test_fedtp_with_fedrod(federation, models):
     half = (played.state["a"]["head.weight"] + played.state["b"]["head.weight"]) / 2
     same(after["a"]["head.weight"], half.numpy())
     assert not any(name.startswith(PERSONAL) for name in after["a"])
+
+
+def rbf(A, Z, length, a2):
+    return a2 * np.exp(-((A[:, None] - Z) ** 2).sum(axis=-1) / (2 * A.shape[1] * length * length))
+
+
+def evidence_gradient(Z, sign, omegas, length, a2):
+    """Of -mean over chains of log N(kappa / omega | 0, K + 1/omega), a point, in the features Z (N, K)."""
+    own = rbf(Z, Z, length, a2)
+    G = np.zeros_like(own)
+    for omega in omegas:
+        A = np.linalg.inv(own + 1e-6 * a2 * np.eye(len(Z)) + np.diag(1 / omega))
+        v = A @ (sign / 2 / omega)
+        G -= (np.outer(v, v) - A) / 2 / len(omegas) / len(Z)
+    P = G * own / (Z.shape[1] * length * length)
+    return 2 * (P @ Z - P.sum(axis=1, keepdims=True) * Z)
+
+
+def test_pfedgp(federation):
+    """Client a tells its classes 0 and 1 apart; b has one class, and its body stays. tests/gp proves `gibbs` right."""
+    length, a2 = 0.6, 3.0
+    kernel = ProcessSettings(length_scale=length, output_scale=a2, gibbs_draws=4)
+    played = play(federation, "pfedgp", two_layers(), length_scale=length, output_scale=a2, gibbs_draws=4)
+    (X, y), B = SHARDS["a"], B0
+    for number in (1, 2):
+        V, generator = B, torch.Generator().manual_seed(derive(0, "a", number, "gibbs"))
+        for order in batches(3, TRAIN, derive(0, "a", number, "batches")):
+            x, sign = X[order.numpy()], np.where(y[order.numpy()] == 0, 1.0, -1.0)
+            own = rbf(x @ V.T, x @ V.T, length, a2) + 1e-6 * a2 * np.eye(3)
+            omegas = gibbs(kernel, torch.from_numpy(own), torch.from_numpy(sign), generator).numpy()
+            V = V - LR * evidence_gradient(x @ V.T, sign, omegas, length, a2).T @ x
+        B = mean({"a": V, "b": B})
+    assert np.abs(B - B0).max() > 1e-3
+    np.testing.assert_allclose(played.served("b")["body.weight"].numpy(), B, rtol=0, atol=1e-9)
+    for client in SHARDS:
+        same(played.state[client]["head.weight"], W0)
+    query = torch.tensor([[0.4, 0.9], [-1.0, 2.0]], dtype=torch.float64)
+    prepared = {client: played.prepared(client) for client in SHARDS}
+    assert played.predictor.logits(played.network, prepared["b"], query).argmax(dim=1).tolist() == [2, 2]
+    Z, Q, expected = X @ B.T, query.numpy() @ B.T, np.zeros(2)
+    np.testing.assert_allclose(prepared["a"]["memory.features"].numpy(), Z, atol=1e-6)
+    u = np.linspace(-9, 9, 20_001)
+    for omega in prepared["a"]["memory.omega"][0].double().numpy():
+        A = np.linalg.inv(rbf(Z, Z, length, a2) + 1e-6 * a2 * np.eye(3) + np.diag(1 / omega))
+        cross = rbf(Z, Q, length, a2)
+        center = cross.T @ A @ (np.where(y == 0, 0.5, -0.5) / omega)
+        spread = np.sqrt(a2 - np.einsum("nq,nk,kq->q", cross, A, cross))
+        f = center[:, None] + spread[:, None] * u
+        expected += np.trapezoid(np.exp(-u * u / 2) / np.sqrt(2 * np.pi) / (1 + np.exp(-f)), u, axis=1) / 4
+    found = played.predictor.logits(played.network, prepared["a"], query).exp().numpy()
+    np.testing.assert_allclose(found[:, :2], np.stack([expected, 1 - expected], axis=1), atol=1e-5)

@@ -13,10 +13,13 @@ from torch import nn
 from common.config import TrainSettings
 from common.methods.build import predictor_for
 from common.methods.registry import get
+from common.objectives import memory
 from common.objectives.base import LocalTask
+from common.objectives.descent import Cancelled
+from common.objectives.memory import FEATURES, LABELS
 from common.objectives.network import Network
 from common.predictors import knn as subject
-from common.predictors.knn import FEATURES, LABELS, Knn, library, nearest, nearest_faiss, nearest_torch, votes
+from common.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
 from common.predictors.settings import KnnSettings
 from common.seeds import derive
 
@@ -121,7 +124,7 @@ def test_fewer_samples_than_neighbours(way):
 
 @pytest.mark.parametrize(("capacity", "kept"), [(1.0, 20), (0.25, 5), (0.001, 1)])
 def test_memory_is_the_features_in_evaluation_mode_of_a_share_of_the_samples(monkeypatch, capacity, kept):
-    monkeypatch.setattr(subject, "BATCH", 6)
+    monkeypatch.setattr(memory, "BATCH", 6)
     x = torch.arange(40.0).view(20, 2)
     tensors = Knn(KnnSettings(capacity=capacity)).prepare(task_of(Body(2, 3).train(), x, torch.arange(20) % 3))
     rows = (tensors[FEATURES][:, 0] / 2).long()
@@ -162,7 +165,7 @@ def test_a_class_without_any_vote_has_finite_logits(way):
 
 
 def test_cancelled_between_batches():
-    with pytest.raises(subject.Cancelled):
+    with pytest.raises(Cancelled):
         Knn(KnnSettings()).prepare(task_of(Body(2, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), lambda: True))
 
 

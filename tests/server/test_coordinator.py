@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from common.pb import federation_pb2 as pb
 from common.plan import Profile
 from fedserver.coordinator import Coordinator
 from fedserver.home import Home
@@ -23,14 +26,16 @@ PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 SAID = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
 
-def on_a_server(folder: Path, scenario: Callable[[Coordinator, Store], Awaitable[None]]) -> None:
+def on_a_server(
+    folder: Path, scenario: Callable[[Coordinator, Store], Awaitable[None]], said: Mapping[str, Any] = SAID
+) -> None:
     """Runs `scenario` against a coordinator on the home in `folder`, as one process would."""
 
     async def run() -> None:
         home = Home(folder)
         home.create()
         store, threads = Store(home.database), Threads()
-        coordinator = Coordinator(home, store, resolve(SAID), "federation", threads)
+        coordinator = Coordinator(home, store, resolve(said), "federation", threads)
         try:
             await coordinator.start()
             for name in ("a", "b"):
@@ -108,3 +113,35 @@ def test_a_newer_stream_of_a_device_takes_its_orders_over(tmp_path: Path) -> Non
         assert device is not None and device.connected, "the end of the old stream changes nothing"
 
     on_a_server(tmp_path, scenario)
+
+
+def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not_to_its_own(tmp_path: Path) -> None:
+    """Where all devices train, such a one goes on from its own state: but what it leaves as it is must be the federation's."""
+    rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
+    said = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
+
+    async def next_message(session: Session) -> pb.Order:
+        while (message := await asyncio.wait_for(session.next(), 60)) is not None:
+            if message.WhichOneof("message") == "order":
+                return message.order
+        raise AssertionError("no order")
+
+    async def scenario(coordinator: Coordinator, store: Store) -> None:
+        sessions = {name: await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")}
+        for _ in ("train", "evaluate"):
+            orders = {name: await next_message(session) for name, session in sessions.items()}
+            for name, order in orders.items():
+                part = tmp_path / f"{name}.safetensors"
+                shutil.copyfile(coordinator.engine.vaults["shared"].blob("value").path, part)
+                row = Row(
+                    order.round, OrderId.parse(order.id, name).work, name, samples=10, accuracy_before=0.5, test_samples=4
+                )
+                coordinator.inbox.accept(OrderId.parse(order.id, name), row, {"shared": part} if order.returns else {})
+                assert await coordinator.report(name, order.round)
+        [newcomer] = {"a", "b"} - set(coordinator.machine.record.last_cohort)
+        order = await next_message(sessions[newcomer])
+        assert (order.id, list(order.trains), list(order.returns)) == (f"train-2-{newcomer}", ["private"], [])
+        assert [ref.part for ref in order.downloads] == ["shared"]
+        assert store.record().adapting == {newcomer: 0}
+
+    on_a_server(tmp_path, scenario, said)

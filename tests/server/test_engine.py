@@ -9,6 +9,8 @@ import torch
 
 from common.config import TrainSettings
 from common.errors import UpdateRefused
+from common.methods.adaptation import adaptation_of
+from common.methods.registry import method_of
 from common.plan import ModelSpec, Plan
 from common.wire.files import read_tensors, write_tensors
 from common.wire.malformed import MissingTensor, NotFinite, WrongDtype, WrongShape
@@ -155,3 +157,30 @@ def test_no_answer_may_be_much_larger_than_the_part(bench):
     tiny = bench()
     size = tiny.engine.serve(["a"])["a"]["shared"].size
     assert size <= tiny.engine.max_bytes("shared") <= size + (1 << 17)
+
+
+@pytest.mark.parametrize("adapt", ["personal", "hypernetwork", "all"])
+def test_an_adaptation_takes_up_what_it_says_and_nothing_else(bench, adapt):
+    tiny = bench("fedtp+mcsa", "vit")
+    tiny.close(a=(0.25, 3), b=(-0.5, 5))
+    before = tiny.digests(("a", "b", "z"))
+    adaptation = adaptation_of(method_of(tiny.plan), {}, adapt)
+    tiny.engine.adapt({"z": tiny.entry("z", 0.125, 4)}, adaptation)
+    tiny.commit()
+    after = tiny.digests(("a", "b", "z"))
+    tiny.closed += 1
+    tiny.restart()
+    assert tiny.digests(("a", "b", "z")) == after
+    changed = {(name, part) for name in after for part in after[name] if after[name][part] != before[name][part]}
+    own = {("z", "generated"), ("z", "attended")}
+    everybodys = {("a", "generated"), ("b", "generated"), ("z", "generated")}
+    assert changed == {"personal": own, "hypernetwork": everybodys, "all": own | everybodys}[adapt]
+
+
+def test_an_adaptation_on_the_device_alone_leaves_the_state_as_it_is(bench):
+    tiny = bench("fedper", "vit")
+    before = tiny.digests()
+    adaptation = adaptation_of(method_of(tiny.plan), {}, "personal")
+    assert tiny.engine.adapt({"z": Entry(Row(1, "train", "z", samples=4), {})}, adaptation) == {}
+    assert tiny.engine.staged_slots() == []
+    assert tiny.digests() == before

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from common.config import load_settings
 from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from common.plan import Profile
-from fedserver.planning import check_fits, check_like, make_plan, reconcile, resolve
+from fedserver.planning import check_fits, check_like, check_possible, make_plan, reconcile, resolve
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 
@@ -52,6 +53,20 @@ def test_the_same_flags_again_or_none_are_no_contradiction() -> None:
     assert reconcile(recorded, {"round": {"rounds": 3}}) == recorded
     assert reconcile({}, {"round": {"rounds": 40}}) == {"round": {"rounds": 40}}, "saying a default out loud is fine"
     assert reconcile(recorded, {"server": {"keepalive_s": 5.0}})["server"] == {"keepalive_s": 5.0}
+
+
+def test_what_is_done_with_newcomers_can_be_said_when_the_end_is_there() -> None:
+    recorded = {"method": {"name": "fedper"}, "round": {"rounds": 3}}
+    merged = reconcile(recorded, {"round": {"adapt_rounds": 5, "adapt": "all"}})
+    assert (resolve(merged).policy.adapt_rounds, resolve(merged).round.adapt) == (5, "all")
+    with pytest.raises(SettingError, match="fedper generates nothing"):
+        reconcile(recorded, {"round": {"adapt": "embedding"}})
+
+
+def test_where_nothing_is_personal_newcomers_get_no_rounds() -> None:
+    said = {"method": {"name": "fedavg"}, "round": {"adapt_rounds": 5}}
+    assert (resolve(said).adaptation, resolve(said).policy.adapt_rounds) == (None, 0)
+    assert resolve(said | {"round": {"adapt_rounds": 5, "adapt": "all"}}).policy.adapt_rounds == 5
 
 
 @pytest.mark.parametrize(
@@ -101,3 +116,25 @@ def test_what_does_not_fit_the_plan_is_refused_with_what_was_expected() -> None:
         check_fits(Profile("images", (8, 8, 1), [3, 4], 1, 0), plan, "late")
     with pytest.raises(ShapeMismatch, match="tabular"):
         check_like(Profile("tabular", (8,), [3], 1, 0), IMAGES, "odd")
+
+
+TEXT = Profile("tokens", (16,), [0, 1], 9, 3, vocabulary=50, per_position=True)
+
+
+def test_labels_for_every_position_are_in_the_plan_and_everybody_must_have_them() -> None:
+    plan = make_plan(resolve({}), {"a": TEXT}, "f")
+    assert plan.model.per_position and not make_plan(resolve({}), {"a": IMAGES}, "f").model.per_position
+    check_fits(TEXT, plan, "a")
+    check_like(TEXT, TEXT, "b")
+    other = msgspec.structs.replace(TEXT, per_position=False)
+    for check in (lambda: check_fits(other, plan, "odd"), lambda: check_like(other, TEXT, "odd")):
+        with pytest.raises(ShapeMismatch, match=r"odd has a label for every sequence; .* expects one for every position"):
+            check()
+    with pytest.raises(ShapeMismatch, match=r"has a label for every position; .* expects one for every sequence"):
+        check_fits(TEXT, make_plan(resolve({}), {"a": other}, "f"), "odd")
+
+
+def test_only_tokens_have_labels_for_every_position() -> None:
+    check_possible(TEXT, "a")
+    with pytest.raises(SettingError, match="odd declares a label for every position of images"):
+        check_possible(msgspec.structs.replace(IMAGES, per_position=True), "odd")

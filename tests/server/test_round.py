@@ -253,6 +253,140 @@ def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: l
     assert [number for work, number in opened if work == "train"] == list(range(1, 8))
 
 
+def done(**policy: object) -> RoundMachine:
+    """A finished federation of a and b, both gone, that gives newcomers rounds."""
+    record = Record(phase=Phase.DONE, round=2, devices=["a", "b"], last_cohort=["a", "b"])
+    return machine(record, {"a", "b"}, adapt_rounds=2, **policy)
+
+
+def test_newcomers_to_a_finished_federation_get_their_rounds_and_an_evaluation_and_it_is_done_again() -> None:
+    m = done()
+    assert m.handle(Connected("x", 0, newcomer=True)) == [Open("train", 3, ("x",))]
+    assert (m.record.phase, m.record.adapting, m.quorum) == (Phase.TRAINING, {"x": 0}, 1)
+    assert m.handle(Connected("y", 1, newcomer=True)) == [], "takes part from the next round on"
+    assert m.handle(Reported("x", 3, 2)) == [Receipt("x", accepted=True), Aggregate(3, ("x",))]
+    assert m.handle(Aggregated(3)) == [Open("train", 4, ("x", "y"))]
+    m.handle(Reported("y", 4, 4))
+    assert m.handle(Reported("x", 4, 5))[-1] == Aggregate(4, ("x", "y"))
+    assert m.handle(Connected("z", 6, newcomer=True)) == []
+    assert m.handle(Aggregated(7)) == [Open("train", 5, ("y",))], "x had its two; z comes too late for these"
+    m.handle(Reported("y", 5, 8))
+    assert m.handle(Aggregated(9)) == [Open("evaluate", 5, ("x", "y"))]
+    m.handle(Reported("x", 5, 10))
+    assert m.handle(Reported("y", 5, 11)) == [Receipt("y", accepted=True), Finish(("x", "y")), Open("train", 6, ("z",))]
+    m.handle(Reported("z", 6, 12))
+    m.handle(Aggregated(13))
+    m.handle(Reported("z", 7, 14))
+    assert m.handle(Aggregated(15)) == [Open("evaluate", 7, ("z",))]
+    assert m.handle(Reported("z", 7, 16)) == [Receipt("z", accepted=True), Finish(("z",))]
+    assert (m.record.phase, m.record.round, m.record.adapting) == (Phase.DONE, 7, {})
+
+
+def test_old_clients_are_not_disturbed_by_newcomers() -> None:
+    m = done(rounds=2)
+    m.handle(Connected("x", 0, newcomer=True))
+    assert m.handle(Connected("a", 1)) == [Finish(("a",))], "it has evaluated the end"
+    assert m.handle(Connected("c", 2)) == [], "it has not, and evaluates with the newcomers"
+    m.handle(Reported("x", 3, 3))
+    m.handle(Aggregated(4))
+    m.handle(Reported("x", 4, 5))
+    assert m.handle(Aggregated(6)) == [Open("evaluate", 4, ("c", "x"))]
+    assert m.handle(Connected("b", 7)) == [Finish(("b",))]
+    m.handle(Reported("x", 4, 8))
+    assert m.handle(Reported("c", 4, 9))[-1] == Finish(("c", "x"))
+    assert m.handle(Connected("b", 10)) == [Finish(("b",))]
+
+
+@pytest.mark.parametrize("adapt", ["hypernetwork", "all"])
+def test_where_everybodys_state_moves_who_comes_back_evaluates_it(adapt: str) -> None:
+    m = done(adapt=adapt)
+    m.handle(Connected("x", 0, newcomer=True))
+    for number in (3, 4):
+        m.handle(Reported("x", number, 1))
+        m.handle(Aggregated(2))
+    m.handle(Reported("x", 4, 3))
+    assert m.record.phase is Phase.DONE
+    assert m.handle(Connected("a", 4)) == [Open("evaluate", 4, ("a",))]
+    assert m.handle(Reported("a", 4, 5)) == [Receipt("a", accepted=True), Finish(("a",))]
+    assert m.handle(Connected("x", 6)) == [Finish(("x",))]
+
+
+def test_newcomers_that_go_away_hold_nobody_up() -> None:
+    m = done()
+    m.handle(Connected("x", 0, newcomer=True))
+    m.handle(Connected("c", 1))
+    m.handle(Disconnected("x", 5))
+    assert m.next_wake(6) == 15
+    assert m.handle(Tick(15)) == [Open("evaluate", 2, ("c",))]
+    assert m.handle(Reported("c", 2, 16)) == [Receipt("c", accepted=True), Finish(("c",))]
+    assert (m.record.phase, m.record.round) == (Phase.DONE, 2)
+    assert m.handle(Connected("x", 20, newcomer=True)) == [Open("train", 3, ("x",))]
+
+
+def test_a_newcomer_that_can_train_nothing_is_not_asked_for_ever() -> None:
+    m = done()
+    m.handle(Connected("x", 0, newcomer=True))
+    assert m.handle(Excused("x", 1)) == [Open("evaluate", 2, ("x",))]
+    assert m.handle(Reported("x", 2, 2)) == [Receipt("x", accepted=True), Finish(("x",))]
+
+
+def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> None:
+    m = done()
+    m.handle(Connected("x", 0, newcomer=True))
+    m.handle(Connected("y", 0, newcomer=True))
+    m.handle(Reported("x", 3, 1))
+    assert m.handle(Aggregated(2)) == [Open("train", 4, ("x", "y"))]
+    m.handle(Reported("x", 4, 3))
+    assert m.handle(Tick(102)) == [Aggregate(4, ("x",))]
+    assert m.handle(Aggregated(103)) == [Open("train", 5, ("y",))]
+    assert m.handle(Tick(203)) == [Open("evaluate", 4, ("x", "y"))]
+
+
+def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
+    m = done()
+    m.handle(Connected("x", 0, newcomer=True))
+    m.handle(Connected("y", 0, newcomer=True))
+    m.handle(Reported("x", 3, 1))
+    in_aggregating = msgspec.json.decode(msgspec.json.encode(m.record), type=Record)
+    again = machine(in_aggregating, {"x"}, adapt_rounds=2)
+    assert again.resume(50) == [Aggregate(3, ("x",))]
+    assert again.handle(Aggregated(51)) == [Open("train", 4, ())], "nobody is back yet, and x has its grace"
+    in_training = msgspec.json.decode(msgspec.json.encode(again.record), type=Record)
+    third = RoundMachine(again.policy, 0, in_training, set(), finished={"a", "b"})
+    assert third.resume(60) == []
+    assert third.handle(Connected("a", 61)) == [Finish(("a",))]
+    assert third.handle(Connected("x", 62)) == [Open("train", 4, ("x",))]
+    third.handle(Reported("x", 4, 63))
+    assert third.handle(Aggregated(64)) == [Open("evaluate", 4, ("x",))]
+
+
+def test_who_never_contributed_is_a_newcomer_when_the_rounds_are_over() -> None:
+    m = machine(rounds=1, min_clients=3, clients=1, quorum=1, adapt_rounds=1)
+    for name in "abc":
+        m.handle(Connected(name, 0, newcomer=True))
+    [sampled] = m.record.cohort
+    others = tuple(sorted({"a", "b", "c"} - {sampled}))
+    m.handle(Reported(sampled, 1, 1))
+    assert m.handle(Aggregated(2)) == [Open("evaluate", 1, ("a", "b", "c"))]
+    m.handle(Reported("a", 1, 3))
+    m.handle(Reported("b", 1, 3))
+    assert m.handle(Reported("c", 1, 3))[1:] == [Finish((sampled,)), Open("train", 2, others)]
+
+
+def test_without_rounds_for_newcomers_a_newcomer_is_a_latecomer() -> None:
+    m = machine(Record(phase=Phase.DONE, round=2), {"a"})
+    assert m.handle(Connected("z", 1, newcomer=True)) == [Open("evaluate", 2, ("z",))]
+    assert m.handle(Reported("z", 2, 2)) == [Receipt("z", accepted=True), Finish(("z",))]
+
+
+def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
+    m = machine(Record(phase=Phase.EVALUATING, round=2, devices=["a"], deadline=100.0))
+    m.handle(Connected("a", 0))
+    assert m.handle(Connected("z", 1)) == []
+    assert m.handle(Reported("a", 2, 2))[1:] == [Finish(("a",)), Open("evaluate", 2, ("z",))]
+    assert m.handle(Reported("z", 2, 3)) == [Receipt("z", accepted=True), Finish(("z",))]
+
+
 NAMES = st.sampled_from("abcd")
 EVENTS = st.one_of(
     st.builds(Connected, NAMES, st.just(0.0)),
@@ -283,3 +417,46 @@ def test_any_history_keeps_the_promises(history: list[tuple[object, float]]) -> 
         assert wake is None or wake >= now or wake == m.record.deadline
         copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.reported))
         assert copy.awaited == m.awaited
+
+
+NEWCOMERS = st.one_of(EVENTS, st.builds(Connected, st.sampled_from("wxyz"), st.just(0.0), st.just(True)), EVENTS)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(NEWCOMERS, st.floats(0, 60)), max_size=120))
+def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[tuple[object, float]]) -> None:
+    """Cohorts hold newcomers alone, nobody gets more rounds than are given, and when all are silent it is done again."""
+    m, now, given_rounds = done(), 0.0, dict[str, int]()
+
+    def play(event: object) -> None:
+        effects = m.handle(event)  # type: ignore[arg-type]
+        for effect in effects:
+            if isinstance(effect, Open) and effect.work == "train":
+                assert set(effect.devices) <= set("wxyz")
+            if isinstance(effect, Aggregate):
+                assert effect.cohort and set(effect.cohort) <= set("wxyz") & set(m.record.adapting)
+                for name in effect.cohort:
+                    given_rounds[name] = given_rounds.get(name, 0) + 1
+                play(Aggregated(now))
+
+    for event, step in history:
+        now += step
+        if isinstance(event, Connected):
+            newcomer = event.name in "wxyz" and not given_rounds.get(event.name)
+            event = Connected(event.name, now, newcomer)
+        else:
+            number = m.record.open_orders[1]
+            event = msgspec.convert(
+                {**vars(event), "now": now, **({"round": number} if "round" in vars(event) else {})}, type(event)
+            )  # type: ignore[call-overload]
+        play(event)
+        assert all(count <= 2 for count in given_rounds.values())
+        copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.reported))
+        assert copy.awaited == m.awaited
+    for _ in range(12):
+        wake = m.next_wake(now)
+        if wake is None:
+            break
+        now = max(now, wake)
+        play(Tick(now))
+    assert m.record.phase is Phase.DONE

@@ -1,0 +1,159 @@
+"""Rounds to parity: two devices join a finished federation of eight; how soon are they as good as the old ones?
+
+`python -m benchmarks.newcomers --out benchmarks/results/newcomers.csv`: a real server, a hosted fleet of eight devices with two
+of ten digits each to the end, then a fleet of two. A row is a method with a way of adapting, written as its federation ends.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from common.data.datasets import load_source
+from common.data.partition import partition, write_shards
+from common.methods.registry import get
+
+BIN = Path(sys.executable).parent
+LISTENS = re.compile(r"listens on \S+:(\d+)")
+TIMEOUT_S, LOOK_S = 600.0, 0.1
+CLIENTS, NEW = 10, 2
+MARGIN = 0.02  # of accuracy: so close to the old devices' mean is parity
+CASES = (
+    ("fedtp", "embedding"),
+    ("fedtp", "hypernetwork"),
+    ("vanilla-personalized", "personal"),
+    ("fedrod", "personal"),
+    ("fedmcsa", "personal"),
+    ("fedper", "personal"),
+)
+
+
+class Home:
+    """One federation's processes below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"ATTUNE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+
+    def run(self, *words: object) -> str:
+        """A command to its end; its standard output."""
+        command = [str(BIN / str(words[0])), *map(str, words[1:])]
+        done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+        return done.stdout
+
+    @contextmanager
+    def server(self, *flags: object) -> Iterator[str]:
+        """A server while the block runs; its address."""
+        path = self.folder / "server.log"
+        command = [str(BIN / "fedserver"), "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
+        with path.open("w") as log:
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        try:
+            while not (found := LISTENS.search(path.read_text())):
+                if process.poll() is not None:
+                    raise RuntimeError(path.read_text())
+                time.sleep(LOOK_S)
+            yield f"localhost:{found.group(1)}"
+        finally:
+            process.terminate()
+            process.wait()
+
+    def metrics(self) -> list[dict[str, str]]:
+        """The rows of metrics.csv."""
+        out = self.folder / "export"
+        self.run("fedserver", "export", "--out", out)
+        return list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
+
+
+def course(rows: list[dict[str, str]], client: str, trained: bool) -> list[float]:
+    """A newcomer's accuracy with its first model, and after each of its rounds. client: how its name ends.
+
+    trained: judged after local training; otherwise with what is served at the beginning of the next round, or at the end.
+    """
+    own = [row for row in rows if row["client"].endswith(client)]
+    before = [float(row["accuracy_before"]) for row in own]
+    after = [float(row["accuracy_after"]) for row in own if row["work"] == "train"]
+    return before[:1] + (after if trained else before[1:])
+
+
+def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, flags: tuple[str, ...]) -> dict[str, Any]:
+    """One federation to its end, then the newcomers to theirs."""
+    folder = Path(tempfile.mkdtemp(prefix="attune-newcomers-"))
+    home, started = Home(folder), time.monotonic()
+    settings = [
+        word for text in (f"round.adapt={adapt}", f"round.adapt_rounds={adapt_rounds}", *flags) for word in ("--set", text)
+    ]
+    try:
+        old = ("--method", method, "--rounds", rounds, "--min-clients", CLIENTS - NEW, *settings)
+        with home.server(*old) as address:
+            home.run("fedclient", "--data", f"{shards}/old/*", "--server", address)
+            parity = json.loads(home.run("fedserver", "status", "--json"))["accuracy"]["mean_over_clients"]
+            home.run("fedclient", "--data", f"{shards}/new/*", "--server", address)
+            rows = home.metrics()
+    finally:
+        shutil.rmtree(folder)
+    names = sorted(path.name for path in (shards / "new").iterdir())
+    courses = [course(rows, name, get(method).evaluate == "trained") for name in names]
+    means = [fmean(values) for values in zip(*courses, strict=True)]
+    reached = next((number for number, mean in enumerate(means) if mean >= parity - MARGIN), None)
+    return {
+        "method": method,
+        "adapt": adapt,
+        "rounds": rounds,
+        "old_mean": round(parity, 4),
+        "first_model": round(means[0], 4),
+        "rounds_to_parity": f"not within {adapt_rounds}" if reached is None else reached,
+        **{f"after_{number}": round(mean, 4) for number, mean in enumerate(means[1:], start=1)},
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def cut(folder: Path, seed: int) -> None:
+    """Ten shards of two digits each, the last two set apart."""
+    shards = write_shards(
+        folder / "all", partition(load_source("digits", seed), "pathological", CLIENTS, seed, classes_per_client=2)
+    )
+    for number, shard in enumerate(shards):
+        target = folder / ("old" if number < CLIENTS - NEW else "new") / shard.name
+        target.parent.mkdir(exist_ok=True)
+        shard.rename(target)
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--case", "chosen", multiple=True, help="Only these, as METHOD:ADAPT (default: all).")
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--adapt-rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--set", "flags", multiple=True, help="Further settings, as for fedserver.")
+def main(out: Path, chosen: tuple[str, ...], rounds: int, adapt_rounds: int, seed: int, flags: tuple[str, ...]) -> None:
+    """Runs the cases one after the other."""
+    columns = ["method", "adapt", "rounds", "seed", "old_mean", "first_model", "rounds_to_parity"]
+    columns += [*(f"after_{number}" for number in range(1, adapt_rounds + 1)), "seconds"]
+    with tempfile.TemporaryDirectory() as folder, out.open("w", newline="", encoding="utf-8") as file:
+        cut(Path(folder), seed)
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        for method, adapt in [one.split(":") for one in chosen] or CASES:
+            row = case(Path(folder), method, adapt, rounds, adapt_rounds, (f"seed={seed}", *flags))
+            writer.writerow(row | {"seed": seed})
+            file.flush()
+            click.echo(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Every built-in method on sequences of tokens with a label for every position, in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import TrainSettings
+from common.data.prepare import prepare
+from common.data.shard import load_shard
+from common.errors import ShapeMismatch
+from common.methods.algebra import PartKind
+from common.methods.registry import get, names
+from common.models.registry import build, default_spec
+from common.plan import ModelSpec, Plan
+from fedclient import artifact, workshop
+from fedclient.home import Home
+from fedclient.learner import Learner
+from fedclient.session import Order
+from fedclient.state import Orders
+
+STEPS, LETTERS, SAMPLES = 4, 5, 24
+HYPER = {"hidden": 8, "embedding_dim": 4}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The models are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def spec(name: str = "transformer", per_position: bool = True) -> ModelSpec:
+    small = {"width": 12} if name == "lstm" else {"width": 8, "depth": 1, "heads": 2}
+    return default_spec("tokens", (STEPS,), LETTERS, LETTERS, name, small, per_position)
+
+
+def options(method: str) -> dict[str, int]:
+    """Small, where a hypernetwork takes part."""
+    parts: list[PartKind] = [kind for kind in get(method).kinds if kind != "private"]
+    return HYPER if any(get(method).aggregators[kind] == "hypernetwork" for kind in parts) else {}
+
+
+def text(step: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences in which each letter follows from the one before, so that every label can be known from its own position."""
+    start = np.random.default_rng(seed).integers(0, LETTERS, SAMPLES)
+    whole = (start[:, None] + step * np.arange(STEPS + 1)) % LETTERS
+    return whole[:, :-1], whole[:, 1:]
+
+
+def case(method: str, name: str = "transformer"):
+    return pytest.param(method, name, id=f"{method} {name}")
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [*(case(method) for method in names()), *(case(name, "lstm") for name in ("fedavg", "fedrod", "ditto"))],
+)
+def test_a_method_learns_what_follows_at_every_position(federation, method, model):
+    """Two devices count in different steps; at every position they are right half again as often as by a guess, 1/5.
+
+    In two rounds a hypernetwork that makes the whole model hardly moves, so pFedHN's devices are judged as they have trained.
+    """
+    shards = {"a": text(1, 0), "b": text(2, 1)}
+    train = TrainSettings(lr=0.1, batch_size=8, local_epochs=6)
+    every = federation(get(method), build(spec(model), 0), shards, options(method), train)
+    for _ in range(2):
+        every.round()
+    served = get(method).evaluate == "served" and method != "pfedhn"
+    right = np.zeros(STEPS)
+    for client, (x, y) in shards.items():
+        prepared = every.prepared(client, served=served)
+        every.network.model.eval()
+        with torch.no_grad():
+            logits_NTC = every.predictor.logits(every.network, prepared, torch.from_numpy(x))
+        assert logits_NTC.shape == (SAMPLES, STEPS, LETTERS) and logits_NTC.isfinite().all()
+        right += (logits_NTC.argmax(-1).numpy() == y).mean(axis=0) / len(shards)
+    assert all(np.isfinite(loss) for loss in every.losses.values())
+    assert right.min() > 0.3
+
+
+@pytest.fixture
+def shard(tmp_path):
+    x, y = text(1, 0)
+    (tmp_path / "text").mkdir()
+    np.savez(tmp_path / "text" / "train.npz", x=x[:16], y=y[:16])
+    np.savez(tmp_path / "text" / "test.npz", x=x[16:], y=y[16:])
+    return load_shard(tmp_path / "text")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtp+knn", "fedrod", "per-fedavg", "pfedme"])
+def test_a_device_counts_sequences_and_its_finished_model_labels_every_position_as_it_did(method, shard, tmp_path):
+    plan = Plan("f", 3, spec(), [4, 3, 2, 1, 0], method, options(method), TrainSettings(lr=0.1, batch_size=8, local_epochs=2))
+    orders = Orders(tmp_path / "home" / "orders")
+    learner = Learner(plan, prepare(shard, plan), "kiel", orders, torch.device("cpu"))
+    result = learner.carry_out(Order("train-1-kiel", 1, True, (), ()), {}, 0, lambda done: None, lambda: False)
+    assert (result.samples, result.test_samples) == (16, 8)
+    home = Home(tmp_path / "home")
+    workshop.save_model(learner, home)
+    model = artifact.Model(home.model)
+    labels = np.array(model.predict(shard.test_x, "new"))
+    assert labels.shape == (8, STEPS)
+    assert model.evaluate(shard) == (result.accuracy, 8)
+    assert float((labels == shard.test_y).mean()) == pytest.approx(result.accuracy)
+
+
+def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_path):
+    plan = Plan("f", 3, spec(), list(range(LETTERS)), "fedavg", {}, TrainSettings(local_epochs=1))
+    learner = Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / "home" / "orders"), torch.device("cpu"))
+    learner.carry_out(Order("train-1-kiel", 1, True, (), ()), {}, 0, lambda done: None, lambda: False)
+    home = Home(tmp_path / "home")
+    workshop.save_model(learner, home)
+    np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])
+    np.savez(tmp_path / "text" / "test.npz", x=shard.test_x, y=shard.test_y[:, -1])
+    with pytest.raises(ShapeMismatch, match="has a label for every sample, but the model gives one for every position"):
+        artifact.Model(home.model).evaluate(load_shard(tmp_path / "text"))
