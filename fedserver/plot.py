@@ -82,8 +82,8 @@ def attention(source: Source) -> page.Section:
     kept = source.tensors(matrices.KEY, read)
     if kept is None:
         raise SettingError(
-            f"the method {source.summary.method} has no attention between clients, or no round of it is closed; "
-            "fedmcsa, fedamp and their relatives have"
+            f"{source.summary.method} keeps no matrices of who learns from whom; "
+            "fedmcsa, fedamp and their relatives do, from the first round on that this version closes"
         )
     names, found = kept
     if not found:
@@ -98,9 +98,7 @@ def embeddings(source: Source) -> page.Section:
 
     kept = source.tensors("network", read)
     if kept is None:
-        raise SettingError(
-            f"the method {source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have"
-        )
+        raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
     names, z_NE = kept
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 

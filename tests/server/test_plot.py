@@ -85,7 +85,7 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     fed = federation("fedtp", clients=5)
     lines = fed.plot(tmp_path / "out")
     page = check_pictures(tmp_path / "out", {"accuracy", "clients", "embeddings"})
-    assert lines[-1].startswith("no picture 'attention': the method fedtp has no attention")
+    assert lines[-1].startswith("no picture 'attention': fedtp keeps no matrices")
     assert page.row("0")[1:] == ["5", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
     assert page.row("1")[4:] == ["5", "0.6250", "0.6250"], "0.5 + (0 + 1 + 2 + 3 + 4) / 16 / 5"
     assert page.row("vm-shard3")[:6] == ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"]
@@ -96,7 +96,7 @@ def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
     fed = federation("fedmcsa", clients=3, sigma=0.0)
     lines = fed.plot(tmp_path / "out")
     page = check_pictures(tmp_path / "out", {"accuracy", "clients", "attention"})
-    assert any("no picture 'embeddings': the method fedmcsa has no embeddings" in line for line in lines)
+    assert any("no picture 'embeddings': fedmcsa has no embeddings" in line for line in lines)
     assert page.row("blocks.0.attention.to_qkv") == ["blocks.0.attention.to_qkv", "0.3333", "3.0000"], "sigma 0 is the mean"
     assert page.row("mean") == ["mean", "0.3333", "3.0000"]
 
@@ -114,10 +114,23 @@ def test_the_attention_is_exported_too(federation, tmp_path):
     assert (tmp_path / "export" / "attention.safetensors").read_bytes() == (fed.home.state / slot.file).read_bytes()
 
 
+def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_path, monkeypatch):
+    fed = federation("fedmcsa", clients=2)
+    source = plot.Source(fed.home, fed.store, None)
+    present = fed.store.slots()
+    gone = [msgspec.structs.replace(slot, file=f"old.{slot.file}") for slot in present]
+    answers = [gone, present]
+    monkeypatch.setattr(fed.store, "slots", lambda: answers.pop(0))
+    assert source.tensors("matrices", lambda file: "mean" in file) is True
+    answers[:] = [gone] * plot.ATTEMPTS
+    with pytest.raises(FileNotFoundError):
+        source.tensors("matrices", lambda file: True)
+
+
 @pytest.mark.parametrize(
     ("method", "picture", "message"),
     [
-        ("fedavg", "attention", "fedavg has no attention between clients"),
+        ("fedavg", "attention", "fedavg keeps no matrices of who learns from whom"),
         ("fedavg", "embeddings", "fedavg has no embeddings"),
         ("fedtp", "embeddings", "at least 4 clients; 2 were trained"),
     ],
