@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from common import figures
 from common.interval import wilson
 from common.page import Cell, Picture, Section, Table
-from fedserver.summary import Client, Summary
+from fedserver.summary import Client, Point, Summary
 
 SERIES = {
     "before": ("as served, before local training", figures.BEFORE, "o"),
@@ -53,14 +53,12 @@ def curves(summary: Summary) -> Section:
         points = summary.curves[key]
         if not points:
             continue
-        x, y = [point.round for point in points], [point.mean_over_clients for point in points]
         whole = [point for point in points if point.whole]
-        axes.plot(x, y, color=colour, linewidth=1.6, alpha=1.0 if len(whole) == len(points) else 0.55)
         size = 4.5 if len(points) <= MARKED else 2.5
-        if len(whole) < len(points) and len(points) <= MARKED:
-            axes.plot(x, y, mark, color=colour, markerfacecolor="white", markersize=size)
-        at = ([point.round for point in whole], [point.mean_over_clients for point in whole])
-        axes.plot(*at, mark, color=colour, markersize=size, label=label)
+        if len(whole) < len(points):
+            face = "white" if len(points) <= MARKED else "none"
+            axes.plot(*_xy(points), f"-{mark}", color=colour, linewidth=1, alpha=0.5, markerfacecolor=face, markersize=size)
+        axes.plot(*_xy(whole), f"-{mark}", color=colour, linewidth=1.6, markersize=size, label=label)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("closed rounds")
     axes.set_ylabel(f"{LABEL}, mean over clients")
@@ -69,9 +67,13 @@ def curves(summary: Summary) -> Section:
     axes.legend(frameon=False, loc="lower right")
     figures.plain(axes)
     partial = any(not point.whole for points in summary.curves.values() for point in points)
-    hint = " Hollow marks are of those clients only that took part in the next round." if partial else ""
+    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if partial else ""
     caption = f"Each client's accuracy on its own test part, averaged over clients.{hint}"
     return Section("Accuracy by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary))
+
+
+def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:
+    return [point.round for point in points], [point.mean_over_clients for point in points]
 
 
 def _curve_table(summary: Summary) -> Table:
