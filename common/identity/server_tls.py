@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import grpc
@@ -10,21 +11,20 @@ from common.errors import Forbidden
 from common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
 from common.identity.credential import Credential, fingerprint_of
 
+HANDSHAKES_PASS_S = 0.25  # from asking for the configuration to holding on to it takes a handshake microseconds, if it is let
+
 
 class LiveServerCredentials:
-    """Credentials of a port that requires a client certificate, whose trust roots and certificate change while it serves.
+    """Credentials of one port that requires a client certificate, whose trust roots and certificate change while it serves.
 
-    Open connections are not touched by a change: who must go at once is refused by fingerprint, call by call.
+    Open connections are not touched by a change: who must go at once is refused by fingerprint, call by call. With a change
+    the core forgets its session-ticket keys, so no session is resumed under other roots than those it began under.
     """
 
     def __init__(self, roots_pem: Sequence[bytes], server: Credential) -> None:
-        self._configuration = _configuration(roots_pem, server)
+        self._shown = self._wanted = (tuple(roots_pem), server)
         self.credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-            self._configuration,
-            # gRPC asks in a thread of its own at every handshake. Handing the object over each time, changed or not, also
-            # makes the core forget its session-ticket keys, so no handshake is ever skipped by resuming an old session.
-            lambda: self._configuration,
-            require_client_authentication=True,
+            _configuration(roots_pem, server), self._fetch, require_client_authentication=True
         )
 
     def update(self, roots_pem: Sequence[bytes], server: Credential) -> None:
@@ -32,12 +32,30 @@ class LiveServerCredentials:
 
         Raises ValueError for an empty list, which gRPC would take for "trust the system's public authorities".
         """
-        self._configuration = _configuration(roots_pem, server)
+        _check(roots_pem)
+        self._wanted = (tuple(roots_pem), server)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """What gRPC asks at every handshake, in a thread of its own and under a lock of its own; None: nothing has changed.
+
+        The core frees the old configuration as soon as this returns a new one, while a handshake that has asked just before
+        may still be about to use it: the process would crash (grpc issue 36693). Those get time to get past that point; the
+        core's lock keeps others from coming in between.
+        """
+        if self._wanted == self._shown:
+            return None
+        time.sleep(HANDSHAKES_PASS_S)
+        self._shown = self._wanted
+        return _configuration(*self._shown)
+
+
+def _check(roots_pem: Sequence[bytes]) -> None:
+    if not roots_pem:
+        raise ValueError("mutual TLS needs at least one trust root")
 
 
 def _configuration(roots_pem: Sequence[bytes], server: Credential) -> grpc.ServerCertificateConfiguration:
-    if not roots_pem:
-        raise ValueError("mutual TLS needs at least one trust root")
+    _check(roots_pem)
     pairs = [(server.key_pem, server.certificate_pem)]
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=b"".join(roots_pem))
 

@@ -153,12 +153,12 @@ def test_a_token_that_the_server_knows(authority: Authority, serve: Any) -> None
 
 
 def test_the_wrong_server(authority: Authority, stranger: Authority, device: Any, serve: Any) -> None:
-    live = LiveServerCredentials([authority.certificate_pem], stranger.issue_server())
     token = JoinToken.new(authority.public_key_compressed)
     for root_pem, credential in (
         (authority.certificate_pem, device(authority)),
         (token.trust_anchor_pem(), token.bootstrap()),
     ):
+        live = LiveServerCredentials([authority.certificate_pem], stranger.issue_server())
         found = _diagnosed_against(serve, live, root_pem, credential)
         assert type(found) is FingerprintMismatch
         assert short_form(authority.certificate_pem) in str(found)
