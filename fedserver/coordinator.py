@@ -20,13 +20,14 @@ import msgspec
 from common.errors import AttuneError, FederationFailed, OrderClosed, UpdateRefused
 from common.pb import federation_pb2 as pb
 from common.plan import Plan, Profile
-from fedserver import planning, round
+from fedserver import events, planning
 from fedserver.home import Home
 from fedserver.inbox import Inbox
 from fedserver.orderbook import OrderBook, needs_download
 from fedserver.orders import OrderId
 from fedserver.report import summary
 from fedserver.roster import Roster
+from fedserver.round import RoundMachine
 from fedserver.sessions import Session
 from fedserver.store import Store
 from fedserver.threads import Threads
@@ -60,9 +61,7 @@ class Coordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         record = store.record().revive()
         self._saved_record = b""
-        self.machine = round.RoundMachine(
-            settings.policy, settings.seed, record, self._reported(record), self._finished(record)
-        )
+        self.machine = RoundMachine(settings.policy, settings.seed, record, self._reported(record), self._finished(record))
 
     def __repr__(self) -> str:
         return f"Coordinator({self.machine!r}, {self.roster!r})"
@@ -73,13 +72,13 @@ class Coordinator:
         assert self._engine is not None  # noqa: S101
         return self._engine
 
-    def _reported(self, record: round.Record) -> set[str]:
+    def _reported(self, record: events.Record) -> set[str]:
         """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
-        if record.phase is round.Phase.DONE:
+        if record.phase is events.Phase.DONE:
             return {row.client for row in self._store.rows() if (row.work, row.round) == ("evaluate", record.round)}
         return set(self.inbox.entries(*record.open_orders))
 
-    def _finished(self, record: round.Record) -> set[str]:
+    def _finished(self, record: events.Record) -> set[str]:
         """Who has evaluated the end, or what adaptations have made of it where they change what everybody is served."""
         policy = self.settings.policy
         first = record.round if policy.adapt in ("hypernetwork", "all") else policy.rounds
@@ -94,7 +93,7 @@ class Coordinator:
             effects = self.machine.resume(time.time())
             self._save_record()
             await self._follow(effects)
-        if self.machine.record.phase is round.Phase.DONE:
+        if self.machine.record.phase is events.Phase.DONE:
             self.finished.set()
 
     # --- devices come and go
@@ -123,7 +122,7 @@ class Coordinator:
                 self._send_plan(session.name, self._plan)
             elif len(self.roster) >= self.settings.round.min_clients and not await self._try_plan():
                 return
-            await self._handle(round.Connected(session.name, time.time(), newcomer=self._is_newcomer(session.name)))
+            await self._handle(events.Connected(session.name, time.time(), newcomer=self._is_newcomer(session.name)))
         self._tell_who_waits(session)
 
     def _is_newcomer(self, name: str) -> bool:
@@ -136,23 +135,23 @@ class Coordinator:
     def _tell_who_waits(self, session: Session) -> None:
         record = self.machine.record
         missing = self.settings.round.min_clients - len(self.roster)
-        if record.phase is round.Phase.WAITING and missing > 0:
+        if record.phase is events.Phase.WAITING and missing > 0:
             session.send(notice=pb.Notice(text=f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
-        elif record.phase is round.Phase.DONE and self.settings.round.adapt_rounds and not self.settings.adaptation:
+        elif record.phase is events.Phase.DONE and self.settings.round.adapt_rounds and not self.settings.adaptation:
             session.send(notice=pb.Notice(text=NOTHING_PERSONAL.format(self.settings.method.name)))
-        elif record.phase is round.Phase.TRAINING and session.name not in record.devices:
+        elif record.phase is events.Phase.TRAINING and session.name not in record.devices:
             session.send(notice=pb.Notice(text=f"round {record.round + 1} is under way; waiting for the next"))
 
     async def disconnect(self, session: Session) -> None:
         """The stream is gone. An older stream of a device that has reconnected changes nothing."""
         if self.roster.leave(session):
-            await self.dispatch(round.Disconnected(session.name, time.time()))
+            await self.dispatch(events.Disconnected(session.name, time.time()))
 
     async def excuse(self, name: str, reason: str) -> None:
         """The round does not wait for this device any longer; the reason is shown to the operator."""
         LOG.warning("%s: %s", name, reason)
         self._store.update_device(name, note=reason[:500])
-        await self.dispatch(round.Excused(name, time.time()))
+        await self.dispatch(events.Excused(name, time.time()))
 
     async def goodbye(self) -> None:
         """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
@@ -188,7 +187,7 @@ class Coordinator:
 
     async def report(self, name: str, round_number: int) -> bool:
         """An update (or evaluation) of this device is durable in the inbox. False: too late, it does not count."""
-        await self.dispatch(round.Reported(name, round_number, time.time()))
+        await self.dispatch(events.Reported(name, round_number, time.time()))
         return self._receipts.pop(name, False)
 
     async def _open(self, work: str, number: int, devices: Iterable[str]) -> None:
@@ -254,7 +253,7 @@ class Coordinator:
 
     # --- the machine and its effects
 
-    async def dispatch(self, event: round.Event) -> None:
+    async def dispatch(self, event: events.Event) -> None:
         """One event after the other, each with all that follows from it."""
         async with self._turn:
             try:
@@ -262,10 +261,10 @@ class Coordinator:
             except Exception as error:
                 self._fail(error)
 
-    async def _handle(self, event: round.Event) -> None:
+    async def _handle(self, event: events.Event) -> None:
         before = self.machine.record.phase
         effects = self.machine.handle(event)
-        if before is round.Phase.EVALUATING and self.machine.record.phase is not before:
+        if before is events.Phase.EVALUATING and self.machine.record.phase is not before:
             await self._commit_evaluation()
         self._save_record()
         await self._follow(effects)
@@ -276,18 +275,18 @@ class Coordinator:
             self._store.put("record", self.machine.record)
             self._saved_record = encoded
 
-    async def _follow(self, effects: list[round.Effect]) -> None:
+    async def _follow(self, effects: list[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case round.Receipt(name, accepted):
+                case events.Receipt(name, accepted):
                     self._receipts[name] = accepted
-                    if accepted and self.machine.record.phase is round.Phase.DONE:
+                    if accepted and self.machine.record.phase is events.Phase.DONE:
                         await self._commit_evaluation()
-                case round.Open(work, number, devices):
+                case events.Open(work, number, devices):
                     await self._open(work, number, devices)
-                case round.Aggregate(number, cohort):
+                case events.Aggregate(number, cohort):
                     await self._aggregate(number, set(cohort))
-                case round.Finish(devices):
+                case events.Finish(devices):
                     self._finish(devices)
         self._set_timer()
 
@@ -306,11 +305,11 @@ class Coordinator:
                 metrics = await self._threads.worker(self.engine.adapt, updates, self.settings.adaptation)
             else:
                 metrics = await self._threads.worker(self.engine.aggregate, updates)
-            effects = self.machine.handle(round.Aggregated(time.time()))
+            effects = self.machine.handle(events.Aggregated(time.time()))
             self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
         except Exception as error:
             # What is not committed did not happen: the record must not count a round whose state is not there.
-            self.machine.record = msgspec.json.decode(before, type=round.Record)
+            self.machine.record = msgspec.json.decode(before, type=events.Record)
             self._fail(error)
             return
         self._saved_record = msgspec.json.encode(self.machine.record)
@@ -340,7 +339,7 @@ class Coordinator:
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
             self.roster.send(name, finish=pb.Finish(message=f"all {self.settings.round.rounds} rounds are done"))
-        if self.machine.record.phase is round.Phase.DONE:  # else newcomers are given rounds of their own first
+        if self.machine.record.phase is events.Phase.DONE:  # else newcomers are given rounds of their own first
             self.finished.set()
 
     def _fail(self, error: Exception) -> None:
@@ -348,7 +347,7 @@ class Coordinator:
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
-        self.machine.handle(round.Failed(str(self.error)))
+        self.machine.handle(events.Failed(str(self.error)))
         with contextlib.suppress(sqlite3.Error):  # what failed may be the disk itself
             self._save_record()
         self.finished.set()
@@ -364,7 +363,7 @@ class Coordinator:
             self._timer = asyncio.get_running_loop().call_later(delay_s, lambda: self._spawn(self._tick()))
 
     async def _tick(self) -> None:
-        await self.dispatch(round.Tick(time.time()))
+        await self.dispatch(events.Tick(time.time()))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         async def guarded() -> None:

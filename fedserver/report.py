@@ -9,8 +9,8 @@ from common.config import RoundSettings
 from common.interval import wilson
 from common.methods.algebra import Evaluate
 from fedserver import planning
+from fedserver.events import Phase, Record, quorum_of
 from fedserver.home import Home
-from fedserver.round import Phase, Record, quorum_of
 from fedserver.store import Device, Row, Store
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from common.plan import Plan
-from fedserver.round import Record
+from fedserver.events import Record
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);

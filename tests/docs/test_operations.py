@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import AttuneError
+from fedserver.events import Phase, Record
 from fedserver.export import COLUMNS
 from fedserver.home import Home
 from fedserver.report import status
-from fedserver.round import Phase, Record
 from fedserver.store import Store
 
 PAGE = "docs/operations.md"

@@ -14,10 +14,10 @@ import pytest
 from common.pb import federation_pb2 as pb
 from common.plan import Profile
 from fedserver.coordinator import Coordinator
+from fedserver.events import Phase
 from fedserver.home import Home
 from fedserver.orders import OrderId
 from fedserver.planning import resolve
-from fedserver.round import Phase
 from fedserver.sessions import Session
 from fedserver.store import Row, Store
 from fedserver.threads import Threads

@@ -19,11 +19,11 @@ from common.wire.files import write_tensors
 from fedserver import plot
 from fedserver.cli import cli
 from fedserver.engine import Engine
+from fedserver.events import Record
 from fedserver.export import export_home
 from fedserver.home import Home
 from fedserver.inbox import Entry
 from fedserver.plot_clients import neighbours
-from fedserver.round import Record
 from fedserver.store import Row, Store
 from fedserver.summary import FedTP
 from tests.pictures import Page, check_pictures

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.config import RoundSettings
+from fedserver.events import Phase, Record
 from fedserver.report import accuracies, comparisons, over_all, state_of, summary
-from fedserver.round import Phase, Record
 from fedserver.store import Row
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import RoundSettings
-from fedserver.round import (
+from fedserver.events import (
     Aggregate,
     Aggregated,
     Connected,
@@ -21,9 +21,9 @@ from fedserver.round import (
     Receipt,
     Record,
     Reported,
-    RoundMachine,
     Tick,
 )
+from fedserver.round import RoundMachine
 
 
 def machine(record: Record | None = None, reported: set[str] | None = None, **policy: object) -> RoundMachine:

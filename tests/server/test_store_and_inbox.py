@@ -6,9 +6,9 @@ import sqlite3
 
 import pytest
 
+from fedserver.events import Phase, Record
 from fedserver.inbox import Inbox
 from fedserver.orders import OrderId
-from fedserver.round import Phase, Record
 from fedserver.store import Row, Slot, Store
 
 
