@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from common.errors import SettingError
+
+S = TypeVar("S")
 Cell = str | int | float | None
 
 LONG_ROWS = 15  # a longer table is folded up
@@ -42,6 +46,22 @@ class Section:
     caption: str
     picture: Picture | None = None
     table: Table | None = None
+
+
+def drawn(pictures: Mapping[str, Callable[[S], Section]], source: S, wanted: Sequence[str]) -> tuple[list[Section], list[str]]:
+    """(the pictures wanted of `source`, why others are left out): without `wanted` all that there can be.
+
+    Errors: SettingError for a wanted picture that cannot be.
+    """
+    sections, left_out = [], []
+    for name in wanted or pictures:
+        try:
+            sections.append(pictures[name](source))
+        except SettingError as error:
+            if wanted:
+                raise
+            left_out.append(f"no picture {name!r}: {error}")
+    return sections, left_out
 
 
 def write(out: Path, title: str, sections: Iterable[Section]) -> list[Path]:

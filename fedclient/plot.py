@@ -107,14 +107,7 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
     """
     models, loaded = [Model(model_folder(folder)) for folder in folders], load_shard(shard)
     source = Source(loaded.name, models[0].info.classes, judge(models, loaded), images)
-    sections, left_out = [], []
-    for name in wanted or PICTURES:
-        try:
-            sections.append(PICTURES[name](source))
-        except SettingError as error:
-            if wanted:
-                raise
-            left_out.append(f"no picture {name!r}: {error}")
+    sections, left_out = page.drawn(PICTURES, source, wanted)
     title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"
     return [*map(str, page.write(out, title, sections)), *left_out]
 

@@ -117,17 +117,10 @@ def plot_home(home: Home, store: Store, out: Path, labels: Path | None, wanted: 
     Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
     """
     source = Source(home, store, labels)
-    sections, left_out = [plot_accuracy.figures_of(source.summary)], []
-    for name in wanted or PICTURES:
-        try:
-            sections.append(PICTURES[name](source))
-        except SettingError as error:
-            if wanted:
-                raise
-            left_out.append(f"no picture {name!r}: {error}")
+    sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
-    return [*map(str, page.write(out, title, sections)), *left_out]
+    return [*map(str, page.write(out, title, [plot_accuracy.figures_of(summary), *sections])), *left_out]
 
 
 def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
