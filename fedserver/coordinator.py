@@ -248,6 +248,8 @@ class Coordinator:
         await self._threads.worker(self.engine.settle)
         self._plan = plan
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
+        if why := planning.why_this_model(self.settings, plan):
+            LOG.info("a %s, because %s", plan.model.name, why)
         for name in profiles:
             self._send_plan(name, plan)
 

@@ -114,13 +114,12 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
     labels: set[Label] = {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
-    needed = frozenset(selector[1:] for selector, _ in settings.method.parts if selector.startswith("@"))
     spec = models.default_spec(
         first.kind,
         first.shape,
         len(classes),
         max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, needed),
+        settings.model_name or models.model_for(first.kind, _roles_of(settings.method)),
         settings.model_options,
         first.per_position,
     )
@@ -133,6 +132,18 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
         method_options=settings.method_options,
         train=settings.train,
     )
+
+
+def why_this_model(settings: Effective, plan: Plan) -> str:
+    """Why a model was chosen that is not the usual one for this kind of data; empty if it is, or was named."""
+    lacking = models.lacking(plan.model.kind, _roles_of(settings.method))
+    if settings.model_name or not lacking:
+        return ""
+    return f"the usual model for {plan.model.kind} has no {', '.join(lacking)}, which method {plan.method} needs"
+
+
+def _roles_of(method: Method) -> frozenset[str]:
+    return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))
 
 
 def check_possible(profile: Profile, name: str) -> None:

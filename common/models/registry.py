@@ -52,14 +52,18 @@ def names() -> list[str]:
 
 def model_for(kind: Kind, roles: frozenset[str]) -> str:
     """The usual model for this kind of data if its tensors have all these roles, else the first that has. Or SettingError."""
-    usual = _DEFAULTS[kind]
-    for name in [usual, *names()]:
+    for name in [_DEFAULTS[kind], *names()]:
         if kind in _MODELS[name].kinds and roles <= _MODELS[name].roles:
             return name
-    lacking = ", ".join(sorted(roles - _MODELS[usual].roles))
     raise SettingError(
-        f"no built-in model for {kind} has tensors of the roles {lacking}: choose another method, or a model of your own"
+        f"no built-in model for {kind} has tensors of the roles {', '.join(lacking(kind, roles))}: "
+        "choose another method, or a model of your own"
     )
+
+
+def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
+    """Which of these roles no tensor of the usual model for this kind of data has, sorted."""
+    return sorted(roles - _MODELS[_DEFAULTS[kind]].roles)
 
 
 def default_spec(

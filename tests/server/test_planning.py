@@ -10,7 +10,7 @@ import pytest
 from common.config import load_settings
 from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from common.plan import Profile
-from fedserver.planning import check_fits, check_like, check_possible, make_plan, reconcile, resolve
+from fedserver.planning import check_fits, check_like, check_possible, make_plan, reconcile, resolve, why_this_model
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 
@@ -105,6 +105,20 @@ def test_the_model_follows_from_the_kind_of_data_and_has_what_the_method_needs(
     profile: Profile, method: str, model: str
 ) -> None:
     assert make_plan(resolve({"method": {"name": method}}), {"a": profile}, "f").model.name == model
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "said"),
+    [
+        ("fedtp", None, "the usual model for tabular has no qkv, which method fedtp needs"),
+        ("fedavg", None, ""),
+        ("fedtp", "transformer", ""),  # it was named: nothing was chosen
+    ],
+)
+def test_a_model_that_is_not_the_usual_one_is_explained(method: str, model: str | None, said: str) -> None:
+    settings = resolve({"method": {"name": method}} | ({"model": {"name": model}} if model else {}))
+    plan = make_plan(settings, {"a": Profile("tabular", (6,), [0, 1], 50, 9)}, "f")
+    assert why_this_model(settings, plan) == said
 
 
 def test_what_does_not_fit_the_plan_is_refused_with_what_was_expected() -> None:
