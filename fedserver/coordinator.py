@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,10 +21,9 @@ from common.errors import AttuneError, FederationFailed, OrderClosed, UpdateRefu
 from common.pb import federation_pb2 as pb
 from common.plan import Plan, Profile
 from fedserver import events, planning
+from fedserver.dispatch import Dispatch
 from fedserver.home import Home
 from fedserver.inbox import Inbox
-from fedserver.orderbook import OrderBook, needs_download
-from fedserver.orders import OrderId
 from fedserver.report import summary
 from fedserver.roster import Roster
 from fedserver.round import RoundMachine
@@ -49,8 +48,9 @@ class Coordinator:
         self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
         self.error: AttuneError | None = None
         self.inbox = Inbox(home.inbox)
-        self.book = OrderBook()
         self.roster = Roster(store)
+        self._orders = Dispatch(settings, store, self.roster, threads)
+        self.book = self._orders.book
         self._home, self._store, self._federation, self._threads = home, store, federation, threads
         saved = store.get("plan")
         self._plan: Plan | None = msgspec.convert(saved, Plan) if saved else None
@@ -190,32 +190,6 @@ class Coordinator:
         await self.dispatch(events.Reported(name, round_number, time.time()))
         return self._receipts.pop(name, False)
 
-    async def _open(self, work: str, number: int, devices: Iterable[str]) -> None:
-        """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
-        record = self.machine.record
-        served = await self._threads.worker(self.engine.serve, record.devices)
-        common = await self._threads.worker(self.engine.common) if work == "evaluate" else {}
-        LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
-        for name in devices:
-            blobs = served[name] if self._needs_download(name, work) else {}
-            trains, returns = self._task_of(name) if work == "train" else ((), [])
-            left_s = max(0.0, record.deadline - time.time())
-            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common, trains)
-            self.roster.send(name, order=order)
-            self.roster.progress(name, 0.0)
-
-    def _task_of(self, name: str) -> tuple[Sequence[str], Sequence[str]]:
-        """What a device trains (all, if nothing is named) and which parts it hands in."""
-        record, adaptation = self.machine.record, self.settings.adaptation
-        if record.adapting and adaptation is not None:
-            return adaptation.trains, [part for part in self.engine.parts if part in adaptation.returns]
-        return (), self.engine.parts if name in record.cohort else []
-
-    def _needs_download(self, name: str, work: str) -> bool:
-        # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
-        train = "sampled" if self.machine.record.adapting else self.settings.round.train
-        return needs_download(self._store.device(name), work, train, self.settings.method.evaluate)
-
     # --- the plan
 
     async def _make_engine(self, plan: Plan) -> None:
@@ -285,7 +259,7 @@ class Coordinator:
                     if accepted and self.machine.record.phase is events.Phase.DONE:
                         await self._commit_evaluation()
                 case events.Open(work, number, devices):
-                    await self._open(work, number, devices)
+                    await self._orders.open(self.engine, self.machine.record, work, number, devices)
                 case events.Aggregate(number, cohort):
                     await self._aggregate(number, set(cohort))
                 case events.Finish(devices):
@@ -297,7 +271,7 @@ class Coordinator:
         found = await self._threads.disk(self.inbox.entries, "train", number)
         entries = {name: entry for name, entry in found.items() if name in self.machine.reported}  # others are late
         updates = {name: entry for name, entry in entries.items() if name in cohort}
-        marks = self._fetched(entries, number - 1, "train")
+        marks = self._orders.fetched(self.machine.record, entries, number - 1, "train")
         for name in updates:
             marks.setdefault(name, {})["contributed"] = number
         rows = [entry.row for entry in entries.values()]
@@ -330,13 +304,10 @@ class Coordinator:
         if not entries:  # nobody answered, or it is committed already
             return
         rows = [entry.row for entry in entries.values()]
-        self._store.commit_round(self.machine.record, [], rows, self._fetched(entries, number, "evaluate"))
+        marks = self._orders.fetched(self.machine.record, entries, number, "evaluate")
+        self._store.commit_round(self.machine.record, [], rows, marks)
         await self._threads.disk(self.inbox.clear, "evaluate", number)
         LOG.info("state after round %d evaluated: %s", number, summary(rows, "served"))
-
-    def _fetched(self, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
-        """Marks for those of `names` that were served the state after `state_round`."""
-        return {name: {"fetched": state_round} for name in names if self._needs_download(name, work)}
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
