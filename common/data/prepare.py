@@ -73,7 +73,7 @@ class Prepared:
     test_y: Tensor
     validation_x: Tensor
     validation_y: Tensor
-    standardiser: Standardiser | None  # tabular and series only
+    standardiser: Standardiser | None  # None: features as they are
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
@@ -89,7 +89,8 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
     check_labelled_alike(shard, spec)
-    standardiser = Standardiser.fit(_numbers(shard.train_x)) if shard.kind in ("series", "tabular") else None
+    scaled = shard.standardise and shard.kind in ("series", "tabular")
+    standardiser = Standardiser.fit(_numbers(shard.train_x)) if scaled else None
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [
         torch.from_numpy(labels.to_indices(part, plan.classes, f"the {name} part of shard {shard.name}"))

@@ -42,6 +42,7 @@ class Dataset:
     vocabulary: int  # 0 unless the kind is tokens
     more: Mapping[str, Array] = field(default_factory=dict)  # further labels by name, (N,) each, such as "coarse" or "subject"
     called: Mapping[str, list[str]] = field(default_factory=dict)  # what the values 0, 1, ... of such a label are called
+    standardise: bool = True  # on each device, series and tabular: see docs/shards.md
 
     def __len__(self) -> int:
         return len(self.train_y) + len(self.test_y)

@@ -32,6 +32,7 @@ class Shard:
     test_y: Array
     declared_classes: list[Label] | None
     vocabulary: int  # 0 unless the kind is tokens
+    standardise: bool  # series and tabular only
     warnings: tuple[str, ...]
 
     @property
@@ -86,6 +87,7 @@ def load_shard(path: Path, seed: int = 0) -> Shard:
         test_y=test_y,
         declared_classes=meta.classes,
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
+        standardise=meta.standardise,
         warnings=_warnings(train_y, test_y),
     )
     _check_labels(shard)

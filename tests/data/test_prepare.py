@@ -47,6 +47,13 @@ def test_tabular_is_standardised_with_the_training_part_only(write, plan_for):
     assert torch.equal(prepare_features(test, spec, saved), ready.test_x)
 
 
+def test_features_stay_as_they_are_where_meta_says_so(write, plan_for):
+    train, test = np.array([[1.0, 7.0], [3.0, 9.0]]), np.array([[5.0, 8.0]])
+    shard = load_shard(write(train, [0, 1], test=(test, [1]), meta={"standardise": False}))
+    ready = prepare(shard, plan_for("tabular", (2,), [0, 1]))
+    assert (ready.train_x.tolist(), ready.test_x.tolist(), ready.standardiser) == (train.tolist(), test.tolist(), None)
+
+
 def test_series_are_standardised_by_channel(write, samples, plan_for):
     x, y = samples("series")
     ready = prepare(load_shard(write(x, y, test=(x[:3], y[:3]))), plan_for("series", (7, 3), [0, 1]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.partition import partition
+from common.data.datasets import load_source
+from common.data.partition import partition, write_shards
 from common.data.samples import CHARACTERS, corpus
 from common.data.schemes import registry
 from common.data.schemes.coarse import draw
@@ -15,6 +16,7 @@ from common.data.schemes.settings import SyntheticSettings
 from common.data.schemes.synthetic import samples
 from common.data.schemes.synthetic import sizes as power_law
 from common.data.schemes.unequal import sizes as unequal_sizes
+from common.data.shard import load_shard
 from common.errors import SettingError, ShardError
 
 MNIST = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]  # images of each digit, both parts
@@ -100,6 +102,11 @@ def test_synthetic_shards_have_these_sizes():
     x, y = parts.arrays(2, "train")
     assert x.shape == (int(0.9 * made[2]), 60) and x.dtype == np.float32 and set(np.unique(y)) <= set(range(10))
     assert parts.dataset.classes == list(range(10))
+
+
+def test_synthetic_features_stay_as_they_are_even_when_a_shard_is_cut_again(tmp_path):
+    folder = write_shards(tmp_path / "all", partition(None, "synthetic", 2, seed=3))[1]
+    assert not load_shard(folder).standardise and not load_source(str(folder), 0).standardise
 
 
 def test_synthetic_features_have_the_variances_that_are_meant():

@@ -22,4 +22,11 @@ def read(path: Path, options: ReadOptions) -> Dataset:
         )
     shard = load_shard(path)
     parts = (shard.train_x, shard.train_y, shard.test_x, shard.test_y)
-    return Dataset(shard.name, shard.kind, *parts, classes=shard.profile().labels, vocabulary=shard.vocabulary)
+    return Dataset(
+        shard.name,
+        shard.kind,
+        *parts,
+        classes=shard.profile().labels,
+        vocabulary=shard.vocabulary,
+        standardise=shard.standardise,
+    )

@@ -2,7 +2,7 @@
 
 Client i has u_i ~ N(0, alpha) and B_i ~ N(0, beta), both single numbers and alpha, beta standard deviations. Its model is
 W_i, b_i ~ N(u_i, 1); its features x ~ N(v_i, diag(j^-1.2)) with v_i ~ N(B_i, 1) per coordinate and variances in the diagonal;
-y = argmax(W_i^T x + b_i).
+y = argmax(W_i^T x + b_i). Features are used as they are: where they lie is what tells a common model the clients apart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def synthetic(source: None, clients: int, settings: SyntheticSettings, seed: int
         start += size
     x_nF, y_n = np.concatenate(xs), np.concatenate(ys)
     name = f"synthetic({settings.alpha:g}, {settings.beta:g})"
-    made = Dataset(name, "tabular", x_nF, y_n, x_nF[:0], y_n[:0], list(range(settings.classes)), 0)
+    made = Dataset(name, "tabular", x_nF, y_n, x_nF[:0], y_n[:0], list(range(settings.classes)), 0, standardise=False)
     return Cut(made, tuple(train), tuple(test))
 
 
