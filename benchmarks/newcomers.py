@@ -7,29 +7,20 @@ of ten digits each to the end, then a fleet of two. A row is a method with a way
 from __future__ import annotations
 
 import csv
-import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
 
+from benchmarks.federation import Home
 from common.data.datasets import load_source
 from common.data.partition import partition, write_shards
 from common.methods.registry import get
 
-BIN = Path(sys.executable).parent
-LISTENS = re.compile(r"listens on \S+:(\d+)")
-TIMEOUT_S, LOOK_S = 600.0, 0.1
 CLIENTS, NEW = 10, 2
 MARGIN = 0.02  # of accuracy: so close to the old devices' mean is parity
 CASES = (
@@ -40,43 +31,6 @@ CASES = (
     ("fedmcsa", "personal"),
     ("fedper", "personal"),
 )
-
-
-class Home:
-    """One federation's processes below one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = os.environ | {"ATTUNE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
-
-    def run(self, *words: object) -> str:
-        """A command to its end; its standard output."""
-        command = [str(BIN / str(words[0])), *map(str, words[1:])]
-        done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
-        return done.stdout
-
-    @contextmanager
-    def server(self, *flags: object) -> Iterator[str]:
-        """A server while the block runs; its address."""
-        path = self.folder / "server.log"
-        command = [str(BIN / "fedserver"), "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
-        with path.open("w") as log:
-            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
-        try:
-            while not (found := LISTENS.search(path.read_text())):
-                if process.poll() is not None:
-                    raise RuntimeError(path.read_text())
-                time.sleep(LOOK_S)
-            yield f"localhost:{found.group(1)}"
-        finally:
-            process.terminate()
-            process.wait()
-
-    def metrics(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv."""
-        out = self.folder / "export"
-        self.run("fedserver", "export", "--out", out)
-        return list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
 
 
 def course(rows: list[dict[str, str]], client: str, trained: bool) -> list[float]:
@@ -99,9 +53,9 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
     ]
     try:
         old = ("--method", method, "--rounds", rounds, "--min-clients", CLIENTS - NEW, *settings)
-        with home.server(*old) as address:
+        with home.server(*old) as (address, _):
             home.run("fedclient", "--data", f"{shards}/old/*", "--server", address)
-            parity = json.loads(home.run("fedserver", "status", "--json"))["accuracy"]["mean_over_clients"]
+            parity = home.status()["accuracy"]["mean_over_clients"]
             home.run("fedclient", "--data", f"{shards}/new/*", "--server", address)
             rows = home.metrics()
     finally:

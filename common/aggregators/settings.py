@@ -52,7 +52,8 @@ class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     server_lr: Positive | None = None  # None: 1e-3 for adam, 0.01 for sgd
     server_momentum: Share = 0.9  # sgd only
     server_weight_decay: NonNegative | None = None  # None: 0 for adam, 1e-3 for sgd
-    embedding_lr: Positive | None = None  # of newcomers' embeddings beside a frozen network; None: 0.3 for adam, 0.01 for sgd
+    embedding_lr: Positive | None = None  # of the embeddings; None: as the network's
+    newcomer_lr: Positive | None = None  # of newcomers' embeddings beside a frozen network; None: 0.3 for adam, 0.01 for sgd
 
     @property
     def lr(self) -> float:
@@ -63,9 +64,9 @@ class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def fit_lr(self) -> float:
-        """The learning rate of embeddings alone."""
-        if self.embedding_lr is not None:
-            return self.embedding_lr
+        """The learning rate of embeddings beside a frozen network."""
+        if self.newcomer_lr is not None:
+            return self.newcomer_lr
         return 0.3 if self.server_optimiser == "adam" else 0.01
 
     @property

@@ -73,10 +73,14 @@ def generate_from(phi: Tensors, z_SE: torch.Tensor) -> list[Tensors]:
     ]
 
 
-def test_server_step_is_gradient_descent_through_loss_and_hypernetwork():
-    """phi and z move by -beta*eta times the gradient of sum_i (m_i/M) f_i, to 1e-9 in float64 (signs: errata E2)."""
+@pytest.mark.parametrize("gamma", [None, 0.4])
+def test_server_step_is_gradient_descent_through_loss_and_hypernetwork(gamma):
+    """phi moves by -beta*eta times the gradient of sum_i (m_i/M) f_i, z likewise or by a rate of its own, to 1e-9 in float64.
+
+    Signs: errata E2.
+    """
     beta, eta = 0.05, 0.1
-    network, vault = make(server_lr=beta, **PLAIN)
+    network, vault = make(server_lr=beta, embedding_lr=gamma, **PLAIN)
     clients = sorted(SAMPLES)
     served = dict(network.generate(clients))
     changes = {client: one_full_batch_step(client, served[client], eta) for client in clients}
@@ -97,7 +101,7 @@ def test_server_step_is_gradient_descent_through_loss_and_hypernetwork():
         expected = tensor.detach() - beta * eta * tensor.grad
         assert (after[name] - expected).abs().max() <= 1e-9
         assert (after[name] - tensor.detach()).abs().max() > 1e-9
-    assert (after["embedding.value"] - (z_SE.detach() - beta * eta * z_SE.grad)).abs().max() <= 1e-9
+    assert (after["embedding.value"] - (z_SE.detach() - (gamma or beta) * eta * z_SE.grad)).abs().max() <= 1e-9
     assert (after["embedding.value"] - z_SE.detach()).abs().max() > 1e-9
 
 
@@ -106,7 +110,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     """After a finished federation of three: z <- z - beta eta (m/M) (dW/dz)^T grad f(W); phi and old z keep every bit."""
     beta, eta = 0.05, 0.1
     options = PLAIN if optimiser == "sgd" else {"server_optimiser": "adam", "server_weight_decay": 0.0}
-    network, vault = make(embedding_lr=beta, **options)
+    network, vault = make(newcomer_lr=beta, **options)
     network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     before, newcomers = saved(vault), {"new": 30, "odd": 10}
     old = dict(network.generate(sorted(SAMPLES)))

@@ -1,0 +1,126 @@
+"""Real federations for benchmarks: a server and hosted fleets in processes of their own, below one folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+LISTENS = re.compile(r"listens on \S+:(\d+)")
+TIMEOUT_S, LOOK_S = 7200.0, 0.1
+CLIENT_COLUMNS = ("method", "seed", "name", "samples", "accuracy", "low", "high", "accuracy_common", "accuracy_local", "kept")
+
+
+class Home:
+    """One federation's processes below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"ATTUNE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+
+    def __repr__(self) -> str:
+        return f"Home({self.folder})"
+
+    def run(self, *words: object) -> str:
+        """A command to its end; its standard output. Errors: RuntimeError with what it said on standard error."""
+        command = [str(BIN / str(words[0])), *map(str, words[1:])]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+        return done.stdout
+
+    @contextmanager
+    def server(self, *flags: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+        """Its address and process, while the block runs. Errors: RuntimeError with its log if it does not start."""
+        path = self.folder / "server.log"
+        command = [str(BIN / "fedserver"), "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
+        with path.open("w") as log:
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        try:
+            while not (found := LISTENS.search(path.read_text())):
+                if process.poll() is not None:
+                    raise RuntimeError(path.read_text())
+                time.sleep(LOOK_S)
+            yield f"localhost:{found.group(1)}", process
+        finally:
+            process.terminate()
+            process.wait()
+
+    def status(self) -> dict[str, Any]:
+        """`fedserver status --json`."""
+        return dict(json.loads(self.run("fedserver", "status", "--json")))
+
+    def export(self) -> Path:
+        """The folder of `fedserver export`."""
+        out = self.folder / "export"
+        self.run("fedserver", "export", "--out", out)
+        return out
+
+    def metrics(self) -> list[dict[str, str]]:
+        """The rows of metrics.csv."""
+        return list(csv.DictReader((self.export() / "metrics.csv").read_text().splitlines()))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A federation that ran to its end: `fedserver status --json`, summary.json, and how long it took."""
+
+    status: dict[str, Any]
+    summary: dict[str, Any]
+    seconds: float
+
+
+def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool = False) -> Ended:
+    """One federation of all shards below a folder. Errors: RuntimeError with what the server or the fleet said."""
+    home = Home(Path(tempfile.mkdtemp(prefix="attune-benchmark-")))
+    started = time.monotonic()
+    clients = len(list(shards.glob("*/train.npz")))
+    try:
+        with home.server("--method", method, "--min-clients", clients, "--exit-when-done", *flags) as (address, process):
+            rivals = ("--baseline", "local") if baseline else ()
+            home.run("fedclient", "--data", f"{shards}/*/", "--server", address, *rivals)
+            if process.wait(timeout=60):
+                raise RuntimeError((home.folder / "server.log").read_text())
+        seconds = time.monotonic() - started
+        return Ended(home.status(), json.loads((home.export() / "summary.json").read_text()), seconds)
+    finally:
+        shutil.rmtree(home.folder)
+
+
+def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each client of a federation, its accuracy with the 95 % interval. Names are without the host's."""
+    rows = []
+    for client in status["clients"]:
+        low, high = client["interval"] or (None, None)
+        named = {name: client[name] for name in ("samples", "accuracy", "accuracy_common", "accuracy_local", "kept")}
+        shard = client["name"].removeprefix(f"{os.uname().nodename}-")
+        rows.append({"method": status["method"], "name": shard, "low": low, "high": high} | named)
+    return [{name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()} for row in rows]
+
+
+@contextmanager
+def table(out: Path | None, columns: Sequence[str], *, append: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Writes rows as they come; nowhere without `out`."""
+    goes_on = append and out is not None and out.exists()
+    with (out or Path(os.devnull)).open("a" if append else "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        if not goes_on:
+            writer.writeheader()
+
+        def write(row: dict[str, Any]) -> None:
+            writer.writerow(row)
+            file.flush()
+
+        yield write
