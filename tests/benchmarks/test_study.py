@@ -1,0 +1,110 @@
+"""Studies: what is tried for whom, on which samples, what is chosen, and that an interrupted one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import study
+from benchmarks.coarse import write_labels
+from common.config import convert, parse_assignment, read_toml
+from fedserver.planning import resolve
+
+SMALL = """
+methods = ["fedavg"]
+rounds = 1
+set = ["train.local_steps=1", "train.validation=0"]
+
+[[task]]
+name = "iid"
+partition = ["--dataset", "digits", "--scheme", "iid", "--clients", "2"]
+
+[grid]
+rounds = 1
+seed = 5
+lr = [0.05]
+"""
+FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
+
+
+def trial(method: str, settings: str, accuracy: float, task: str = "t") -> dict[str, str]:
+    return {"task": task, "method": method, "settings": settings, "validation_accuracy": str(accuracy)}
+
+
+def test_every_learning_rate_is_tried_with_every_alternative_of_the_method():
+    grid = study.Grid(rounds=1, seed=0, lr=[0.01, 0.1], own={"*": [["a=1"]], "fedtp": [["b=1", "c=2"], ["b=3"]]})
+    assert study.alternatives(grid, "fedavg") == [("train.lr=0.01", "a=1"), ("train.lr=0.1", "a=1")]
+    assert study.alternatives(grid, "fedtp")[1:3] == [("train.lr=0.01", "b=3"), ("train.lr=0.1", "b=1", "c=2")]
+    assert study.alternatives(study.Grid(rounds=1, seed=0, lr=[1.0]), "fedavg") == [("train.lr=1",)]
+
+
+def test_the_best_trial_of_that_method_on_that_task_is_chosen():
+    rows = [
+        trial("fedavg", "train.lr=0.1 a=1", 0.9),
+        trial("fedavg", "train.lr=0.01 a=2", 0.9),
+        trial("fedavg", "train.lr=1", 0.5),
+        trial("fedtp", "train.lr=3", 0.99),
+        trial("fedavg", "train.lr=3", 0.99, task="other"),
+    ]
+    assert study.chosen(rows, "t", "fedavg") == ("train.lr=0.01", "a=2"), "of equal ones the smaller learning rate"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_in_every_study_the_settings_exist_and_all_methods_have_as_many_trials(path):
+    made = convert(study.Study, read_toml(path), "")
+    grid = made.grid
+    trials = {method: study.alternatives(grid, method) if grid else [()] for method in made.methods}
+    assert len({len(each) for each in trials.values()}) == 1
+    assert not grid or set(grid.own) - {study.EVERY_METHOD} <= set(made.methods)
+    assert {task.settings_of for task in made.task} <= {"", *(task.name for task in made.task)}
+    for task in made.task:
+        for method, settings in ((method, settings) for method, each in trials.items() for settings in each):
+            said: dict = {"method": {"name": method}}
+            for key, value in map(parse_assignment, (*made.set, *task.set, *settings)):
+                said.setdefault(key[0], {})[key[1]] = value
+            assert resolve(said).method.name == method
+
+
+def test_drawn_samples_keep_their_labels(tmp_path):
+    y = np.arange(50)
+    np.savez(tmp_path / "all.npz", train_x=y[:, None] * 2, train_y=y, train_coarse=y // 5, test_x=y[:9, None], test_y=y[:9])
+    with np.load(study.shortened(tmp_path / "all.npz", 20, 3, tmp_path / "some.npz")) as some:
+        assert (len(set(some["train_y"])), len(some["test_y"])) == (20, 9), "of fewer all are taken"
+        assert (some["train_x"][:, 0] == 2 * some["train_y"]).all() and (some["train_coarse"] == some["train_y"] // 5).all()
+
+
+def test_validation_shards_hold_training_samples_only(tmp_path):
+    shard = tmp_path / "task-0" / "shard0"
+    shard.mkdir(parents=True)
+    x = np.arange(40.0)[:, None]
+    np.savez(shard / "train.npz", x=x, y=np.arange(40) % 2)
+    np.savez(shard / "test.npz", x=x + 100, y=np.arange(40) % 2)
+    (shard / "meta.json").write_text('{"classes": [0, 1]}')
+    made = study.validation(tmp_path / "task-0", 0.25, 1) / "shard0"
+    train, test = (np.load(made / f"{part}.npz") for part in ("train", "test"))
+    assert sorted([*train["x"][:, 0], *test["x"][:, 0]]) == list(range(40))
+    assert np.bincount(test["y"]).tolist() == [5, 5], "of every class a quarter"
+    assert (made / "meta.json").read_text() == '{"classes": [0, 1]}'
+
+
+def test_siblings_have_the_label_of_their_coarse_class(tmp_path):
+    coarse = write_labels(["host-shard4", "host-shard5", "host-shard14"], tmp_path / "labels.csv")
+    assert coarse == {"host-shard4": "00", "host-shard5": "01", "host-shard14": "02"}
+    assert (tmp_path / "labels.csv").read_text().split() == ["client,label", *(f"{k},{v}" for k, v in coarse.items())]
+
+
+def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path):
+    """A trial and a federation in real processes; what is in the tables is not run again."""
+    (tmp_path / "small.toml").write_text(SMALL)
+    command = [str(tmp_path / "small.toml"), "--out", str(tmp_path), "--scratch", str(tmp_path / "scratch")]
+    assert CliRunner().invoke(study.main, command, catch_exceptions=False).output.count("done") == 2
+    [trial], [row] = (study.Results(tmp_path / f"small{kind}.csv", ()).rows() for kind in ("_grid", ""))
+    assert (trial["seed"], row["seed"], row["settings"]) == ("5", "0", "train.lr=0.05")
+    assert all(0 <= float(row[key]) <= 1 for key in ("mean_over_clients", "fedtp_mean", "bmta", "before", "after"))
+    assert len((tmp_path / "small_clients.csv").read_text().splitlines()) == 3
+    (tmp_path / "small.csv").unlink()
+    again = CliRunner().invoke(study.main, command, catch_exceptions=False).output
+    assert again.count("done") == 1 and "'seed': 0" in again
