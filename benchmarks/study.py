@@ -37,7 +37,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Shards as `fedclient partition` makes them, once for each seed."""
 
     name: str
-    partition: list[str]  # flags; --dataset, --seed and --out are added
+    partition: list[str]  # flags; --seed and --out are added, and --dataset if a file is given and it is not among them
     seeds: tuple[int, ...] = (0,)
     set: list[str] = []  # settings of every method
     settings_of: str = ""  # another task whose choice is taken over, instead of a grid of its own
@@ -120,10 +120,10 @@ def cut(study: Study, task: Task, seed: int, data: Path | None, folder: Path) ->
     """The task's shards."""
     out = folder / f"{task.name}-{seed}"
     if not out.exists():
-        given = data
-        if data is not None and study.samples:
-            given = shortened(data, study.samples, seed, folder / f"{task.name}-{seed}.npz")
-        dataset = ("--dataset", given) if given is not None else ()
+        dataset: tuple[object, ...] = ()
+        if data is not None and "--dataset" not in task.partition:
+            short = folder / f"{task.name}-{seed}.npz"
+            dataset = ("--dataset", shortened(data, study.samples, seed, short) if study.samples else data)
         Home(folder).run("fedclient", "partition", *dataset, *task.partition, "--seed", seed, "--out", out)
     return out
 
