@@ -110,7 +110,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     """After a finished federation of three: z <- z - beta eta (m/M) (dW/dz)^T grad f(W); phi and old z keep every bit."""
     beta, eta = 0.05, 0.1
     options = PLAIN if optimiser == "sgd" else {"server_optimiser": "adam", "server_weight_decay": 0.0}
-    network, vault = make(newcomer_lr=beta, **options)
+    network, vault = make(embedding_lr=beta, **options)
     network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     before, newcomers = saved(vault), {"new": 30, "odd": 10}
     old = dict(network.generate(sorted(SAMPLES)))
@@ -183,11 +183,10 @@ def test_several_rounds_equal_torch_optim_on_the_whole_network(optimiser):
     phi = {n: torch.nn.Parameter(t.clone()) for n, t in saved(vault).items() if n.startswith(("mlp.", "head."))}
     draws = [torch.Generator().manual_seed(derive(7, "embedding", client)) for client in clients]
     z_SE = torch.nn.Parameter(torch.stack([torch.randn(4, generator=draw, dtype=torch.float64) for draw in draws]))
-    parameters = [*phi.values(), z_SE]
     reference: torch.optim.Optimizer = (
-        torch.optim.Adam(parameters, lr=1e-3, weight_decay=1e-3)
+        torch.optim.Adam([{"params": list(phi.values())}, {"params": [z_SE], "lr": 0.3}], lr=1e-3, weight_decay=1e-3)
         if optimiser == "adam"
-        else torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-3)
+        else torch.optim.SGD([*phi.values(), z_SE], lr=0.01, momentum=0.9, weight_decay=1e-3)
     )
     for number in range(5):
         changes = {client: initial(seed=number + sum(client.encode())) for client in clients}
