@@ -53,6 +53,7 @@ class Hypernetwork:
         self._components = components
         self._optimiser = optimiser_of(settings)
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
+        self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._state: _State | None = None
 
     def __repr__(self) -> str:
@@ -135,7 +136,7 @@ class Hypernetwork:
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
         if self._settings.embedding == "trained":
-            state.embeddings.step(clients, dz_SE, self._embedder)
+            state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
         return {"mean_change_norm": square**0.5}
 
     def _begin_step(self, state: _State) -> None:

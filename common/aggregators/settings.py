@@ -52,7 +52,7 @@ class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     server_lr: Positive | None = None  # None: 1e-3 for adam, 0.01 for sgd
     server_momentum: Share = 0.9  # sgd only
     server_weight_decay: NonNegative | None = None  # None: 0 for adam, 1e-3 for sgd
-    embedding_lr: Positive | None = None  # of the embeddings, newcomers' too; None: 0.3 for adam, as the network for sgd
+    embedding_lr: Positive | None = None  # None: 0.1 for adam, as the network for sgd; beside a frozen network 0.3 and 0.01
 
     @property
     def lr(self) -> float:
@@ -63,10 +63,17 @@ class HypernetworkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def z_lr(self) -> float:
-        """The learning rate of the embeddings in force."""
+        """The learning rate of embeddings beside a network that learns."""
         if self.embedding_lr is not None:
             return self.embedding_lr
-        return 0.3 if self.server_optimiser == "adam" else self.lr
+        return 0.1 if self.server_optimiser == "adam" else self.lr
+
+    @property
+    def fit_lr(self) -> float:
+        """The learning rate of newcomers' embeddings beside a frozen network."""
+        if self.embedding_lr is not None:
+            return self.embedding_lr
+        return 0.3 if self.server_optimiser == "adam" else 0.01
 
     @property
     def weight_decay(self) -> float:

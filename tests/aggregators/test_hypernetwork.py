@@ -184,7 +184,7 @@ def test_several_rounds_equal_torch_optim_on_the_whole_network(optimiser):
     draws = [torch.Generator().manual_seed(derive(7, "embedding", client)) for client in clients]
     z_SE = torch.nn.Parameter(torch.stack([torch.randn(4, generator=draw, dtype=torch.float64) for draw in draws]))
     reference: torch.optim.Optimizer = (
-        torch.optim.Adam([{"params": list(phi.values())}, {"params": [z_SE], "lr": 0.3}], lr=1e-3, weight_decay=1e-3)
+        torch.optim.Adam([{"params": list(phi.values())}, {"params": [z_SE], "lr": 0.1}], lr=1e-3, weight_decay=1e-3)
         if optimiser == "adam"
         else torch.optim.SGD([*phi.values(), z_SE], lr=0.01, momentum=0.9, weight_decay=1e-3)
     )
