@@ -8,10 +8,10 @@ class and for siblings that have no class in common (`each=one-class`); a map (t
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from common.wire.files import TensorFile
 from fedserver.plot_clients import neighbours
 
 COLUMNS = (
-    "siblings", "rounds", "clients", "samples", "nearest_is_sibling", "by_chance", "mean_over_clients", "local_epochs", "seed",
+    "siblings", "rounds", "clients", "samples", "nearest_is_sibling", "by_chance", "mean_over_clients", "settings", "seed",
     "seconds",
 )  # fmt: skip
 SIBLINGS = 5
@@ -48,11 +48,14 @@ def nearest_share(export: Path, coarse: dict[str, str]) -> tuple[float, float]:
     return found
 
 
-def variant(siblings: str, data: Path, samples: int, flags: list[str], seed: int, picture: Path) -> dict[str, Any]:
+def variant(
+    siblings: str, data: Path, rounds: int, samples: int, settings: Sequence[str], seed: int, picture: Path
+) -> dict[str, Any]:
     """One federation to its end: a row, and the map of its embeddings."""
     home, started = Home(Path(tempfile.mkdtemp(prefix="attune-coarse-"))), time.monotonic()
     shards = home.folder / "shards"
     drawn = shortened(data, samples, seed, home.folder / "drawn.npz")
+    flags = ("--rounds", rounds, *(word for each in settings for word in ("--set", each)))
     scheme = ("--scheme", "coarse5", "--set", f"each={VARIANTS[siblings]}", "--seed", seed)
     try:
         home.run("fedclient", "partition", "--dataset", drawn, *scheme, "--out", shards)
@@ -64,7 +67,6 @@ def variant(siblings: str, data: Path, samples: int, flags: list[str], seed: int
         share, chance = nearest_share(export, write_labels([client["name"] for client in status["clients"]], labels))
         home.run("fedserver", "plot", "--picture", "embeddings", "--labels", labels, "--out", home.folder / "pictures")
         shutil.copyfile(home.folder / "pictures" / "embeddings.png", picture)
-        settings = json.loads((export / "summary.json").read_text())["settings"]
     finally:
         shutil.rmtree(home.folder)
     return {
@@ -75,7 +77,7 @@ def variant(siblings: str, data: Path, samples: int, flags: list[str], seed: int
         "nearest_is_sibling": round(share, 4),
         "by_chance": round(chance, 4),
         "mean_over_clients": round(status["accuracy"]["mean_over_clients"], 4),
-        "local_epochs": settings["train.local_epochs"],
+        "settings": " ".join(settings),
         "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -92,10 +94,9 @@ def variant(siblings: str, data: Path, samples: int, flags: list[str], seed: int
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As of fedserver.")
 def main(data: Path, out: Path, rounds: int, samples: int, seed: int, settings: tuple[str, ...]) -> None:
     """Runs both variants."""
-    flags = ["--rounds", str(rounds), *(word for each in settings for word in ("--set", each))]
     with table(out / "coarse.csv", COLUMNS) as write:
         for siblings, each in VARIANTS.items():
-            row = variant(siblings, data, samples, flags, seed, out / f"coarse_{each}.png")
+            row = variant(siblings, data, rounds, samples, settings, seed, out / f"coarse_{each}.png")
             write(row)
             click.echo(row)
 
