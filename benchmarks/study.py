@@ -179,10 +179,33 @@ def figures(ended: Ended) -> dict[str, Any]:
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def carry_out(study: Study, run: Run, baseline: bool) -> Ended:
+def carry_out(study: Study, run: Run, baseline: bool = False) -> Ended:
     settings = (*study.set, *run.task.set, *run.settings)
     flags = ["--rounds", str(run.rounds), "--seed", str(run.seed), *(word for each in settings for word in ("--set", each))]
     return federation(run.method, run.shards, flags, baseline)
+
+
+def trial_runs(study: Study, grid: Grid, data: Path | None, scratch: Path) -> list[Run]:
+    """All trials, on validation parts."""
+    runs = []
+    for task in study.task:
+        if task.settings_of:
+            continue
+        shards = validation(cut(study, task, grid.seed, data, scratch), grid.share, grid.seed)
+        for method in study.methods:
+            runs += [Run(task, method, grid.seed, each, grid.rounds, shards) for each in alternatives(grid, method)]
+    return runs
+
+
+def final_runs(study: Study, trials: Sequence[dict[str, str]], data: Path | None, scratch: Path) -> list[Run]:
+    """Every method on every draw of every task, with what was chosen for it."""
+    runs = []
+    for task, seed in ((task, seed) for task in study.task for seed in task.seeds):
+        shards = cut(study, task, seed, data, scratch)
+        for method in study.methods:
+            settings = chosen(trials, task.settings_of or task.name, method) if study.grid else ()
+            runs.append(Run(task, method, seed, settings, study.rounds, shards))
+    return runs
 
 
 def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
@@ -212,50 +235,24 @@ def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
 def main(file: Path, data: Path | None, out: Path, scratch: Path, jobs: int) -> None:
     """Runs the study in FILE, or what is left of it."""
     study = convert(Study, read_toml(file), "")
-    tasks = {task.name: task for task in study.task}
     scratch.mkdir(parents=True, exist_ok=True)
     trials = Results(out / f"{file.stem}_grid.csv", GRID_COLUMNS)
     results = Results(out / f"{file.stem}.csv", COLUMNS)
     clients = Results(out / f"{file.stem}_clients.csv", ("task", *CLIENT_COLUMNS))
 
-    if study.grid is not None:
-        grid = study.grid
-        wanted = []
-        for task in (task for task in tasks.values() if not task.settings_of):
-            shards = validation(cut(study, task, grid.seed, data, scratch), grid.share, grid.seed)
-            for method in study.methods:
-                settings = alternatives(grid, method)
-                wanted += [Run(task, method, grid.seed, each, grid.rounds, shards) for each in settings]
-
-        def trial(run: Run) -> None:
-            ended = carry_out(study, run, baseline=False)
-            accuracy = round(ended.summary["latest"]["accuracy"]["mean_over_clients"], 4)
-            seconds = round(ended.seconds, 1)
-            trials.add([run.key | {"rounds": run.rounds, "validation_accuracy": accuracy, "seconds": seconds}])
-
-        all_of(trials.missing(wanted), jobs, trial)
-
-    tried = trials.rows()
-    final = [
-        Run(
-            task,
-            method,
-            seed,
-            chosen(tried, task.settings_of or task.name, method) if study.grid else (),
-            study.rounds,
-            cut(study, task, seed, data, scratch),
-        )
-        for task in tasks.values()
-        for seed in task.seeds
-        for method in study.methods
-    ]
+    def tried(run: Run) -> None:
+        ended = carry_out(study, run)
+        accuracy = round(ended.summary["latest"]["accuracy"]["mean_over_clients"], 4)
+        trials.add([run.key | {"rounds": run.rounds, "validation_accuracy": accuracy, "seconds": round(ended.seconds, 1)}])
 
     def measured(run: Run) -> None:
         ended = carry_out(study, run, study.baseline)
         results.add([run.key | figures(ended)])
         clients.add({"task": run.task.name, "seed": run.seed} | row for row in client_rows(ended.status))
 
-    all_of(results.missing(final), jobs, measured)
+    if study.grid is not None:
+        all_of(trials.missing(trial_runs(study, study.grid, data, scratch)), jobs, tried)
+    all_of(results.missing(final_runs(study, trials.rows(), data, scratch)), jobs, measured)
 
 
 if __name__ == "__main__":
