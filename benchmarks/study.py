@@ -200,11 +200,12 @@ def trial_runs(study: Study, grid: Grid, data: Path | None, scratch: Path) -> li
 def final_runs(study: Study, trials: Sequence[dict[str, str]], data: Path | None, scratch: Path) -> list[Run]:
     """Every method on every draw of every task, with what was chosen for it."""
     runs = []
-    for task, seed in ((task, seed) for task in study.task for seed in task.seeds):
-        shards = cut(study, task, seed, data, scratch)
-        for method in study.methods:
-            settings = chosen(trials, task.settings_of or task.name, method) if study.grid else ()
-            runs.append(Run(task, method, seed, settings, study.rounds, shards))
+    for task in study.task:
+        for seed in task.seeds:
+            shards = cut(study, task, seed, data, scratch)
+            for method in study.methods:
+                settings = chosen(trials, task.settings_of or task.name, method) if study.grid else ()
+                runs.append(Run(task, method, seed, settings, study.rounds, shards))
     return runs
 
 
