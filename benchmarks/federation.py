@@ -28,7 +28,7 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = os.environ | {"ATTUNE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+        self.environment = os.environ | {"ATTUNE_HOME": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
     def __repr__(self) -> str:
         return f"Home({self.folder})"
@@ -44,19 +44,22 @@ class Home:
     @contextmanager
     def server(self, *flags: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         """Its address and process, while the block runs. Errors: RuntimeError with its log if it does not start."""
-        path = self.folder / "server.log"
         command = [str(BIN / "fedserver"), "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
-        with path.open("w") as log:
+        with (self.folder / "server.log").open("w") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         try:
-            while not (found := LISTENS.search(path.read_text())):
+            while not (found := LISTENS.search(self.log())):
                 if process.poll() is not None:
-                    raise RuntimeError(path.read_text())
+                    raise RuntimeError(self.log())
                 time.sleep(LOOK_S)
             yield f"localhost:{found.group(1)}", process
         finally:
             process.terminate()
             process.wait()
+
+    def log(self) -> str:
+        """What the server has said."""
+        return (self.folder / "server.log").read_text()
 
     def status(self) -> dict[str, Any]:
         """`fedserver status --json`."""
@@ -90,9 +93,13 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
     try:
         with home.server("--method", method, "--min-clients", clients, "--exit-when-done", *flags) as (address, process):
             rivals = ("--baseline", "local") if baseline else ()
-            home.run("fedclient", "--data", f"{shards}/*/", "--server", address, *rivals)
-            if process.wait(timeout=60):
-                raise RuntimeError((home.folder / "server.log").read_text())
+            try:
+                home.run("fedclient", "--data", f"{shards}/*/", "--server", address, *rivals)
+                code = process.wait(timeout=60)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}\nserver, exit code {process.poll()}: {home.log()}") from None
+            if code:
+                raise RuntimeError(f"server, exit code {code}: {home.log()}")
         seconds = time.monotonic() - started
         return Ended(home.status(), json.loads((home.export() / "summary.json").read_text()), seconds)
     finally:
