@@ -81,7 +81,9 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
-        raise SettingError(f"setting {where or 'at the top level'}: {error}") from None
+        what, _, key = str(error).partition(" - at `$.")
+        named = f"{where}{key.rstrip('`')}" if key else where or "at the top level"
+        raise SettingError(f"setting {named}: {what}") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

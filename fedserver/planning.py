@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
-from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels, nearest
+from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from common.methods.adaptation import Adaptation, adaptation_of
 from common.methods.algebra import Method, options_of
 from common.methods.registry import method_from_options
@@ -72,10 +72,7 @@ def resolve(said: Mapping[str, Any]) -> Effective:
     full = merge(method.defaults, said)
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
-    if name is not None and ":" not in name and name not in models.names():
-        raise SettingError(
-            f"unknown model {name!r}{nearest(name, models.names())}; package.module:factory names one of your own"
-        )
+    models.check(name, model)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
     return Effective(
         method=method,

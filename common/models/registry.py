@@ -61,6 +61,19 @@ def model_for(kind: Kind, roles: frozenset[str]) -> str:
     )
 
 
+def check(name: str | None, options: Mapping[str, Any]) -> None:
+    """What can be checked before there are data: the options of `name`, or without one that some usual model has them.
+
+    Errors: SettingError for an unknown model, an option that it has not, or a value of a wrong type or range.
+    """
+    if name is None:
+        known = {field for usual in _DEFAULTS.values() for field in _MODELS[usual].options.__struct_fields__}
+        for key in options.keys() - known:
+            raise SettingError(f"unknown setting model.{key}{nearest(key, known)}")
+    elif ":" not in name:
+        convert(_entry(name).options, options, "model.")
+
+
 def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
     """Which of these roles no tensor of the usual model for this kind of data has, sorted."""
     return sorted(roles - _MODELS[_DEFAULTS[kind]].roles)
@@ -108,12 +121,14 @@ def build(spec: ModelSpec, seed: int) -> nn.Module:
     return model
 
 
+def _entry(name: str) -> _Entry:
+    if name not in _MODELS:
+        raise SettingError(f"unknown model {name!r}{nearest(name, _MODELS)}; package.module:factory names one of your own")
+    return _MODELS[name]
+
+
 def _checked(spec: ModelSpec) -> Options:
-    if spec.name not in _MODELS:
-        raise SettingError(
-            f"unknown model {spec.name!r}{nearest(spec.name, _MODELS)}; package.module:factory names one of your own"
-        )
-    entry = _MODELS[spec.name]
+    entry = _entry(spec.name)
     if spec.kind not in entry.kinds:
         fitting = ", ".join(name for name in names() if spec.kind in _MODELS[name].kinds)
         raise SettingError(f"model {spec.name} does not take {spec.kind}; models that do: {fitting}")

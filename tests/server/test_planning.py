@@ -35,16 +35,25 @@ def test_a_methods_defaults_yield_to_what_is_said() -> None:
         ("method.sigmma=5", "sigmma"),
         ("method.name=fedtpp", "fedtp"),
         ("train.lrr=1", "did you mean 'lr'"),
-        ("train.lr=-1", "train"),
+        ("train.lr=-1", "setting train.lr: Expected `float` > 0"),
         ("round.rounds=0", "round"),
         ("rond.rounds=3", "did you mean 'round'"),
         ("model.name=vitt", "did you mean 'vit'"),
+        ("model.widht=3", "did you mean 'width'"),
         ("nonsense", "section.key=value"),
     ],
 )
 def test_a_mistake_is_named(assignment: str, message: str) -> None:
     with pytest.raises(SettingError, match=re.escape(message)):
         resolve(load_settings(None, [assignment], {"method": {"name": "fedmcsa"}} if "sigmma" in assignment else {}))
+
+
+def test_options_of_a_named_model_are_checked_before_any_device_has_come() -> None:
+    with pytest.raises(SettingError, match=re.escape("setting model.hidden: Expected `array`, got `int`")):
+        resolve({"model": {"name": "dnn", "hidden": 20}})
+    with pytest.raises(SettingError, match=re.escape("unknown setting model.width")):
+        resolve({"model": {"name": "dnn", "width": 20}})
+    assert resolve({"model": {"name": "my.package:factory", "width": "any"}}).model_options == {"width": "any"}
 
 
 def test_the_same_flags_again_or_none_are_no_contradiction() -> None:
