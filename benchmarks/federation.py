@@ -36,7 +36,10 @@ class Home:
     def run(self, *words: object) -> str:
         """A command to its end; its standard output. Errors: RuntimeError with what it said on standard error."""
         command = [str(BIN / str(words[0])), *map(str, words[1:])]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        try:
+            done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(str(error)) from None
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
         return done.stdout
@@ -96,7 +99,7 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
             try:
                 home.run("fedclient", "--data", f"{shards}/*/", "--server", address, *rivals)
                 code = process.wait(timeout=60)
-            except RuntimeError as error:
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
                 raise RuntimeError(f"{error}\nserver, exit code {process.poll()}: {home.log()}") from None
             if code:
                 raise RuntimeError(f"server, exit code {code}: {home.log()}")

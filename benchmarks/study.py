@@ -1,7 +1,8 @@
 """Reference figures: settings chosen for every method by the same grid on validation parts, then runs on the test parts.
 
-`python -m benchmarks.study benchmarks/studies/NAME.toml --data PATH --out benchmarks/results`. Every run is a real federation:
-a server and a hosted fleet over mutual TLS. A row is written as each one ends, and a study that was interrupted goes on.
+`python -m benchmarks.study benchmarks/studies/NAME.toml --data PATH --out benchmarks/results --scratch SHARDS`. Every run is a
+real federation: a server and a hosted fleet over mutual TLS. A row is written as each one ends, and a study that was
+interrupted goes on.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from common.config import Count, CountOrZero, convert, read_toml
 from common.data.holdout import hold_out
 
 EVERY_METHOD = "*"
-KEY = ("task", "method", "seed", "settings")
-GRID_COLUMNS = (*KEY, "rounds", "validation_accuracy", "seconds")
+KEY = ("task", "method", "seed", "settings", "rounds")
+GRID_COLUMNS = (*KEY, "validation_accuracy", "seconds")
 COLUMNS = (
-    *KEY, "model", "rounds", "clients", "mean_over_clients", "over_samples", "lowest", "fedtp_mean", "fedtp_deviation", "bmta",
-    "bmta_round", "mean_of_last", "last", "before", "after", "common", "local", "kept", "seconds",
+    "task", "method", "seed", "settings", "model", "rounds", "clients", "mean_over_clients", "over_samples", "lowest",
+    "fedtp_mean", "fedtp_deviation", "bmta", "bmta_round", "mean_of_last", "last", "before", "after", "common", "local", "kept",
+    "seconds",
 )  # fmt: skip
 
 
@@ -78,7 +80,8 @@ class Run:
 
     @property
     def key(self) -> dict[str, Any]:
-        return {"task": self.task.name, "method": self.method, "seed": self.seed, "settings": " ".join(self.settings)}
+        named = {"task": self.task.name, "method": self.method, "seed": self.seed}
+        return named | {"settings": " ".join(self.settings), "rounds": self.rounds}
 
 
 class Results:
@@ -244,7 +247,7 @@ def main(file: Path, data: Path | None, out: Path, scratch: Path, jobs: int) -> 
     def tried(run: Run) -> None:
         ended = carry_out(study, run)
         accuracy = round(ended.summary["latest"]["accuracy"]["mean_over_clients"], 4)
-        trials.add([run.key | {"rounds": run.rounds, "validation_accuracy": accuracy, "seconds": round(ended.seconds, 1)}])
+        trials.add([run.key | {"validation_accuracy": accuracy, "seconds": round(ended.seconds, 1)}])
 
     def measured(run: Run) -> None:
         ended = carry_out(study, run, study.baseline)

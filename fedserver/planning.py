@@ -72,7 +72,7 @@ def resolve(said: Mapping[str, Any]) -> Effective:
     full = merge(method.defaults, said)
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
-    models.check(name, model)
+    models.check_options(name, model)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
     return Effective(
         method=method,

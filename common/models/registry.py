@@ -61,7 +61,7 @@ def model_for(kind: Kind, roles: frozenset[str]) -> str:
     )
 
 
-def check(name: str | None, options: Mapping[str, Any]) -> None:
+def check_options(name: str | None, options: Mapping[str, Any]) -> None:
     """What can be checked before there are data: the options of `name`, or without one that some usual model has them.
 
     Errors: SettingError for an unknown model, an option that it has not, or a value of a wrong type or range.

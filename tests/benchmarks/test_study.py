@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks import study
 from benchmarks.coarse import write_labels
+from benchmarks.majority import constant_answers
 from common.config import convert, parse_assignment, read_toml
 from fedserver.planning import resolve
 
@@ -88,6 +89,20 @@ def test_validation_shards_hold_training_samples_only(tmp_path):
     assert sorted([*train["x"][:, 0], *test["x"][:, 0]]) == list(range(40))
     assert np.bincount(test["y"]).tolist() == [5, 5], "of every class a quarter"
     assert (made / "meta.json").read_text() == '{"classes": [0, 1]}'
+
+
+def test_a_constant_answer_is_the_most_frequent_training_class(tmp_path):
+    (tmp_path / "a").mkdir()
+    np.savez(tmp_path / "a" / "train.npz", x=np.zeros(5), y=np.array([3, 3, 7, 7, 7]))
+    np.savez(tmp_path / "a" / "test.npz", x=np.zeros(4), y=np.array([7, 3, 3, 3]))
+    assert constant_answers(tmp_path) == {"a": (0.25, 4)}, "by the training part, not by the test part"
+
+
+def test_a_run_with_other_rounds_is_another_run(tmp_path):
+    results = study.Results(tmp_path / "r.csv", study.COLUMNS)
+    runs = [study.Run(study.Task("t", []), "fedtp", 0, ("a=1",), rounds, tmp_path) for rounds in (5, 9)]
+    results.add([runs[0].key])
+    assert results.missing(runs) == runs[1:]
 
 
 def test_siblings_have_the_label_of_their_coarse_class(tmp_path):
