@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedserver.events import Record
@@ -31,11 +31,11 @@ class Dispatch:
     def __repr__(self) -> str:
         return f"Dispatch({self.book!r})"
 
-    async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Iterable[str]) -> None:
+    async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Collection[str]) -> None:
         """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
         served = await self._threads.worker(engine.serve, record.devices)
         common = await self._threads.worker(engine.common) if work == "evaluate" else {}
-        LOG.info("round %d: %s on %d devices", number, work, len(list(devices)))
+        LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
             blobs = served[name] if self._needs_download(record, name, work) else {}
             trains, returns = self._task_of(engine, record, name) if work == "train" else ((), [])
