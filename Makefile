@@ -32,8 +32,9 @@ demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
 proto: install
-	$(BIN)/python -m grpc_tools.protoc -Icommon/pb=proto/attune/v1 --python_out=. --pyi_out=. --grpc_python_out=. \
-		common/pb/federation.proto common/pb/admin.proto
+	$(BIN)/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
+		--python_out=.package --pyi_out=.package --grpc_python_out=.package \
+		attune/common/pb/federation.proto attune/fedserver/pb/admin.proto
 
 benchmark: install
 	$(BIN)/python -m benchmarks.table --out benchmarks/results

@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 
+from attune.common.wire.files import TensorFile
+from attune.fedserver.lab.aggregators import embeddings
+from attune.fedserver.view.plot_clients import neighbours
 from benchmarks.federation import Home, table
 from benchmarks.study import shortened
-from common.aggregators import embeddings
-from common.wire.files import TensorFile
-from fedserver.plot_clients import neighbours
 
 COLUMNS = (
     "siblings", "rounds", "clients", "samples", "nearest_is_sibling", "by_chance", "mean_over_clients", "settings", "seed",

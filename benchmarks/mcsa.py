@@ -17,11 +17,11 @@ import click
 import msgspec
 import torch
 
+from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.gram import gram, mix_
 from benchmarks.machine import machine
-from common.aggregators.attention import Attention, attention, cosines
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.gram import gram, mix_
-from common.aggregators.settings import AttentionSettings
 
 CASES = ((10, 10_000_000), (20, 5_000_000), (50, 4_000_000))
 SQUARE, COPY = 1536, 64 << 20  # float32 numbers

@@ -21,12 +21,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from common.aggregators.attention import Attention, attention, cosines
-from common.aggregators.base import Aggregator, MemoryVault, Tensors, Update
-from common.aggregators.gram import gram, stack
-from common.aggregators.mean import Mean
-from common.aggregators.settings import AmpSettings, AttentionSettings, HeurAmpSettings, MeanSettings
-from common.aggregators.similarity import Amp, HeurAmp
+from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, MeanSettings
+from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
+from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Update
+from attune.fedserver.lab.aggregators.gram import gram, stack
+from attune.fedserver.lab.aggregators.mean import Mean
+from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 
 STEPS, BATCH, LR = 20, 20, 0.02
 Weights = Callable[[torch.Tensor], torch.Tensor]  # cosines (S, S) -> attention (S, S)

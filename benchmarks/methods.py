@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
+from attune.common.methods.registry import names
+from attune.fedclient.partition.datasets import load_source
+from attune.fedclient.partition.split import partition, write_shards
 from benchmarks.federation import CLIENT_COLUMNS, client_rows, federation, table
-from common.data.datasets import load_source
-from common.data.partition import partition, write_shards
-from common.methods.registry import names
 
 COLUMNS = (
     "method", "model", "rounds", "seed", "clients", "mean_over_clients", "over_samples", "lowest", "common", "local", "kept",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.errors import SettingError
-from common.plan import ModelSpec
+from attune.common.errors import SettingError
+from attune.common.plan import ModelSpec
 
 FACTORY = "benchmarks.model:make"
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
+from attune.common.methods.registry import get
+from attune.fedclient.partition.datasets import load_source
+from attune.fedclient.partition.split import partition, write_shards
 from benchmarks.federation import Home
-from common.data.datasets import load_source
-from common.data.partition import partition, write_shards
-from common.methods.registry import get
 
 CLIENTS, NEW = 10, 2
 MARGIN = 0.02  # of accuracy: so close to the old devices' mean is parity

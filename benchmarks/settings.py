@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from common.data.datasets import load_dataset
-from common.data.partition import partition, write_shards
-from common.data.samples import Dataset
+from attune.fedclient.partition.datasets import load_dataset
+from attune.fedclient.partition.samples import Dataset
+from attune.fedclient.partition.split import partition, write_shards
 from examples.demo import CLASSES_EACH, DEVICES, Demo, shorten
 
 GRID = [(0.01, 64, 0.0), (0.01, 16, 1.0), (0.03, 64, 1.0), (0.03, 32, 1.0), (0.03, 16, 1.0), (0.1, 32, 1.0)]  # lr, batch, clip

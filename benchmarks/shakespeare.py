@@ -26,19 +26,19 @@ import torch
 from msgspec.structs import asdict, replace
 from torch import Tensor
 
+from attune.common.config import TrainSettings
+from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.methods.settings.objectives import SgdSettings
+from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import components, tensors_of
+from attune.common.seeds import derive
+from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.trainer import Trainer
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from benchmarks.machine import machine
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.mean import VALUE, Mean
-from common.aggregators.settings import MeanSettings
-from common.config import TrainSettings
-from common.models.registry import build, default_spec
-from common.models.structure import components, tensors_of
-from common.objectives.settings import SgdSettings
-from common.objectives.sgd import Sgd
-from common.predictors.model import Model
-from common.predictors.settings import ModelSettings
-from common.seeds import derive
-from fedclient.trainer import Trainer
 
 ALPHABET = string.printable
 BATCHES = {5: 64, 80: 8}  # window -> windows of a mini-batch

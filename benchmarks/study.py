@@ -21,9 +21,9 @@ import click
 import msgspec
 import numpy as np
 
+from attune.common.config import Count, CountOrZero, convert, read_toml
+from attune.fedclient.data.holdout import hold_out
 from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, table
-from common.config import Count, CountOrZero, convert, read_toml
-from common.data.holdout import hold_out
 
 EVERY_METHOD = "*"
 KEY = ("task", "method", "seed", "settings", "rounds")

@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.identity.authority import Authority
-from common.identity.certificates import SERVER_NAME
+from attune.common.identity.certificates import SERVER_NAME
+from attune.fedserver.identity.authority import Authority
 
 CHUNK_BYTES = 1 << 20
 

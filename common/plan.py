@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from common.config import TrainSettings
+from attune.common.config import TrainSettings
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str

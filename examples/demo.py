@@ -22,10 +22,10 @@ from typing import IO
 import click
 import numpy as np
 
-from common.data.datasets import load_dataset
-from common.data.partition import partition, write_shards
-from common.data.picture import table
-from common.data.samples import Dataset
+from attune.fedclient.partition.datasets import load_dataset
+from attune.fedclient.partition.picture import table
+from attune.fedclient.partition.samples import Dataset
+from attune.fedclient.partition.split import partition, write_shards
 
 METHODS = ("fedtp", "fedavg", "local")
 DEVICES = 5

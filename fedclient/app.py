@@ -1,7 +1,7 @@
 """One device's life: enrols if it must, then does what the session decides until the federation is done.
 
 Three things run at once: the control stream, the order at hand (download, train, commit) or the hand-in of its result, and
-the loop that feeds their events to the session and performs its effects. Tensors are worked on at a fedclient.place.
+the loop that feeds their events to the session and performs its effects. Tensors are worked on at a fedclient.work.worker.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from common import homes
-from common.data.shard import load_shard
-from common.errors import (
+from attune import DISTRIBUTION
+from attune.common import homes
+from attune.common.durable import PUBLIC, write_file
+from attune.common.errors import (
     AttuneError,
     CertificateRefused,
     DiskFull,
@@ -36,24 +37,24 @@ from common.errors import (
     Unreachable,
     WireError,
 )
-from common.identity.credential import needs_renewal
-from common.identity.files import PUBLIC, write_file
-from common.models.options import cautions
-from common.plan import Plan
-from fedclient import session
-from fedclient.admission import check_plan, identity_of
-from fedclient.connection import Broken, Connection
-from fedclient.diagnose import diagnose
-from fedclient.enrol import DIAGNOSIS_S
-from fedclient.home import Home, Identity, Record
-from fedclient.options import Options
-from fedclient.place import Place
-from fedclient.report import Reporter
-from fedclient.source import Source, held
+from attune.common.identity.credential import needs_renewal
+from attune.common.models.options import cautions
+from attune.common.plan import Plan
+from attune.fedclient import session
+from attune.fedclient.console import Reporter
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.data.source import Source, held
+from attune.fedclient.home import Home, Identity, Record
+from attune.fedclient.link.connection import Broken, Connection
+from attune.fedclient.link.diagnose import diagnose
+from attune.fedclient.link.enrol import DIAGNOSIS_S
+from attune.fedclient.membership import check_plan, identity_of
+from attune.fedclient.options import Options
+from attune.fedclient.work.worker import Place
 
 if TYPE_CHECKING:
-    from fedclient.state import Result
-    from fedclient.workshop import Bench
+    from attune.fedclient.work.bench import Bench
+    from attune.fedclient.work.state import Result
 
 PROGRESS_S = 1.0
 FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError)  # end the process
@@ -183,7 +184,7 @@ class Device:
         try:
             await self._renew_if_due()
             profile_json = msgspec.json.encode(self.source.profile)
-            await self.connection.control(f"attune {version('attune')}", profile_json, handle)
+            await self.connection.control(f"attune {version(DISTRIBUTION)}", profile_json, handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(session.Displaced(str(replaced), lived_s))
@@ -229,7 +230,7 @@ class Device:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.home, self.options.allow_models)
         # Importing torch takes a second, in which the event loop must stay live.
-        workshop = await self.place.do(importlib.import_module, "fedclient.workshop")
+        workshop = await self.place.do(importlib.import_module, "attune.fedclient.work.bench")
         name = self.connection.identity.name
         bench: Bench = await self.place.do(workshop.Bench, plan, self.source, name, self.home, self.options, self.place.keep)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
@@ -252,7 +253,7 @@ class Device:
             self.job = None
 
     async def _work(self, order: session.Order, stop: threading.Event) -> None:
-        from fedclient.trainer import Cancelled
+        from attune.fedclient.work.trainer import Cancelled
 
         try:
             async with self.place.turn:
@@ -269,7 +270,7 @@ class Device:
         await self.events.put(session.WorkDone(order.id))
 
     async def _result_of(self, order: session.Order, stop: threading.Event) -> Result:
-        from fedclient.transfer import fetch, together
+        from attune.fedclient.link.transfer import fetch, together
 
         bench = self._ready()
         try:
@@ -299,7 +300,7 @@ class Device:
         return progress
 
     async def _send(self, order_id: str, resume: bool) -> None:
-        from fedclient.transfer import send
+        from attune.fedclient.link.transfer import send
 
         bench = self._ready()
         result = bench.newest

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from common.errors import AttuneError, DiskFull, SettingError
+from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
-    from fedclient.home import Home
-    from fedclient.options import Options
-    from fedclient.report import Reporter
+    from attune.fedclient.console import Reporter
+    from attune.fedclient.home import Home
+    from attune.fedclient.options import Options
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -98,7 +98,7 @@ _timeout_option = click.option(
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, to compare with.")
 @click.option("--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run here.")
-@click.version_option(package_name="attune")
+@click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
     """Train on this device's data and end with a model of its own.
@@ -116,10 +116,10 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _train(given: dict[str, Any]) -> None:
-    from fedclient import app, shards
-    from fedclient.address import Address
-    from fedclient.options import Options
-    from fedclient.report import reporter
+    from attune.fedclient import app, shards
+    from attune.fedclient.console import reporter
+    from attune.fedclient.link.address import Address
+    from attune.fedclient.options import Options
 
     options = Options(
         data=Path(given["data"][0]),
@@ -156,7 +156,7 @@ def _train(given: dict[str, Any]) -> None:
 
 
 def _train_fleet(fleet: list[Options], screen: Reporter) -> None:
-    from fedclient import fleet as hosted
+    from attune.fedclient import fleet as hosted
 
     outcomes = hosted.run(fleet, screen)
     screen.close()
@@ -178,15 +178,15 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
     """Enrol this device with a server, once."""
     with reported():
         if data:
-            from fedclient import fleet
+            from attune.fedclient import fleet
 
             fleet.join(_members(data, server, home, name, token, connect_timeout), click.echo)
             return
-        from common import homes
-        from common.identity.names import default_name
-        from fedclient.address import Address
-        from fedclient.enrol import enrol, stay_enrolled
-        from fedclient.home import Home, Record, check_name
+        from attune.common import homes
+        from attune.common.identity.names import default_name
+        from attune.fedclient.home import Home, Record, check_name
+        from attune.fedclient.link.address import Address
+        from attune.fedclient.link.enrol import enrol, stay_enrolled
 
         address = Address.parse(server)
         where = Home(home or homes.joined_home(address.host, address.port))
@@ -209,7 +209,8 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
 def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
-        from fedclient import shards, verdict
+        from attune.fedclient import shards
+        from attune.fedclient.model import evaluate as verdict
 
         if shards.is_fleet(data):
             sys.exit(_evaluate_fleet(data, server, home, as_json))
@@ -219,7 +220,8 @@ def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_js
 
 def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> int:
     """One line for each shard, or for why there is none, and the mean; returns the exit code."""
-    from fedclient import shards, verdict
+    from attune.fedclient import shards
+    from attune.fedclient.model import evaluate as verdict
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
@@ -257,8 +259,8 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
     with reported():
         import csv
 
-        from common.data.shard import load_features
-        from fedclient.artifact import Model
+        from attune.fedclient.data.shard import load_features
+        from attune.fedclient.model.artifact import Model
 
         model = Model(_home(home, server, None).model)
 
@@ -311,7 +313,7 @@ def plot(
         if models and (server or home):
             raise click.UsageError("--model says which models: leave --home and --server out")
         folders = models or (_home(home, server, data).model,)
-        from fedclient import plot as plots
+        from attune.fedclient.model import plots
 
         for line in plots.plot(folders, data, out, images, pictures):
             click.echo(line)
@@ -336,7 +338,7 @@ def plot(
 def partition(classes_per_client: int | None, alpha: float | None, by: str | None, **given: Any) -> None:
     """Cut a data set into shards, for trying things out."""
     with reported():
-        from fedclient import partitioning
+        from attune.fedclient.partition import command as partitioning
 
         flags = {"classes_per_client": classes_per_client, "alpha": alpha, "by": by}
         request = partitioning.Request(flags=flags, **given)
@@ -345,8 +347,8 @@ def partition(classes_per_client: int | None, alpha: float | None, by: str | Non
 
 def _home(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
     """The home whose model is meant; found before torch is imported, for errors come at once."""
-    from fedclient.address import Address
-    from fedclient.home import with_model
+    from attune.fedclient.home import with_model
+    from attune.fedclient.link.address import Address
 
     return with_model(home, Address.parse(server) if server else None, shard, only_own)
 
@@ -354,9 +356,9 @@ def _home(home: Path | None, server: str | None, shard: Path | None, only_own: b
 def _members(
     data: tuple[str, ...], server: str, home: Path | None, name: str | None, token: str, connect_timeout_s: float
 ) -> list[Options]:
-    from fedclient import shards
-    from fedclient.address import Address
-    from fedclient.options import Options
+    from attune.fedclient import shards
+    from attune.fedclient.link.address import Address
+    from attune.fedclient.options import Options
 
     common = Options(Path(data[0]), Address.parse(server), home, name, token=token, connect_timeout_s=connect_timeout_s)
     return shards.members(shards.expand(data), common)

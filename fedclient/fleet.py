@@ -1,7 +1,7 @@
 """A hosted fleet: one device a shard in one process, each with its own identity, home, seeds and connection.
 
-The devices share an event loop and the one thread that tensors belong to (fedclient.place); nothing else. What ends one of
-them leaves the others alone.
+The devices share an event loop and the one thread that tensors belong to (fedclient.work.worker); nothing else. An error
+that ends one of them leaves the others alone.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import AttuneError, SettingError
-from fedclient import app
-from fedclient.chorus import Chorus, agreeing
-from fedclient.home import Home
-from fedclient.options import Options
-from fedclient.place import Place
-from fedclient.report import Reporter
-from fedclient.source import on_disk
-from fedclient.state import Result
+from attune.common.errors import AttuneError, SettingError
+from attune.fedclient import app
+from attune.fedclient.console import Reporter
+from attune.fedclient.data.source import on_disk
+from attune.fedclient.fleet_console import Chorus, agreeing
+from attune.fedclient.home import Home
+from attune.fedclient.options import Options
+from attune.fedclient.work.state import Result
+from attune.fedclient.work.worker import Place
 
 TURNS = 2  # one device trains while the next one downloads
 THREADS = 16  # for what blocks but computes nothing, such as finding out why the server does not answer
@@ -131,7 +131,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def join(members: Sequence[Options], say: Callable[[str], None]) -> None:
     """Enrols the device of each shard, so that the fleet needs no token later. Errors: those of the first that is refused."""
-    from fedclient.admission import identity_of
+    from attune.fedclient.membership import identity_of
 
     for options in members:
         assert options.home is not None  # noqa: S101 (members() gave every device one)

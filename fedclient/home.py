@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from common import homes
-from common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
-from common.identity.credential import Credential
-from common.identity.files import PUBLIC, write_file
-from fedclient.address import Address
+from attune.common import homes
+from attune.common.durable import PUBLIC, write_file
+from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
+from attune.common.identity.credential import Credential
+from attune.fedclient.link.address import Address
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common import homes
-from common.errors import ShardError
-from common.identity.names import check_name, default_name
-from fedclient.options import Options
+from attune.common import homes
+from attune.common.errors import ShardError
+from attune.common.identity.names import check_name, default_name
+from attune.fedclient.options import Options
 
 
 def is_fleet(given: Sequence[str]) -> bool:

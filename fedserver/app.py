@@ -17,22 +17,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from common.errors import PortInUse
-from common.identity.files import write_file
-from common.identity.server_tls import server_options
-from common.models.options import cautions
-from common.pb import admin_pb2, admin_pb2_grpc, federation_pb2, federation_pb2_grpc
-from fedserver import planning
-from fedserver.coordinator import NOTHING_PERSONAL, Coordinator
-from fedserver.guard import Guard
-from fedserver.home import Address, Home
-from fedserver.intake import Intake
-from fedserver.operators import Operators
-from fedserver.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
-from fedserver.service import AdminService, BlobService, FederationService
-from fedserver.store import Store
-from fedserver.threads import Threads
-from fedserver.uploads import Uploads
+from attune.common.durable import write_file
+from attune.common.errors import PortInUse
+from attune.common.models.options import cautions
+from attune.common.pb import federation_pb2, federation_pb2_grpc
+from attune.fedserver.core import planning
+from attune.fedserver.core.coordinator import NOTHING_PERSONAL, Coordinator
+from attune.fedserver.core.updates import Intake
+from attune.fedserver.executors import Threads
+from attune.fedserver.home import Address, Home
+from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
+from attune.fedserver.identity.server_tls import server_options
+from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.rpc.auth import Guard
+from attune.fedserver.rpc.operators import Operators
+from attune.fedserver.rpc.service import AdminService, BlobService, FederationService
+from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.stores.uploads import Uploads
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from common import homes
-from common.config import load_settings
-from common.errors import AttuneError, SettingError
+from attune.common import homes
+from attune.common.config import load_settings
+from attune.common.errors import AttuneError, SettingError
 
 HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="Where the server keeps its state.")
 
@@ -49,7 +49,7 @@ def main() -> None:
 @click.option("--seed", type=int, help="Of every random draw (default 0).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
 @click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
-@click.version_option(package_name="attune")
+@click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
     context: click.Context,
@@ -67,10 +67,10 @@ def cli(
         return
     said = load_settings(config, assignments, _as_settings(flags))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    from fedserver.heap import bound_heaps
+    from attune.fedserver.malloc import bound_heaps
 
     bound_heaps()
-    from fedserver.app import Options, run
+    from attune.fedserver.app import Options, run
 
     asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), said))
 
@@ -97,8 +97,8 @@ def _as_settings(flags: dict[str, Any]) -> dict[str, Any]:
 @click.option("--ttl", default="24h", show_default=True, help="How long it is valid: 30m, 24h, 7d.")
 def token(home: Path | None, uses: int, ttl: str) -> None:
     """Prints a join token for new devices, and nothing else."""
-    from common.identity.authority import Authority
-    from fedserver.registrar import new_token
+    from attune.fedserver.identity.authority import Authority
+    from attune.fedserver.identity.registrar import new_token
 
     place, store = _open(home)
     click.echo(new_token(Authority.load(place.authority).public_key_compressed, store, uses, _seconds(ttl)))
@@ -110,7 +110,7 @@ def token(home: Path | None, uses: int, ttl: str) -> None:
 @click.argument("name")
 def revoke(home: Path | None, name: str) -> None:
     """Shuts the device NAME out at once; its certificates are refused from now on."""
-    from common.errors import nearest
+    from attune.common.errors import nearest
 
     place, store = _open(home)
     if store.device(name) is None:
@@ -127,14 +127,14 @@ def status(home: Path | None, as_json: bool) -> None:
     """Round, phase, who is connected, who is awaited and since when, accuracies."""
     import msgspec
 
-    from fedserver.report import status as report
+    from attune.fedserver.view.status import status as report
 
     place, store = _open(home)
     found = report(place, store)
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
-        from fedserver.render import render_status
+        from attune.fedserver.view.status_text import render_status
 
         click.echo(render_status(found))
 
@@ -144,7 +144,7 @@ def status(home: Path | None, as_json: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 def export(home: Path | None, out: Path) -> None:
     """Writes the shared and every client's weights, the server's own state and metrics.csv."""
-    from fedserver.export import export_home
+    from attune.fedserver.view.export import export_home
 
     place, store = _open(home)
     for line in export_home(place, store, out):
@@ -169,7 +169,7 @@ def plot(
     home: Path | None, out: Path, pictures: tuple[str, ...], labels: Path | None, runs: tuple[str, ...], x: str | None
 ) -> None:
     """Pictures of a federation, or of several: PNG files and a page with the numbers."""
-    from fedserver import plot as plots
+    from attune.fedserver.view import plots
 
     if runs and (home or pictures or labels):
         raise click.UsageError("--runs compares exported folders: it goes with --x and --out alone")
@@ -180,8 +180,8 @@ def plot(
 
 def _open(home: Path | None) -> tuple[Any, Any]:
     """The home and its database. Errors: HomeMismatch if there is none."""
-    from fedserver.home import Home
-    from fedserver.store import Store
+    from attune.fedserver.home import Home
+    from attune.fedserver.stores.sqlite import Store
 
     place = Home(home or homes.server_home())
     place.require()
@@ -191,7 +191,7 @@ def _open(home: Path | None) -> tuple[Any, Any]:
 def _wake(place: Any) -> None:
     """Tells the running server, if there is one."""
     if place.is_served():
-        from fedserver.wake import wake
+        from attune.fedserver.rpc.admin_client import wake
 
         wake(place)
 

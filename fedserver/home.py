@@ -11,9 +11,9 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from common.errors import HomeBusy, HomeMismatch
-from common.identity.authority import Authority
-from common.identity.files import write_file
+from attune.common.durable import write_file
+from attune.common.errors import HomeBusy, HomeMismatch
+from attune.fedserver.identity.authority import Authority
 
 
 class Address(msgspec.Struct):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from common.identity.certificates import SERVER_NAME
-from common.identity.credential import Credential
+from attune.common.identity.certificates import SERVER_NAME
+from attune.common.identity.credential import Credential
 
 MAX_MESSAGE_BYTES = 4 << 20
 KEEPALIVE_S = 30

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from common.errors import CertificateRefused, NotEnrolled
-from common.identity.certificates import subject
-from common.identity.files import write_file
+from attune.common.durable import write_file
+from attune.common.errors import CertificateRefused, NotEnrolled
+from attune.common.identity.certificates import subject
 
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -157,3 +157,14 @@ def check_dates(pem: bytes, now: datetime) -> None:
             f"This device's certificate is valid from {first:%Y-%m-%d %H:%M} UTC on, but it is {now:%Y-%m-%d %H:%M} here. "
             "Set this device's clock."
         )
+
+
+def public_key_of(authority_pem: bytes) -> bytes:
+    """An authority's public key as a compressed P-256 point, 33 bytes. Raises CertificateRefused for another kind of key."""
+    try:
+        key = load_certificate(authority_pem).public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CertificateRefused(f"The authority's key cannot be read ({error}).") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise CertificateRefused("The authority's key is not on P-256.")
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)

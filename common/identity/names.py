@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from common.errors import SettingError
+from attune.common.errors import SettingError
 
 MAX_LENGTH = 64
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")

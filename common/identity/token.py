@@ -16,10 +16,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from common.errors import FingerprintMismatch, TokenRefused
-from common.identity.authority import public_key_of
-from common.identity.certificates import CLIENT, FIRST_DAY, LAST_DAY, Lifetime, authority_certificate, leaf_certificate, subject
-from common.identity.credential import Credential, key_pem, load_key, new_key, short_form
+from attune.common.errors import FingerprintMismatch, TokenRefused
+from attune.common.identity.certificates import (
+    CLIENT,
+    FIRST_DAY,
+    LAST_DAY,
+    Lifetime,
+    authority_certificate,
+    leaf_certificate,
+    subject,
+)
+from attune.common.identity.credential import Credential, key_pem, load_key, new_key, public_key_of, short_form
 
 ID_BYTES, SECRET_BYTES, KEY_BYTES = 8, 16, 33
 LENGTH = (ID_BYTES + SECRET_BYTES + KEY_BYTES) // 3 * 4

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.methods.algebra import Method
-from common.methods.fedmcsa import TRAIN
+from attune.common.methods.fedmcsa import TRAIN
+from attune.common.methods.method import Method
 
 _CITATION = "Huang et al., AAAI 2021"
 

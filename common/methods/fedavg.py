@@ -3,6 +3,6 @@ Decentralized Data', AISTATS 2017 (Algorithm 1)."""
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 FEDAVG = Method(name="fedavg", citation="McMahan et al., AISTATS 2017", parts=(("*", "shared"),))

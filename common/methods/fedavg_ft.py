@@ -4,7 +4,7 @@ No paper of its own: the row, beside Local, that every table of personalized met
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 FEDAVG_FT = Method(
     name="fedavg+ft",

@@ -3,6 +3,6 @@ ICLR 2021. Normalisation layers of any kind stay private, with their running sta
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 FEDBN = Method(name="fedbn", citation="Li et al., ICLR 2021", parts=(("@norm", "private"), ("*", "shared")))

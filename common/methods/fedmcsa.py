@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 _CITATION = "Guo et al., Neurocomputing 2023"
 TRAIN: dict[str, Any] = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0}

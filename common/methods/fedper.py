@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 FEDPER = Method(name="fedper", citation="Arivazhagan et al., 2019", parts=(("@head", "private"), ("*", "shared")))

@@ -3,7 +3,7 @@ ICML 2021."""
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 FEDREP = Method(
     name="fedrep",

@@ -3,7 +3,7 @@ generated q,k,v: the extension of FedTP's paper (Li et al., IEEE TNNLS 2023)."""
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 FEDROD = Method(
     name="fedrod",

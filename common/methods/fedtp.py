@@ -6,7 +6,7 @@ other layers generated (the paper's table V), and other layers than the generate
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 _CITATION = "Li et al., IEEE TNNLS 2023"
 

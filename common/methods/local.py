@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 LOCAL = Method(name="local", citation="no paper: training alone", parts=(("*", "private"),))

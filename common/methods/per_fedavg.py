@@ -6,7 +6,7 @@ What is averaged is a start from which one local step leads to a good model; a d
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 PER_FEDAVG = Method(
     name="per-fedavg",

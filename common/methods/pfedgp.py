@@ -5,7 +5,7 @@ The network before the head is the kernel, and is averaged; the Gaussian process
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 PFEDGP = Method(
     name="pfedgp",

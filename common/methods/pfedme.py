@@ -6,7 +6,7 @@ The personal model theta never leaves the device; w, which follows it, is exchan
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 PFEDME = Method(
     name="pfedme",

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from common.errors import SettingError, nearest
-from common.methods.algebra import Method, custom_method
-from common.plan import Plan
+from attune.common.errors import SettingError, nearest
+from attune.common.methods.method import Method, custom_method
+from attune.common.plan import Plan
 
 DEFAULT = "fedtp"
 
@@ -54,7 +54,7 @@ def get(name: str) -> Method:
     if name not in _MODULES:
         raise SettingError(f"unknown method {name!r}{nearest(name, _MODULES)}")
     module, _, attribute = _MODULES[name].partition(":")
-    method = getattr(importlib.import_module(f"common.methods.{module}"), attribute)
+    method = getattr(importlib.import_module(f"attune.common.methods.{module}"), attribute)
     assert isinstance(method, Method)  # noqa: S101 (our own table)
     return method
 

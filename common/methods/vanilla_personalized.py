@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.methods.algebra import Method
+from attune.common.methods.method import Method
 
 VANILLA_PERSONALIZED = Method(
     name="vanilla-personalized",

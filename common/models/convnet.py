@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.models.blocks import initialise
-from common.models.options import ConvNetOptions
-from common.plan import ModelSpec
+from attune.common.models.blocks import initialise
+from attune.common.models.options import ConvNetOptions
+from attune.common.plan import ModelSpec
 
 _KERNEL = 5  # pixels a side
 _SMALL = 16  # pixels: along a shorter side, two unpadded convolutions and poolings leave nothing

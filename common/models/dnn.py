@@ -7,8 +7,8 @@ from math import prod
 
 from torch import nn
 
-from common.models.options import DnnOptions
-from common.plan import ModelSpec
+from attune.common.models.options import DnnOptions
+from attune.common.plan import ModelSpec
 
 
 def make_dnn(spec: ModelSpec, options: DnnOptions) -> nn.Sequential:

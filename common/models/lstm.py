@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from common.models.blocks import initialise
-from common.models.options import LstmOptions
-from common.plan import ModelSpec
+from attune.common.models.blocks import initialise
+from attune.common.models.options import LstmOptions
+from attune.common.plan import ModelSpec
 
 
 class StackedLstm(nn.Module):

@@ -7,8 +7,8 @@ from math import prod
 
 from torch import nn
 
-from common.models.options import MlrOptions
-from common.plan import ModelSpec
+from attune.common.models.options import MlrOptions
+from attune.common.plan import ModelSpec
 
 
 def make_mlr(spec: ModelSpec, options: MlrOptions) -> nn.Sequential:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from common.config import Count, CountOrZero, Share
-from common.errors import SettingError
+from attune.common.config import Count, CountOrZero, Share
+from attune.common.errors import SettingError
 
 HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1)]
 

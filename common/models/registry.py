@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from common.config import convert
-from common.errors import SettingError, nearest
-from common.models.options import ConvNetOptions, DnnOptions, LstmOptions, MlrOptions, Options, TransformerOptions, VitOptions
-from common.plan import Kind, ModelSpec
+from attune.common.config import convert
+from attune.common.errors import SettingError, nearest
+from attune.common.models.options import (
+    ConvNetOptions,
+    DnnOptions,
+    LstmOptions,
+    MlrOptions,
+    Options,
+    TransformerOptions,
+    VitOptions,
+)
+from attune.common.plan import Kind, ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,15 +37,18 @@ class _Entry:
 _HEAD = frozenset({"head"})
 _TRANSFORMER = frozenset({"qkv", "head", "norm", "mlp", "encoder"})
 _MODELS = {
-    "vit": _Entry("common.models.vit:VisionTransformer", VitOptions, ("images",), _TRANSFORMER),
+    "vit": _Entry("attune.common.models.vit:VisionTransformer", VitOptions, ("images",), _TRANSFORMER),
     "transformer": _Entry(
-        "common.models.transformer:SequenceTransformer", TransformerOptions, ("tokens", "series", "tabular"), _TRANSFORMER
+        "attune.common.models.transformer:SequenceTransformer",
+        TransformerOptions,
+        ("tokens", "series", "tabular"),
+        _TRANSFORMER,
     ),
-    "convnet": _Entry("common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
-    "convnet-bn": _Entry("common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
-    "lstm": _Entry("common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
-    "dnn": _Entry("common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
-    "mlr": _Entry("common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
+    "convnet": _Entry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
+    "convnet-bn": _Entry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
+    "lstm": _Entry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
+    "dnn": _Entry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
+    "mlr": _Entry("attune.common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}

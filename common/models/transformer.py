@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.models.blocks import Block, initialise
-from common.models.options import TransformerOptions
-from common.plan import ModelSpec
+from attune.common.models.blocks import Block, initialise
+from attune.common.models.options import TransformerOptions
+from attune.common.plan import ModelSpec
 
 
 def sinusoids(steps: int, width: int) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.blocks import Block, initialise
-from common.models.options import VitOptions
-from common.plan import ModelSpec
+from attune.common.models.blocks import Block, initialise
+from attune.common.models.options import VitOptions
+from attune.common.plan import ModelSpec
 
 _PIXEL_MEAN, _PIXEL_DEVIATION = 0.35, 0.25  # of usual images in [0, 1]: the initial embedding takes them as standardised
 _TOKEN_SCALE = 0.5  # against embedded patches of about 1; with the usual 0.02, positions are not seen for many epochs

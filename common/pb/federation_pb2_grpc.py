@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from common.pb import federation_pb2 as common_dot_pb_dot_federation__pb2
+from attune.common.pb import federation_pb2 as attune_dot_common_dot_pb_dot_federation__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in common/pb/federation_pb2_grpc.py depends on'
+        + ' but the generated code in attune/common/pb/federation_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,23 +36,23 @@ class FederationStub:
         """
         self.Enrol = channel.unary_unary(
                 '/attune.v1.Federation/Enrol',
-                request_serializer=common_dot_pb_dot_federation__pb2.EnrolRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.Certificate.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.Certificate.FromString,
                 _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/attune.v1.Federation/Renew',
-                request_serializer=common_dot_pb_dot_federation__pb2.RenewRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.Certificate.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.RenewRequest.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.Certificate.FromString,
                 _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/attune.v1.Federation/Connect',
-                request_serializer=common_dot_pb_dot_federation__pb2.DeviceMessage.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.ServerMessage.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.DeviceMessage.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.ServerMessage.FromString,
                 _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/attune.v1.Federation/Submit',
-                request_serializer=common_dot_pb_dot_federation__pb2.Update.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.Receipt.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.Update.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.Receipt.FromString,
                 _registered_method=True)
 
 
@@ -92,23 +92,23 @@ def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Enrol': grpc.unary_unary_rpc_method_handler(
                     servicer.Enrol,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.EnrolRequest.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.Certificate.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.EnrolRequest.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.Certificate.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.RenewRequest.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.Certificate.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.RenewRequest.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.Certificate.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.DeviceMessage.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.ServerMessage.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.DeviceMessage.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.ServerMessage.SerializeToString,
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.Update.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.Receipt.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.Update.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.Receipt.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,8 +136,8 @@ class Federation:
             request,
             target,
             '/attune.v1.Federation/Enrol',
-            common_dot_pb_dot_federation__pb2.EnrolRequest.SerializeToString,
-            common_dot_pb_dot_federation__pb2.Certificate.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.EnrolRequest.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.Certificate.FromString,
             options,
             channel_credentials,
             insecure,
@@ -163,8 +163,8 @@ class Federation:
             request,
             target,
             '/attune.v1.Federation/Renew',
-            common_dot_pb_dot_federation__pb2.RenewRequest.SerializeToString,
-            common_dot_pb_dot_federation__pb2.Certificate.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.RenewRequest.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.Certificate.FromString,
             options,
             channel_credentials,
             insecure,
@@ -190,8 +190,8 @@ class Federation:
             request_iterator,
             target,
             '/attune.v1.Federation/Connect',
-            common_dot_pb_dot_federation__pb2.DeviceMessage.SerializeToString,
-            common_dot_pb_dot_federation__pb2.ServerMessage.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.DeviceMessage.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.ServerMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -217,8 +217,8 @@ class Federation:
             request,
             target,
             '/attune.v1.Federation/Submit',
-            common_dot_pb_dot_federation__pb2.Update.SerializeToString,
-            common_dot_pb_dot_federation__pb2.Receipt.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.Update.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.Receipt.FromString,
             options,
             channel_credentials,
             insecure,
@@ -242,18 +242,18 @@ class BlobsStub:
         """
         self.Download = channel.unary_stream(
                 '/attune.v1.Blobs/Download',
-                request_serializer=common_dot_pb_dot_federation__pb2.DownloadRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.Frame.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.DownloadRequest.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.Frame.FromString,
                 _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/attune.v1.Blobs/Upload',
-                request_serializer=common_dot_pb_dot_federation__pb2.Frame.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.UploadReply.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.Frame.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadReply.FromString,
                 _registered_method=True)
         self.UploadOffset = channel.unary_unary(
                 '/attune.v1.Blobs/UploadOffset',
-                request_serializer=common_dot_pb_dot_federation__pb2.UploadTarget.SerializeToString,
-                response_deserializer=common_dot_pb_dot_federation__pb2.UploadOffsetReply.FromString,
+                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadTarget.SerializeToString,
+                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadOffsetReply.FromString,
                 _registered_method=True)
 
 
@@ -287,18 +287,18 @@ def add_BlobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Download': grpc.unary_stream_rpc_method_handler(
                     servicer.Download,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.DownloadRequest.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.Frame.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.DownloadRequest.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.Frame.SerializeToString,
             ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.Frame.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.UploadReply.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.Frame.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadReply.SerializeToString,
             ),
             'UploadOffset': grpc.unary_unary_rpc_method_handler(
                     servicer.UploadOffset,
-                    request_deserializer=common_dot_pb_dot_federation__pb2.UploadTarget.FromString,
-                    response_serializer=common_dot_pb_dot_federation__pb2.UploadOffsetReply.SerializeToString,
+                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadTarget.FromString,
+                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadOffsetReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -327,8 +327,8 @@ class Blobs:
             request,
             target,
             '/attune.v1.Blobs/Download',
-            common_dot_pb_dot_federation__pb2.DownloadRequest.SerializeToString,
-            common_dot_pb_dot_federation__pb2.Frame.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.DownloadRequest.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -354,8 +354,8 @@ class Blobs:
             request_iterator,
             target,
             '/attune.v1.Blobs/Upload',
-            common_dot_pb_dot_federation__pb2.Frame.SerializeToString,
-            common_dot_pb_dot_federation__pb2.UploadReply.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.Frame.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.UploadReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -381,8 +381,8 @@ class Blobs:
             request,
             target,
             '/attune.v1.Blobs/UploadOffset',
-            common_dot_pb_dot_federation__pb2.UploadTarget.SerializeToString,
-            common_dot_pb_dot_federation__pb2.UploadOffsetReply.FromString,
+            attune_dot_common_dot_pb_dot_federation__pb2.UploadTarget.SerializeToString,
+            attune_dot_common_dot_pb_dot_federation__pb2.UploadOffsetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from common.errors import DiskFull
-from common.wire.frames import FRAME_BYTES
-from common.wire.malformed import BadDigest, Truncated
+from attune.common.errors import DiskFull
+from attune.common.wire.frames import FRAME_BYTES
+from attune.common.wire.malformed import BadDigest, Truncated
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}

@@ -6,12 +6,12 @@ import hashlib
 
 import torch
 
-from common.errors import LimitExceeded
-from common.wire.blobs import check_digest
-from common.wire.checks import check_manifest
-from common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, header_bytes, parse_header
-from common.wire.malformed import DigestMismatch, Truncated
-from common.wire.tensors import Tensors, views
+from attune.common.errors import LimitExceeded
+from attune.common.wire.blobs import check_digest
+from attune.common.wire.checks import check_manifest
+from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, header_bytes, parse_header
+from attune.common.wire.malformed import DigestMismatch, Truncated
+from attune.common.wire.tensors import Tensors, views
 
 
 class ReceiveBuffer:

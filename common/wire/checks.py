@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from common.wire.header import TensorSpec
-from common.wire.malformed import MissingTensor, NotFinite, UnexpectedTensor, WrongDtype, WrongShape
+from attune.common.wire.header import TensorSpec
+from attune.common.wire.malformed import MissingTensor, NotFinite, UnexpectedTensor, WrongDtype, WrongShape
 
 _BLOCK = 1 << 18  # elements at a time, so that a check needs no second copy of a large tensor
 

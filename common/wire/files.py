@@ -12,12 +12,12 @@ from typing import Self
 
 import torch
 
-from common.wire.blobs import Blob, check_space, disk_errors, hash_span, read_into, sync_folder, write_all
-from common.wire.buffers import layout_in
-from common.wire.checks import check_spec
-from common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, TensorSpec, header_bytes, layout_of, parse_header
-from common.wire.malformed import MissingTensor, PutTwice, UnexpectedTensor
-from common.wire.tensors import Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
+from attune.common.wire.blobs import Blob, check_space, disk_errors, hash_span, read_into, sync_folder, write_all
+from attune.common.wire.buffers import layout_in
+from attune.common.wire.checks import check_spec
+from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, TensorSpec, header_bytes, layout_of, parse_header
+from attune.common.wire.malformed import MissingTensor, PutTwice, UnexpectedTensor
+from attune.common.wire.tensors import Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
 __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_tensors", "write_tensors"]
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import LimitExceeded
-from common.wire import malformed as bad
+from attune.common.errors import LimitExceeded
+from attune.common.wire import malformed as bad
 
 LENGTH_BYTES = 8
 ITEM_BYTES = {  # in the order of the file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.errors import LimitExceeded, WireError
+from attune.common.errors import LimitExceeded, WireError
 
 
 class Truncated(WireError):

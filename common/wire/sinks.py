@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common.errors import AttuneError, LimitExceeded
-from common.wire.blobs import Blob, check_digest, check_space, disk_errors, hash_span, sync_folder, write_all
-from common.wire.frames import FRAME_BYTES
-from common.wire.malformed import BadOffset, DigestMismatch, Truncated
+from attune.common.errors import AttuneError, LimitExceeded
+from attune.common.wire.blobs import Blob, check_digest, check_space, disk_errors, hash_span, sync_folder, write_all
+from attune.common.wire.frames import FRAME_BYTES
+from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 
 
 class UploadBusy(AttuneError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from common.wire.header import (
+from attune.common.wire.header import (
     Layout,
     Limits,
     Manifest,
@@ -15,7 +15,7 @@ from common.wire.header import (
     layout_of,
     parse_header,
 )
-from common.wire.malformed import NotBoolean, UnsupportedTensor
+from attune.common.wire.malformed import NotBoolean, UnsupportedTensor
 
 __all__ = [
     "DTYPES",

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from common.aggregators.attention import Attention
-from common.aggregators.base import Aggregator, MemoryVault, Tensors, Update, Vault
-from common.aggregators.hypernetwork import Hypernetwork
-from common.aggregators.mean import Mean
-from common.aggregators.settings import AmpSettings, AttentionSettings, HeurAmpSettings, HypernetworkSettings, MeanSettings
-from common.aggregators.similarity import Amp, HeurAmp
+from attune.common.methods.settings.aggregators import (
+    AmpSettings,
+    AttentionSettings,
+    HeurAmpSettings,
+    HypernetworkSettings,
+    MeanSettings,
+)
+from attune.fedserver.lab.aggregators.attention import Attention
+from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Update, Vault
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from attune.fedserver.lab.aggregators.mean import Mean
+from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 
 COMPONENTS = {
     "blocks.0.qkv": ["blocks.0.qkv.weight"],
@@ -79,7 +85,7 @@ class Bench:
 
     def update(self, number: int, client: str, samples: int, zero: bool = False) -> Update:
         change = draw(1000 * number + sum(client.encode()), 0.0 if zero else 0.1)
-        if self.aggregator.returns == "values":
+        if not isinstance(self.aggregator, Hypernetwork):
             start = served(self.aggregator, self.vault, client)
             change = {name: start[name] + change[name] for name in SHAPES}
         return Update(client, samples, change)

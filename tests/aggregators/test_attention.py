@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.aggregators.attention import Attention, attention, cosines
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.gram import gram
-from common.aggregators.settings import AttentionSettings
+from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.gram import gram
 
 
 def oracle(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.aggregators.base import Update
-from common.errors import UpdateRefused
+from attune.common.errors import UpdateRefused
+from attune.fedserver.lab.aggregators.base import Update
 
 SAMPLES = {"ann": 30, "bob": 10, "cyd": 60}
 

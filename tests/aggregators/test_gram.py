@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.aggregators import gram as subject
-from common.aggregators.attention import Attention, cosines
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.gram import BLOCK, EXACT, gram, mix_
-from common.aggregators.settings import AttentionSettings
+from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.fedserver.lab.aggregators import gram as subject
+from attune.fedserver.lab.aggregators.attention import Attention, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.gram import BLOCK, EXACT, gram, mix_
 
 
 def rows_of(S: int, D: int, spread: float, seed: int = 0) -> torch.Tensor:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import linear, relu
 
-from common.aggregators.base import MemoryVault, Tensors, Update
-from common.aggregators.hypernetwork import FORWARD_ROWS, Hypernetwork
-from common.aggregators.network import heads_of
-from common.aggregators.settings import HypernetworkSettings
-from common.seeds import derive
+from attune.common.methods.settings.aggregators import HypernetworkSettings
+from attune.common.seeds import derive
+from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors, Update
+from attune.fedserver.lab.aggregators.hypernetwork import FORWARD_ROWS, Hypernetwork
+from attune.fedserver.lab.aggregators.network import heads_of
 
 COMPONENTS = {"blocks.0.qkv": ["blocks.0.qkv.weight"], "blocks.1.qkv": ["blocks.1.qkv.weight", "blocks.1.qkv.bias"]}
 PLAIN = {"server_optimiser": "sgd", "server_momentum": 0.0, "server_weight_decay": 0.0}

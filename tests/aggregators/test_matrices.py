@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.aggregators import matrices
-from common.aggregators.attention import Attention
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.matrices import Matrices
-from common.aggregators.settings import AttentionSettings
+from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.lab.aggregators.attention import Attention
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.matrices import Matrices
 
 
 def uniform(clients):

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.mean import Mean, weighted_mean
-from common.aggregators.settings import MeanSettings
+from attune.common.methods.settings.aggregators import MeanSettings
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.mean import Mean, weighted_mean
 
 
 def mean_of(values: dict[str, torch.Tensor], samples: dict[str, int], uniform: bool = False) -> torch.Tensor:

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.settings import AmpSettings, HeurAmpSettings
-from common.aggregators.similarity import Amp, HeurAmp, median_distance
+from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp, median_distance
 
 
 def mixed(aggregator_of, settings_of, rows: torch.Tensor, samples: list[int] | None = None) -> torch.Tensor:

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.aggregators.attention import Attention
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.embeddings import Embeddings
-from common.aggregators.hypernetwork import Hypernetwork
-from common.aggregators.mixing import moved
-from common.aggregators.settings import AttentionSettings, HypernetworkSettings
+from attune.common.methods.settings.aggregators import AttentionSettings, HypernetworkSettings
+from attune.fedserver.lab.aggregators.attention import Attention
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.embeddings import Embeddings
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from attune.fedserver.lab.aggregators.mixing import moved
 
 HISTORY = st.lists(
     st.dictionaries(st.sampled_from("abcde"), st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3), min_size=1),

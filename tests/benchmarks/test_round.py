@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attune.common.errors import SettingError
 from benchmarks import round as benchmark
 from benchmarks.model import Freight
 from benchmarks.table import COLUMNS, ROWS, write
 from benchmarks.tls import raw_tls_bytes_per_s
-from common.errors import SettingError
 
 
 @given(parameters=st.integers(20, 5000), tensors=st.integers(2, 10), classes=st.integers(1, 5))

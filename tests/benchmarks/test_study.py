@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from attune.common.config import convert, parse_assignment, read_toml
+from attune.fedserver.core.planning import resolve
 from benchmarks import study
 from benchmarks.coarse import write_labels
 from benchmarks.majority import constant_answers
-from common.config import convert, parse_assignment, read_toml
-from fedserver.planning import resolve
 
 SMALL = """
 methods = ["fedavg"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.methods.registry import names
+from attune.common.methods.registry import names
 from tests.e2e.harness import Federation, digit_shards
 
 

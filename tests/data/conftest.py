@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import TrainSettings
-from common.data.samples import Dataset
-from common.plan import ModelSpec, Plan
+from attune.common.config import TrainSettings
+from attune.common.plan import ModelSpec, Plan
+from attune.fedclient.partition.samples import Dataset
 
 GOOD = {"images": (np.uint8, (5, 4)), "tokens": (np.int32, (6,)), "series": (np.float32, (7, 3)), "tabular": (np.float64, (5,))}
 

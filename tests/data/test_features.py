@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data import features
-from common.data.partition import partition, write_shards
-from common.data.samples import Dataset
-from common.data.shard import load_shard
-from common.errors import SettingError
+from attune.common.errors import SettingError
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.partition import features
+from attune.fedclient.partition.samples import Dataset
+from attune.fedclient.partition.split import partition, write_shards
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.holdout import hold_out
+from attune.fedclient.data.holdout import hold_out
 
 
 def test_of_every_class_a_tenth():

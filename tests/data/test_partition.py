@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.data.datasets import load_dataset
-from common.data.partition import partition, write_shards
-from common.data.picture import save_picture, table
-from common.data.schemes.cut import quotas
-from common.data.schemes.shares import deal
-from common.data.shard import load_shard
-from common.errors import DiskFull, SettingError, ShardError
+from attune.common.errors import DiskFull, SettingError, ShardError
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.partition.datasets import load_dataset
+from attune.fedclient.partition.picture import save_picture, table
+from attune.fedclient.partition.schemes.cut import quotas
+from attune.fedclient.partition.schemes.shares import deal
+from attune.fedclient.partition.split import partition, write_shards
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 classes_of = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=8)

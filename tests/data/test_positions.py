@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.config import TrainSettings
-from common.data.datasets import load_dataset
-from common.data.prepare import prepare
-from common.data.shard import load_shard
-from common.errors import SettingError, ShapeMismatch, ShardError, UndeclaredLabels
-from common.plan import ModelSpec, Plan
+from attune.common.config import TrainSettings
+from attune.common.errors import SettingError, ShapeMismatch, ShardError, UndeclaredLabels
+from attune.common.plan import ModelSpec, Plan
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.partition.datasets import load_dataset
 
 TEXT = np.arange(60).reshape(12, 5) % 7
 X, Y = TEXT[:, :-1], TEXT[:, 1:]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.prepare import Standardiser, prepare, prepare_features
-from common.data.shard import load_shard
-from common.errors import NonFiniteFeatures, ShapeMismatch, ShardError, UndeclaredLabels
-from common.plan import ModelSpec
+from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError, UndeclaredLabels
+from attune.common.plan import ModelSpec
+from attune.fedclient.data.prepare import Standardiser, prepare, prepare_features
+from attune.fedclient.data.shard import load_shard
 
 
 def test_images_become_channels_first_fractions(write, plan_for):

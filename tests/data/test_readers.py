@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.data.datasets import load_dataset, load_source
-from common.data.partition import partition
-from common.data.readers import files, plays, table
-from common.data.readers.idx import parse
-from common.data.samples import CHARACTERS, Corpus, Dataset, corpus, encode
-from common.errors import NonFiniteFeatures, SettingError, ShardError
+from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
+from attune.fedclient.partition.datasets import load_dataset, load_source
+from attune.fedclient.partition.readers import files, plays, table
+from attune.fedclient.partition.readers.idx import parse
+from attune.fedclient.partition.samples import CHARACTERS, Corpus, Dataset, corpus, encode
+from attune.fedclient.partition.split import partition
 
 
 def read(path: Path, **said: Any) -> Dataset:
@@ -95,7 +95,7 @@ def test_npz_refusals(tmp_path: Path, monkeypatch):
     for said in ({"label": "a>b"}, {"shape": "0x3"}, {"shape": "3x"}, {"missing": "mean"}):
         with pytest.raises(SettingError):
             read(tmp_path / "d.npz", **said)
-    monkeypatch.setattr("common.data.readers.npz.MAX_BINARY_BYTES", 2000)
+    monkeypatch.setattr("attune.fedclient.partition.readers.npz.MAX_BINARY_BYTES", 2000)
     np.savez_compressed(tmp_path / "f.npz", x=np.zeros((100, 3)), y=np.zeros(100))
     with pytest.raises(ShardError, match="more than the limit"):
         read(tmp_path / "f.npz")
@@ -170,7 +170,7 @@ def test_idx_files_that_are_missing_twice_or_damaged(mnist: Path):
 
 
 def test_a_packed_file_cannot_fill_the_memory(mnist: Path, monkeypatch):
-    monkeypatch.setattr("common.data.readers.idx.MAX_BINARY_BYTES", 100)
+    monkeypatch.setattr("attune.fedclient.partition.readers.idx.MAX_BINARY_BYTES", 100)
     (mnist / "train-images-idx3-ubyte").unlink()
     (mnist / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(10**6)))
     with pytest.raises(ShardError, match="the limit"):

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.datasets import load_source
-from common.data.partition import partition
-from common.data.samples import Corpus, Dataset
+from attune.fedclient.partition.datasets import load_source
+from attune.fedclient.partition.samples import Corpus, Dataset
+from attune.fedclient.partition.split import partition
 
 DATA = Path(os.environ.get("ATTUNE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

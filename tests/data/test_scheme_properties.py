@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.partition import Partition, partition
-from common.data.samples import Dataset, Source, corpus
-from common.data.schemes import registry
+from attune.fedclient.partition.samples import Dataset, Source, corpus
+from attune.fedclient.partition.schemes import registry
+from attune.fedclient.partition.split import Partition, partition
 
 SAME_CLASSES = {"iid", "pathological", "dirichlet", "coarse5", "two-class-unequal"}  # by definition, in both parts of a client
 

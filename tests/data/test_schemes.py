@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.datasets import load_source
-from common.data.partition import partition, write_shards
-from common.data.samples import CHARACTERS, corpus
-from common.data.schemes import registry
-from common.data.schemes.coarse import draw
-from common.data.schemes.cut import grouped, stratified
-from common.data.schemes.natural import folders
-from common.data.schemes.settings import SyntheticSettings
-from common.data.schemes.synthetic import samples
-from common.data.schemes.synthetic import sizes as power_law
-from common.data.schemes.unequal import sizes as unequal_sizes
-from common.data.shard import load_shard
-from common.errors import SettingError, ShardError
+from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.partition.datasets import load_source
+from attune.fedclient.partition.samples import CHARACTERS, corpus
+from attune.fedclient.partition.schemes import registry
+from attune.fedclient.partition.schemes.coarse import draw
+from attune.fedclient.partition.schemes.cut import grouped, stratified
+from attune.fedclient.partition.schemes.natural import folders
+from attune.fedclient.partition.schemes.settings import SyntheticSettings
+from attune.fedclient.partition.schemes.synthetic import samples
+from attune.fedclient.partition.schemes.synthetic import sizes as power_law
+from attune.fedclient.partition.schemes.unequal import sizes as unequal_sizes
+from attune.fedclient.partition.split import partition, write_shards
 
 MNIST = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]  # images of each digit, both parts
 FASHION = [7000] * 10

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.shard import load_features, load_shard
-from common.errors import NonFiniteFeatures, ShardError, UndeclaredLabels
+from attune.common.errors import NonFiniteFeatures, ShardError, UndeclaredLabels
+from attune.fedclient.data.shard import load_features, load_shard
 
 X = np.arange(24.0).reshape(12, 2)
 Y = np.arange(12) % 3

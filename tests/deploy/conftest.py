@@ -58,8 +58,8 @@ def parse() -> Callable[[list[str]], click.Context]:
     """Takes a command line apart as the command itself would, without doing anything. Errors: click.UsageError."""
 
     def check(words: list[str]) -> click.Context:
-        from fedclient.cli import main as client
-        from fedserver.cli import cli as server
+        from attune.fedclient.cli import main as client
+        from attune.fedserver.cli import cli as server
 
         group: click.Group = {"fedserver": server, "fedclient": client}[Path(words[0]).name]
         context = group.make_context(words[0], list(words[1:]))

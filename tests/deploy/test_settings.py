@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from common.config import RoundSettings, ServerSettings, Settings, TrainSettings, load_settings
-from fedserver import planning
+from attune.common.config import RoundSettings, ServerSettings, Settings, TrainSettings, load_settings
+from attune.fedserver.core import planning
 
 
 def test_the_example_is_the_defaults(deploy):
@@ -29,7 +29,7 @@ def test_what_the_example_leaves_in_comments_is_accepted_too(deploy, tmp_path):
     path = tmp_path / "federation.toml"
     path.write_text(text)
     settings = planning.resolve(load_settings(path, (), {}))
-    from common.models.registry import default_spec
+    from attune.common.models.registry import default_spec
 
     spec = default_spec("images", (8, 8, 1), 10, 0, settings.model_name, settings.model_options)
     assert msgspec.to_builtins(spec)["options"]["width"] == 32

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-UNITS = ("fedserver.service", "fedclient@.service")
+UNITS = ("attune.fedserver.rpc.service", "fedclient@.service")
 PROMISED = {
     "NoNewPrivileges": "yes",
     "ProtectSystem": "strict",
@@ -44,7 +44,7 @@ def test_the_home_lies_in_the_state_directory(name, deploy, unit):
 
 
 def test_the_server_starts_with_what_the_readme_installs(unit, parse):
-    words = unit("fedserver.service")["Service"]["ExecStart"].split()
+    words = unit("attune.fedserver.rpc.service")["Service"]["ExecStart"].split()
     assert words[0] == "/opt/attune/bin/fedserver"
     assert str(parse(words).params["config"]) == "/etc/attune/federation.toml"
 
@@ -57,10 +57,10 @@ def test_the_device_starts_on_its_shard(unit, parse):
 
 
 def test_statuses_that_are_not_tried_again_are_those_that_a_person_must_mend(unit):
-    from common import errors
+    from attune.common import errors
 
     final = {
-        "fedserver.service": (errors.SettingError, errors.HomeMismatch),
+        "attune.fedserver.rpc.service": (errors.SettingError, errors.HomeMismatch),
         "fedclient@.service": (
             errors.SettingError, errors.HomeMismatch, errors.ShardError, errors.NonFiniteFeatures, errors.UndeclaredLabels,
             errors.ShapeMismatch, errors.NameTaken, errors.TokenRefused, errors.FingerprintMismatch, errors.CertificateRefused,

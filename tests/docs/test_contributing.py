@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.settings import MeanSettings
-from common.methods import registry
-from common.models.registry import build, default_spec
+from attune.common.methods import registry
+from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.models.registry import build, default_spec
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
 
 PAGE = "CONTRIBUTING.md"
 
@@ -34,8 +34,8 @@ def execute(name: str, code: str) -> types.ModuleType:
 
 
 def test_the_method_is_found_and_its_test_passes(example: Any, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = execute("common.methods.lg_fedavg", example("common/methods/lg_fedavg.py"))
-    monkeypatch.setitem(sys.modules, "common.methods.lg_fedavg", module)
+    module = execute("attune.common.methods.lg_fedavg", example("common/methods/lg_fedavg.py"))
+    monkeypatch.setitem(sys.modules, "attune.common.methods.lg_fedavg", module)
     line = re.search(r'`"([\w-]+)": "([\w:]+)"`', page(PAGE).text)
     assert line is not None
     monkeypatch.setitem(registry._MODULES, line[1], line[2])
@@ -45,7 +45,7 @@ def test_the_method_is_found_and_its_test_passes(example: Any, page: Any, monkey
 
 
 def test_the_aggregator_gives_the_median(example: Any) -> None:
-    median = execute("common.aggregators.median", example("common/aggregators/median.py")).Median
+    median = execute("attune.fedserver.lab.aggregators.median", example("fedserver/lab/aggregators/median.py")).Median
     aggregator = median(MeanSettings(), MemoryVault(), 0, {"layer": ["w"]})
     aggregator.start({"w": torch.zeros(3)})
     rows = {"a": [1.0, 5.0, -2.0], "b": [2.0, 4.0, 1e9], "c": [9.0, 6.0, -3.0]}

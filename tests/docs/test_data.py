@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.data import features
-from common.data.readers import registry as readers
-from common.data.schemes import registry
+from attune.fedclient.partition import features
+from attune.fedclient.partition.readers import registry as readers
+from attune.fedclient.partition.schemes import registry
 
 
 def plain(cell: str) -> str:

@@ -14,8 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fedclient.cli import main as fedclient
-from fedserver.cli import cli as fedserver
+from attune.fedclient.cli import main as fedclient
+from attune.fedserver.cli import cli as fedserver
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}

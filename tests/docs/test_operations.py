@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from common.errors import AttuneError
-from fedserver.events import Phase, Record
-from fedserver.export import COLUMNS
-from fedserver.home import Home
-from fedserver.report import status
-from fedserver.store import Store
+from attune.common.errors import AttuneError
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.home import Home
+from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.view.export import COLUMNS
+from attune.fedserver.view.status import status
 
 PAGE = "docs/operations.md"
 

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-import common
-import fedclient
-import fedserver
-from common.errors import AttuneError
-from common.pb import admin_pb2, federation_pb2
-from common.wire.malformed import WireError
+from attune.common.errors import AttuneError
+from attune.common.pb import federation_pb2
+from attune.common.wire.malformed import WireError
+from attune.fedserver.pb import admin_pb2
 
 PAGE = "docs/protocol.md"
 FILES = (federation_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
@@ -30,10 +28,11 @@ def messages() -> list[Descriptor]:
 def errors(root: type[AttuneError] = AttuneError) -> Iterator[type[AttuneError]]:
     """Every error of the three packages, once all their modules are imported."""
     if root is AttuneError:
-        for package in (common, fedserver, fedclient):
+        for side in ("common", "fedserver", "fedclient"):
+            package = importlib.import_module(f"attune.{side}")
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
                 importlib.import_module(module.name)
-    if root.__module__.partition(".")[0] in ("common", "fedserver", "fedclient"):
+    if root.__module__.startswith("attune."):
         yield root
     for child in root.__subclasses__():
         yield from errors(child)

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 import pytest
 
-from common.aggregators.settings import SETTINGS as AGGREGATORS
-from common.config import RoundSettings, ServerSettings, Settings, TrainSettings, load_settings
-from common.methods import registry as methods
-from common.methods.algebra import CustomMethod
-from common.models import registry as models
-from common.objectives.settings import SETTINGS as OBJECTIVES
-from common.predictors.settings import SETTINGS as PREDICTORS
-from fedserver import planning
+from attune.common.config import RoundSettings, ServerSettings, Settings, TrainSettings, load_settings
+from attune.common.methods import registry as methods
+from attune.common.methods.method import CustomMethod
+from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
+from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
+from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.models import registry as models
+from attune.fedserver.core import planning
 
 SECTIONS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "## Top level": ("", Settings),

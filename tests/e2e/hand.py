@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from common.identity.client_tls import channel_credentials, channel_options
-from common.identity.credential import Credential, csr_der, new_key
-from common.identity.token import JoinToken
-from common.pb import federation_pb2 as pb
-from common.pb.federation_pb2_grpc import BlobsStub, FederationStub
-from common.plan import Profile
-from common.status import from_rpc
+from attune.common.grpc_errors import from_rpc
+from attune.common.identity.client_tls import channel_credentials, channel_options
+from attune.common.identity.credential import Credential, csr_der, new_key
+from attune.common.identity.token import JoinToken
+from attune.common.pb import federation_pb2 as pb
+from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
+from attune.common.plan import Profile
 
 CALL_S = 60.0
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common.data.datasets import load_dataset
-from common.data.partition import Partition, partition, write_shards
+from attune.fedclient.partition.datasets import load_dataset
+from attune.fedclient.partition.split import Partition, partition, write_shards
 
 PATIENCE_S = 120.0  # for anything that must happen at all; a quiet machine needs a few seconds
 

@@ -9,8 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from fedserver import cli
-from fedserver.engine import Engine
+from attune.fedserver import cli
+from attune.fedserver.lab.engine import Engine
 
 
 def endless(close):

@@ -9,7 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from fedclient import cli, trainer
+from attune.fedclient import cli
+from attune.fedclient.work import trainer
 
 train = trainer.Trainer.train
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.pb import federation_pb2 as pb
-from common.plan import Profile
+from attune.common.pb import federation_pb2 as pb
+from attune.common.plan import Profile
 from tests.e2e.hand import Hand
 from tests.e2e.harness import Federation, Process, Server, tabular_shard
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from common.pb import federation_pb2 as pb
+from attune.common.pb import federation_pb2 as pb
 from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, digest_of, kind_of, moved, refusal
 from tests.e2e.harness import Federation, Server
 

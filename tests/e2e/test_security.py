@@ -13,15 +13,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from common.identity.authority import Authority
-from common.identity.certificates import CLIENT, Lifetime, leaf_certificate, subject
-from common.identity.client_tls import channel_options
-from common.identity.credential import Credential, csr_der, key_pem, load_certificate, load_key, new_key
-from common.identity.token import JoinToken
-from common.pb import admin_pb2
-from common.pb import federation_pb2 as pb
-from common.pb.admin_pb2_grpc import AdminStub
-from common.pb.federation_pb2_grpc import FederationStub
+from attune.common.identity.certificates import CLIENT, Lifetime, leaf_certificate, subject
+from attune.common.identity.client_tls import channel_options
+from attune.common.identity.credential import Credential, csr_der, key_pem, load_certificate, load_key, new_key
+from attune.common.identity.token import JoinToken
+from attune.common.pb import federation_pb2 as pb
+from attune.common.pb.federation_pb2_grpc import FederationStub
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.pb import admin_pb2
+from attune.fedserver.pb.admin_pb2_grpc import AdminStub
 from tests.e2e.hand import CALL_S, Caller, Hand, kind_of, refusal
 from tests.e2e.harness import Federation
 

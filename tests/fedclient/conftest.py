@@ -15,22 +15,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.config import TrainSettings
-from common.errors import AttuneError, NameTaken, Replaced, TokenRefused, UpdateRefused
-from common.identity.authority import Authority
-from common.identity.credential import fingerprint_of, key_fingerprint_of
-from common.identity.server_tls import LiveServerCredentials, peer_fingerprint
-from common.identity.token import JoinToken
-from common.pb import federation_pb2 as pb
-from common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
-from common.plan import ModelSpec, Plan, Profile
-from common.status import abort
-from common.wire.sinks import FileSink
-from fedclient import app
-from fedclient.address import Address
-from fedclient.home import Home
-from fedclient.options import Options
-from fedclient.report import Reporter
+from attune.common.config import TrainSettings
+from attune.common.errors import AttuneError, NameTaken, Replaced, TokenRefused, UpdateRefused
+from attune.common.grpc_errors import abort
+from attune.common.identity.credential import fingerprint_of, key_fingerprint_of
+from attune.common.identity.token import JoinToken
+from attune.common.pb import federation_pb2 as pb
+from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
+from attune.common.plan import ModelSpec, Plan, Profile
+from attune.common.wire.sinks import FileSink
+from attune.fedclient import app
+from attune.fedclient.console import Reporter
+from attune.fedclient.home import Home
+from attune.fedclient.link.address import Address
+from attune.fedclient.options import Options
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
 
 PLAN_SEED = 5
 
@@ -219,7 +219,7 @@ class FakeServer(FederationServicer):
         return pb.Receipt(status=pb.Receipt.STATUS_ACCEPTED)
 
     def _take(self, update: pb.Update) -> None:
-        from common.wire.files import read_tensors
+        from attune.common.wire.files import read_tensors
 
         for ref in update.parts:
             path = self._path(ref.digest)
@@ -230,10 +230,10 @@ class FakeServer(FederationServicer):
             self.serving[ref.part] = {name: served[name] + value if change else value for name, value in returned.items()}
 
     def _make_plan(self, profile: Profile) -> None:
-        from common.methods.algebra import assign
-        from common.methods.registry import get
-        from common.models.registry import build, default_spec
-        from common.models.structure import tensors_of
+        from attune.common.methods.method import assign
+        from attune.common.methods.registry import get
+        from attune.common.models.registry import build, default_spec
+        from attune.common.models.structure import tensors_of
 
         if ":" in self.model:
             spec = ModelSpec(self.model, profile.kind, profile.shape, len(profile.labels))
@@ -253,7 +253,7 @@ class FakeServer(FederationServicer):
         return self.folder / f"{digest}.safetensors"
 
     def _offer(self, part: str, tensors: dict[str, Any]) -> pb.BlobRef:
-        from common.wire.files import write_tensors
+        from attune.common.wire.files import write_tensors
 
         path = self.folder / "offer.safetensors"
         blob = write_tensors(path, tensors)
@@ -336,8 +336,8 @@ class Bench:
         options = self.options(**changed)
 
         async def scenario() -> None:
-            from common.data.shard import load_shard
-            from fedclient.source import held
+            from attune.fedclient.data.shard import load_shard
+            from attune.fedclient.data.source import held
 
             home = Home(self.folder / "home")
             with home.locked():

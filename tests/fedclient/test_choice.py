@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.interval import wilson
-from fedclient.choice import choose
-from fedclient.report import verdict_of
-from fedclient.state import Result
+from attune.common.interval import wilson
+from attune.fedclient.console import verdict_of
+from attune.fedclient.work.choice import choose
+from attune.fedclient.work.state import Result
 
 
 def right(text: str) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fedclient.cli import main
+from attune.fedclient.cli import main
 
 
 def call(*args):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import TrainSettings
-from common.data.prepare import prepare
-from common.data.shard import load_shard
-from common.models.registry import build, default_spec
-from common.models.structure import tensors_of
-from common.plan import Plan
-from fedclient.learner import Learner
-from fedclient.session import BlobRef, Order
-from fedclient.state import Orders
+from attune.common.config import TrainSettings
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
+from attune.common.plan import Plan
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.session import BlobRef, Order
+from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.state import Orders
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from common import homes
-from common.errors import (
+from attune.common import homes
+from attune.common.errors import (
     CertificateRefused,
     FingerprintMismatch,
     HomeBusy,
@@ -19,11 +19,11 @@ from common.errors import (
     TokenRefused,
     Unreachable,
 )
-from common.identity.authority import Authority
-from common.identity.credential import Credential, csr_der
-from common.identity.token import JoinToken
-from fedclient.address import Address
-from fedclient.home import Home, local_token
+from attune.common.identity.credential import Credential, csr_der
+from attune.common.identity.token import JoinToken
+from attune.fedclient.home import Home, local_token
+from attune.fedclient.link.address import Address
+from attune.fedserver.identity.authority import Authority
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_the_default_home_is_one_per_server_and_shard(tmp_path):
 def test_what_join_left_is_adopted_by_the_first_shard(quick):
     from click.testing import CliRunner
 
-    from fedclient.cli import main
+    from attune.fedclient.cli import main
 
     where = f"127.0.0.1:{quick.server.port}"
     result = CliRunner().invoke(main, ["join", "--server", where, "--token", quick.server.token(), "--name", "bonn"])
@@ -183,7 +183,7 @@ def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quic
     quick.run()
     before = Home(quick.folder / "home").identity()
     due = before.credential.certificate_pem
-    monkeypatch.setattr("fedclient.app.needs_renewal", lambda pem, now: pem == due)
+    monkeypatch.setattr("attune.fedclient.app.needs_renewal", lambda pem, now: pem == due)
     quick.server.faults.no_renewals = not works
     quick.run(token=None)
     after = Home(quick.folder / "home").identity()
@@ -194,7 +194,7 @@ def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quic
 
 @pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:5", "[::1]"])
 def test_addresses_that_are_none(text):
-    from common.errors import SettingError
+    from attune.common.errors import SettingError
 
     with pytest.raises(SettingError, match="HOST:PORT"):
         Address.parse(text)

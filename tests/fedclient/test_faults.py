@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from common.errors import HomeMismatch, NoModel, Replaced, Unreachable
-from common.wire.files import read_tensors
-from fedclient.trainer import Trainer
+from attune.common.errors import HomeMismatch, NoModel, Replaced, Unreachable
+from attune.common.wire.files import read_tensors
+from attune.fedclient.work.trainer import Trainer
 
 
 @pytest.fixture

@@ -8,20 +8,20 @@ import resource
 import pytest
 from click.testing import CliRunner
 
-from common.config import TrainSettings
-from common.data.shard import load_shard
-from common.errors import NoModel, SettingError, ShardError
-from common.models.registry import default_spec
-from common.plan import Plan
-from fedclient import fleet, shards
-from fedclient.address import Address
-from fedclient.chorus import Chorus, agreeing
-from fedclient.cli import main
-from fedclient.home import Home
-from fedclient.options import Options
-from fedclient.session import Order
-from fedclient.source import held
-from fedclient.state import Result
+from attune.common.config import TrainSettings
+from attune.common.errors import NoModel, SettingError, ShardError
+from attune.common.models.registry import default_spec
+from attune.common.plan import Plan
+from attune.fedclient import fleet, shards
+from attune.fedclient.cli import main
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.data.source import held
+from attune.fedclient.fleet_console import Chorus, agreeing
+from attune.fedclient.home import Home
+from attune.fedclient.link.address import Address
+from attune.fedclient.options import Options
+from attune.fedclient.session import Order
+from attune.fedclient.work.state import Result
 from tests.fedclient import conftest
 
 
@@ -151,7 +151,7 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
-    from fedclient.workshop import Bench
+    from attune.fedclient.work.bench import Bench
 
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 

@@ -14,7 +14,8 @@ FLAGS = ("--exit-when-done", "--min-clients", "3", "--rounds", "2", "--set", "tr
 # The second device to train stays in its first batch: the first one's update is in, the third one's is not.
 STUCK = """
 import os, pathlib, time
-from fedclient import cli, trainer
+from attune.fedclient import cli
+from attune.fedclient.work import trainer
 real, calls = trainer.Trainer.train, []
 def train(self, theta, received, x, y, seeds, progress, cancelled, *more):
     calls.append(1)
@@ -46,7 +47,7 @@ def federation_at(tmp_path):
 
 
 def fleet(federation, shards, log, code=None):
-    command = [sys.executable, *(["-c", code] if code else ["-m", "fedclient.cli"])]
+    command = [sys.executable, *(["-c", code] if code else ["-m", "attune.fedclient.cli"])]
     command += [
         "--data",
         f"{shards[0].parent}/*",

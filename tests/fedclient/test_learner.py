@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import TrainSettings
-from common.data.prepare import prepare
-from common.data.shard import load_shard
-from common.errors import DiskFull, Forbidden, HomeMismatch, WireError
-from common.models.registry import build, default_spec
-from common.models.structure import tensors_of
-from common.plan import Plan
-from common.wire.files import read_tensors
-from common.wire.tensors import manifest_of
-from fedclient.learner import Learner
-from fedclient.session import BlobRef, Order
-from fedclient.state import Orders, check_order_id
-from fedclient.trainer import Cancelled
+from attune.common.config import TrainSettings
+from attune.common.errors import DiskFull, Forbidden, HomeMismatch, WireError
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
+from attune.common.plan import Plan
+from attune.common.wire.files import read_tensors
+from attune.common.wire.tensors import manifest_of
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.session import BlobRef, Order
+from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.state import Orders, check_order_id
+from attune.fedclient.work.trainer import Cancelled
 
 CPU = torch.device("cpu")
 

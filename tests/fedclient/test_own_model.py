@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from common.errors import SettingError
+from attune.common.errors import SettingError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from common.data.schemes import registry
-from fedclient.cli import main
+from attune.fedclient.cli import main
+from attune.fedclient.partition.schemes import registry
 
 
 @pytest.fixture

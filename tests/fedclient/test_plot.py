@@ -10,15 +10,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from common.config import TrainSettings
-from common.errors import NoModel, SettingError, ShapeMismatch, ShardError
-from common.models.registry import build, default_spec
-from common.models.rollout import attentions, rollout
-from common.models.structure import tensors_of
-from fedclient import artifact
-from fedclient.cli import main
-from fedclient.drawings import effective
-from fedclient.plot import PICTURES, plot, spread, titles
+from attune.common.config import TrainSettings
+from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardError
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
+from attune.fedclient.cli import main
+from attune.fedclient.model import artifact
+from attune.fedclient.model.drawings import effective
+from attune.fedclient.model.plots import PICTURES, plot, spread, titles
+from attune.fedclient.model.rollout import attentions, rollout
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 2, "patch": 2}

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from common.wire.files import read_tensors
+from attune.common.wire.files import read_tensors
 
 SLOW = """
 import os, sys, time
-import fedclient.trainer as trainer
+import attune.fedclient.work.trainer as trainer
 real = trainer.Trainer.train
 def slow(self, *args, **kwargs):
     open(os.environ["TRAINING"], "w").close()
@@ -23,7 +23,7 @@ def slow(self, *args, **kwargs):
         tell(done)
     return real(self, *args[:5], stall, *args[6:], **kwargs)
 trainer.Trainer.train = slow
-from fedclient.cli import main
+from attune.fedclient.cli import main
 main()
 """
 
@@ -34,7 +34,7 @@ def device(bench):
     started = []
 
     def start(*more, slow=False):
-        command = [sys.executable, *(["-c", SLOW] if slow else ["-m", "fedclient.cli"])]
+        command = [sys.executable, *(["-c", SLOW] if slow else ["-m", "attune.fedclient.cli"])]
         command += ["--data", str(bench.shard), "--server", f"127.0.0.1:{bench.server.port}"]
         command += ["--home", str(bench.folder / "home"), "--device", "cpu", *more]
         process = subprocess.Popen(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclient.session import (
+from attune.fedclient.session import (
     BlobRef,
     Broke,
     Displaced,

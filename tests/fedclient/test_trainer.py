@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import TrainSettings
-from common.objectives.base import mean_cross_entropy
-from common.objectives.proximal import Proximal
-from common.objectives.settings import ProximalSettings, SgdSettings
-from common.objectives.sgd import Sgd
-from common.predictors.model import Model
-from common.predictors.settings import ModelSettings
-from fedclient.trainer import Cancelled, Trainer, TrainingDiverged, batches
+from attune.common.config import TrainSettings
+from attune.common.methods.settings.objectives import ProximalSettings, SgdSettings
+from attune.common.methods.settings.predictors import ModelSettings
+from attune.fedclient.work.objectives.base import mean_cross_entropy
+from attune.fedclient.work.objectives.proximal import Proximal
+from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.trainer import Cancelled, Trainer, TrainingDiverged, batches
 
 CPU = torch.device("cpu")
 

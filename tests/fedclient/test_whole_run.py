@@ -6,8 +6,8 @@ import json
 
 from click.testing import CliRunner
 
-from common.wire.files import read_tensors
-from fedclient.cli import main
+from attune.common.wire.files import read_tensors
+from attune.fedclient.cli import main
 
 
 def test_a_whole_run_ends_with_a_model_that_works_offline(bench, tmp_path):

@@ -14,9 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from common.gp import polya_gamma
-from common.gp.process import LinAlgError, covariance, gibbs, log_evidence, log_probabilities, own_covariance, posterior
-from common.gp.settings import ProcessSettings
+from attune.common.methods.settings.process import ProcessSettings
+from attune.fedclient.work.gp import polya_gamma
+from attune.fedclient.work.gp.process import (
+    LinAlgError,
+    covariance,
+    gibbs,
+    log_evidence,
+    log_probabilities,
+    own_covariance,
+    posterior,
+)
 
 cases = settings(derandomize=True, deadline=None, max_examples=40)
 SIGN = np.array([1.0, -1.0])

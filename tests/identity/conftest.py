@@ -14,10 +14,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.identity.authority import Authority
-from common.identity.client_tls import channel_credentials, channel_options
-from common.identity.credential import Credential, csr_der, new_key
-from common.identity.server_tls import LiveServerCredentials, peer_fingerprint, server_options
+from attune.common.identity.client_tls import channel_credentials, channel_options
+from attune.common.identity.credential import Credential, csr_der, new_key
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint, server_options
 
 METHOD = "/attune.test.Identity/Who"
 

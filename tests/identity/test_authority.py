@@ -18,10 +18,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import CertificateRefused, HomeMismatch, SettingError
-from common.identity.authority import Authority, RequestRefused, public_key_of, request_key
-from common.identity.certificates import authority_certificate, subject
-from common.identity.credential import csr_der, load_certificate, load_key, new_key
+from attune.common.errors import CertificateRefused, HomeMismatch, SettingError
+from attune.common.identity.certificates import authority_certificate, subject
+from attune.common.identity.credential import csr_der, load_certificate, load_key, new_key, public_key_of
+from attune.fedserver.identity.authority import Authority, RequestRefused, request_key
 
 
 def _purposes(pem: bytes) -> list[x509.ObjectIdentifier]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import CertificateRefused, DiskFull, NotEnrolled
-from common.identity.authority import Authority
-from common.identity.credential import (
+from attune.common.durable import write_file
+from attune.common.errors import CertificateRefused, DiskFull, NotEnrolled
+from attune.common.identity.credential import (
     Credential,
     check_dates,
     csr_der,
@@ -25,7 +25,7 @@ from common.identity.credential import (
     new_key,
     not_after,
 )
-from common.identity.files import write_file
+from attune.fedserver.identity.authority import Authority
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
-from common.identity.authority import Authority
-from common.identity.credential import Credential, short_form
-from common.identity.server_tls import LiveServerCredentials
-from common.identity.token import JoinToken
-from fedclient.diagnose import diagnose
+from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
+from attune.common.identity.credential import Credential, short_form
+from attune.common.identity.token import JoinToken
+from attune.fedclient.link.diagnose import diagnose
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.server_tls import LiveServerCredentials
 
 
 def _diagnosed_against(

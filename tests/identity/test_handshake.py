@@ -14,13 +14,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from common.errors import Forbidden
-from common.identity.authority import Authority
-from common.identity.certificates import CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
-from common.identity.client_tls import channel_credentials
-from common.identity.credential import Credential, fingerprint_of, key_pem, load_certificate, load_key, new_key
-from common.identity.server_tls import LiveServerCredentials, peer_fingerprint
-from common.identity.token import JoinToken
+from attune.common.errors import Forbidden
+from attune.common.identity.certificates import CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
+from attune.common.identity.client_tls import channel_credentials
+from attune.common.identity.credential import Credential, fingerprint_of, key_pem, load_certificate, load_key, new_key
+from attune.common.identity.token import JoinToken
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
 
 
 def _forged(issuer: x509.Name, signer: Credential) -> Credential:

@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common.identity.authority import Authority
+from attune.fedserver.identity.authority import Authority
 
 HANDSHAKES, THREADS = 1500, 8
 SERVER = """
 import asyncio, sys
 from pathlib import Path
 import grpc.aio
-from common.identity.authority import Authority
-from common.identity.server_tls import LiveServerCredentials, server_options
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.server_tls import LiveServerCredentials, server_options
 
 async def main():
     authority, other = (Authority.load(Path(folder)) for folder in sys.argv[1:])

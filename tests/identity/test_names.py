@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import SettingError
-from common.identity.names import check_name, default_name
+from attune.common.errors import SettingError
+from attune.common.identity.names import check_name, default_name
 
 
 @pytest.mark.parametrize("name", ["a", "pi-3.kitchen_2", "_x", "7", "a" * 64])
@@ -50,6 +50,7 @@ def test_long_default_names_that_begin_alike_stay_different() -> None:
 
 
 def test_identity_is_imported_without_torch() -> None:
-    modules = "authority, certificates, client_tls, credential, files, names, server_tls, token"
-    script = f"import sys; from common.identity import {modules}; import fedclient.diagnose; sys.exit('torch' in sys.modules)"
+    common, server = "certificates, client_tls, credential, names, token", "authority, registrar, server_tls"
+    imports = f"from attune.common.identity import {common}; from attune.fedserver.identity import {server}"
+    script = f"import sys; {imports}; import attune.fedclient.link.diagnose; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

@@ -14,10 +14,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import FingerprintMismatch, TokenRefused
-from common.identity.authority import Authority
-from common.identity.credential import fingerprint_of, load_certificate, load_key, short_form
-from common.identity.token import JoinToken
+from attune.common.errors import FingerprintMismatch, TokenRefused
+from attune.common.identity.credential import fingerprint_of, load_certificate, load_key, short_form
+from attune.common.identity.token import JoinToken
+from attune.fedserver.identity.authority import Authority
 
 # The generator of P-256, compressed (SP 800-186, 3.2.1.3): a point everybody can look up.
 GENERATOR = bytes.fromhex("036b17d1f2e12c4247f8bce6e563a440f277037d812deb33a0f4a13945d898c296")

@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from common.aggregators.base import MemoryVault, Update
-from common.config import TrainSettings
-from common.methods.algebra import Method, assign
-from common.methods.build import aggregators_for, objective_for, predictor_for
-from common.models.registry import build, default_spec
-from common.models.structure import tensors_of
-from common.objectives.base import LocalTask, Tensors, extras_of
-from common.objectives.network import Network
-from common.seeds import derive
+from attune.common.config import TrainSettings
+from attune.common.methods.method import Method, assign, options_of
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
+from attune.common.seeds import derive
+from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.objectives.base import LocalTask, Tensors, extras_of
+from attune.fedclient.work.objectives.network import Network
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.build import aggregators_for
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -100,9 +101,9 @@ class Federation:
             task = self.task(client)
             trained = self.objective.run(task)
             self.state[client], self.losses[client] = trained.tensors, trained.loss
-            for kind, aggregator in self.aggregators.items():
+            for kind in self.aggregators:
                 names = [name for name, of in self.kinds.items() if of == kind]
-                change = aggregator.returns == "change"
+                change = options_of(self.method, self.options).aggregators[kind].returns == "change"
                 handed_in = {n: trained.tensors[n] - task.received[n] if change else trained.tensors[n] for n in names}
                 updates[kind].append(Update(client, float(len(y)), handed_in))
         for kind, aggregator in self.aggregators.items():

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 
-from common.config import TrainSettings
-from common.errors import SettingError
-from common.methods.adaptation import Adaptation, adaptation_of
-from common.methods.algebra import assign
-from common.methods.build import objective_for, predictor_for
-from common.methods.registry import get, method_from_options, names
-from common.models.registry import build
-from common.models.structure import roles, tensors_of
-from common.objectives.base import PERSONAL
-from common.objectives.network import Network
-from common.objectives.settings import CLASSES, KEEPS_OWN, SETTINGS
-from common.plan import ModelSpec
-from common.seeds import derive
-from fedclient.trainer import Trainer
+from attune.common.config import TrainSettings
+from attune.common.errors import SettingError
+from attune.common.methods.method import assign
+from attune.common.methods.registry import get, method_from_options, names
+from attune.common.methods.settings.objectives import SETTINGS
+from attune.common.models.registry import build
+from attune.common.models.structure import roles, tensors_of
+from attune.common.plan import ModelSpec
+from attune.common.seeds import derive
+from attune.fedclient.work.build import objective_class, objective_for, predictor_for
+from attune.fedclient.work.objectives.base import PERSONAL
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.trainer import Trainer
+from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 
 IMAGES = ModelSpec("vit", "images", (4, 4, 1), 3, options={"width": 8, "heads": 2, "depth": 1, "patch": 2})
 NORMED = ModelSpec("convnet-bn", "images", (16, 16, 1), 3)
@@ -79,11 +77,9 @@ def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
     model = build(IMAGES, 0)
 
     def keeps(name: str) -> bool:
-        module, _, attribute = CLASSES[name].partition(":")
-        objective = getattr(importlib.import_module(module), attribute)(SETTINGS[name]())
-        return bool(objective.extras(tensors_of(model), Network(model)))
+        return bool(objective_class(name)(SETTINGS[name]()).extras(tensors_of(model), Network(model)))
 
-    assert {name for name in CLASSES if keeps(name)} == KEEPS_OWN
+    assert {name: keeps(name) for name in SETTINGS} == {name: settings.keeps_own for name, settings in SETTINGS.items()}
 
 
 def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1) -> tuple[dict, dict, dict[str, str], Trainer]:

@@ -8,12 +8,12 @@ import sys
 import pytest
 from torch import nn
 
-from common.aggregators.settings import AttentionSettings, HypernetworkSettings, MeanSettings
-from common.errors import SettingError
-from common.methods.algebra import Method, assign, options_of
-from common.methods.registry import get, method_from_options, method_of, names
-from common.objectives.settings import ProximalSettings
-from common.plan import ModelSpec, Plan, TrainSettings
+from attune.common.errors import SettingError
+from attune.common.methods.method import Method, assign, options_of
+from attune.common.methods.registry import get, method_from_options, method_of, names
+from attune.common.methods.settings.aggregators import AttentionSettings, HypernetworkSettings, MeanSettings
+from attune.common.methods.settings.objectives import ProximalSettings
+from attune.common.plan import ModelSpec, Plan, TrainSettings
 
 TABLE = {
     "local": {"private"},
@@ -184,7 +184,7 @@ def test_a_plan_gives_its_method_back():
 def test_nothing_here_imports_torch():
     """`--help` and `status` check settings and must answer at once."""
     code = (
-        "import sys; from common.methods import registry, algebra; "
+        "import sys; from attune.common.methods import registry, method; "
         "[algebra.options_of(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

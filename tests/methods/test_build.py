@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.aggregators.attention import Attention
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.hypernetwork import Hypernetwork
-from common.aggregators.mean import Mean
-from common.methods.algebra import assign
-from common.methods.build import aggregators_for
-from common.methods.registry import get, names
-from common.models.structure import tensors_of
+from attune.common.methods.method import assign, options_of
+from attune.common.methods.registry import get, names
+from attune.common.models.structure import tensors_of
+from attune.fedserver.lab.aggregators.attention import Attention
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from attune.fedserver.lab.aggregators.mean import Mean
+from attune.fedserver.lab.build import aggregators_for
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "local"])
@@ -23,6 +23,7 @@ def test_every_method_plays_two_rounds_on_a_real_model(name, models):
     vaults = {kind: MemoryVault() for kind in set(kinds.values())}
     options = {"hidden": 8} if "fedtp" in name else {}
     aggregators = aggregators_for(method, options, model, vaults.__getitem__, seed=1)
+    settings = options_of(method, options).aggregators
     assert set(aggregators) == set(kinds.values()) - {"private"}
     for kind, aggregator in aggregators.items():
         own = {tensor: initial[tensor] for tensor in initial if kinds[tensor] == kind}
@@ -37,7 +38,7 @@ def test_every_method_plays_two_rounds_on_a_real_model(name, models):
                         client,
                         m,
                         {
-                            n: t * 0 + step * m if aggregator.returns == "change" else changed[n] + step * m
+                            n: t * 0 + step * m if settings[kind].returns == "change" else changed[n] + step * m
                             for n, t in own.items()
                         },
                     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.methods.algebra import options_of
-from common.methods.registry import get, names
+from attune.common.methods.method import options_of
+from attune.common.methods.registry import get, names
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 

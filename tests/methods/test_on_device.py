@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import TrainSettings
-from common.data.prepare import prepare
-from common.data.shard import load_shard
-from common.methods.registry import get, names
-from common.models.registry import default_spec
-from common.objectives.base import PERSONAL
-from common.plan import Plan
-from common.wire.files import read_tensors
-from fedclient import artifact, workshop
-from fedclient.home import Home
-from fedclient.learner import Learner
-from fedclient.session import BlobRef, Order
-from fedclient.state import Orders
+from attune.common.config import TrainSettings
+from attune.common.methods.registry import get, names
+from attune.common.models.registry import default_spec
+from attune.common.plan import Plan
+from attune.common.wire.files import read_tensors
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.home import Home
+from attune.fedclient.model import artifact
+from attune.fedclient.session import BlobRef, Order
+from attune.fedclient.work import bench as workshop
+from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.objectives.base import PERSONAL
+from attune.fedclient.work.state import Orders
 
 SMALL = {"hidden": 8, "embedding_dim": 4}
 KEEPS = {"pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import TrainSettings
-from common.data.prepare import prepare
-from common.data.shard import load_shard
-from common.errors import ShapeMismatch
-from common.methods.algebra import PartKind
-from common.methods.registry import get, names
-from common.models.registry import build, default_spec
-from common.plan import ModelSpec, Plan
-from fedclient import artifact, workshop
-from fedclient.home import Home
-from fedclient.learner import Learner
-from fedclient.session import Order
-from fedclient.state import Orders
+from attune.common.config import TrainSettings
+from attune.common.errors import ShapeMismatch
+from attune.common.methods.method import PartKind
+from attune.common.methods.registry import get, names
+from attune.common.models.registry import build, default_spec
+from attune.common.plan import ModelSpec, Plan
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.home import Home
+from attune.fedclient.model import artifact
+from attune.fedclient.session import Order
+from attune.fedclient.work import bench as workshop
+from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.state import Orders
 
 STEPS, LETTERS, SAMPLES = 4, 5, 24
 HYPER = {"hidden": 8, "embedding_dim": 4}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_settings
-from fedserver import planning
+from attune.common.config import load_settings
+from attune.fedserver.core import planning
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 SNIPPET = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import TrainSettings
-from common.gp.process import gibbs
-from common.gp.settings import ProcessSettings
-from common.methods.registry import get, method_from_options
-from common.objectives.base import PERSONAL
-from common.objectives.descent import batches
-from common.seeds import derive
+from attune.common.config import TrainSettings
+from attune.common.methods.registry import get, method_from_options
+from attune.common.methods.settings.process import ProcessSettings
+from attune.common.seeds import derive
+from attune.fedclient.work.gp.process import gibbs
+from attune.fedclient.work.objectives.base import PERSONAL
+from attune.fedclient.work.objectives.descent import batches
 
 W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
 B0 = np.array([[0.5, -0.3], [0.2, 0.7]])

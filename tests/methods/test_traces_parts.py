@@ -14,10 +14,10 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from common.config import TrainSettings
-from common.methods.registry import get
-from common.models.registry import build, default_spec
-from common.models.structure import tensors_of
+from attune.common.config import TrainSettings
+from attune.common.methods.registry import get
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
 
 LR, EPOCHS, MU, SIGMA, SERVER_LR = 0.2, 2, 0.3, 4.0, 0.1
 TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS, clip_norm=0.0)

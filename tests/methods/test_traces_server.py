@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import TrainSettings
-from common.methods.algebra import assign
-from common.methods.registry import get, method_from_options
-from common.models.structure import tensors_of
+from attune.common.config import TrainSettings
+from attune.common.methods.method import assign
+from attune.common.methods.registry import get, method_from_options
+from attune.common.models.structure import tensors_of
 
 W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
 SHARDS = {

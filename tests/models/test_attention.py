@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.models import registry
-from common.models.blocks import Attention, Block
-from common.models.transformer import sinusoids
+from attune.common.models import registry
+from attune.common.models.blocks import Attention, Block
+from attune.common.models.transformer import sinusoids
 
 
 def oracle(layer: Attention, x_TD: np.ndarray, causal: bool) -> np.ndarray:

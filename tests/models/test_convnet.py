@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from common.models import registry
-from common.models.convnet import BatchNorm
-from common.models.structure import components, parameter_count, roles, tensors_of
-from common.objectives.base import mean_cross_entropy
+from attune.common.models import registry
+from attune.common.models.convnet import BatchNorm
+from attune.common.models.structure import components, parameter_count, roles, tensors_of
+from attune.fedclient.work.objectives.base import mean_cross_entropy
 
 
 def build(name: str, shape: tuple[int, int, int], **options: object) -> torch.nn.Module:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.methods.algebra import assign
-from common.methods.fedtp import FEDTP
-from common.models.structure import components, roles, tensors_of
+from attune.common.methods.fedtp import FEDTP
+from attune.common.methods.method import assign
+from attune.common.models.structure import components, roles, tensors_of
 
 WIDTH, DEPTH, HIDDEN, CLASSES = 16, 2, 24, 3
 

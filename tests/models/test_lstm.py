@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.models import registry
-from common.models.structure import components, parameter_count, roles, tensors_of
+from attune.common.models import registry
+from attune.common.models.structure import components, parameter_count, roles, tensors_of
 
 
 def build(kind: str, shape: tuple[int, ...], **options: int) -> torch.nn.Module:

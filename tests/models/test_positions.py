@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from common.config import TrainSettings
-from common.errors import SettingError
-from common.models import registry
-from common.models.options import cautions
-from common.models.structure import tensors_of
-from common.objectives.settings import SgdSettings
-from common.objectives.sgd import Sgd
-from common.plan import ModelSpec
-from common.predictors.model import Model
-from common.predictors.settings import ModelSettings
-from fedclient.trainer import Trainer
+from attune.common.config import TrainSettings
+from attune.common.errors import SettingError
+from attune.common.methods.settings.objectives import SgdSettings
+from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.models import registry
+from attune.common.models.options import cautions
+from attune.common.models.structure import tensors_of
+from attune.common.plan import ModelSpec
+from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.trainer import Trainer
 
 STEPS, LETTERS = 6, 7
 MODELS = ["transformer", "lstm"]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import SettingError
-from common.models import registry
-from common.models.structure import parameter_count, roles, tensors_of
-from common.plan import ModelSpec
+from attune.common.errors import SettingError
+from attune.common.models import registry
+from attune.common.models.structure import parameter_count, roles, tensors_of
+from attune.common.plan import ModelSpec
 
 CASES = [
     ("vit", "images", (8, 8, 1), 0),
@@ -207,7 +207,7 @@ def test_a_model_of_ones_own(monkeypatch):
 
 def test_choosing_a_model_does_not_import_torch():
     code = (
-        "import sys; from common.models import registry; registry.names();"
+        "import sys; from attune.common.models import registry; registry.names();"
         "registry.default_spec('images', (8, 8, 1), 2, 0, None, {}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from common.errors import SettingError
-from common.models.registry import build, default_spec
-from common.models.rollout import attentions, over_patches, rollout
+from attune.common.errors import SettingError
+from attune.common.models.registry import build, default_spec
+from attune.fedclient.model.rollout import attentions, over_patches, rollout
 
 
 def vit(shape=(4, 6, 1), **options):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.models import registry
-from common.models.structure import components, parameter_count, roles, tensors_of
+from attune.common.models import registry
+from attune.common.models.structure import components, parameter_count, roles, tensors_of
 
 
 def named(model: nn.Module, role: str) -> set[str]:

@@ -7,17 +7,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from common.aggregators.base import MemoryVault, Update
-from common.aggregators.mean import Mean
-from common.aggregators.settings import MeanSettings
-from common.config import TrainSettings
-from common.models import registry
-from common.models.structure import components, tensors_of
-from common.objectives.settings import SgdSettings
-from common.objectives.sgd import Sgd
-from common.predictors.model import Model
-from common.predictors.settings import ModelSettings
-from fedclient.trainer import Trainer
+from attune.common.config import TrainSettings
+from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.methods.settings.objectives import SgdSettings
+from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.models import registry
+from attune.common.models.structure import components, tensors_of
+from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.trainer import Trainer
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.mean import Mean
 
 CASES = [
     ("convnet", "images", (8, 8, 1), {}),

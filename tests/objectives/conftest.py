@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import TrainSettings
-from common.objectives.base import LocalTask, Network
-from common.seeds import derive
+from attune.common.config import TrainSettings
+from attune.common.seeds import derive
+from attune.fedclient.work.objectives.base import LocalTask, Network
 
 MakeTask = Callable[..., LocalTask]
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import SettingError
-from common.gp.process import gibbs, log_evidence, own_covariance
-from common.objectives.gp import Gp
-from common.objectives.network import Network
-from common.objectives.settings import GpSettings
-from common.seeds import derive
+from attune.common.errors import SettingError
+from attune.common.methods.settings.objectives import GpSettings
+from attune.common.seeds import derive
+from attune.fedclient.work.gp.process import gibbs, log_evidence, own_covariance
+from attune.fedclient.work.objectives.gp import Gp
+from attune.fedclient.work.objectives.network import Network
 
 
 def model_of():

@@ -10,16 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from common.errors import SettingError
-from common.objectives.alternating import Alternating
-from common.objectives.base import PERSONAL, LocalTask, extras_of
-from common.objectives.descent import Cancelled, TrainingDiverged, batches
-from common.objectives.gp import Gp
-from common.objectives.maml import Maml
-from common.objectives.moreau import Moreau
-from common.objectives.network import Network
-from common.objectives.own_model import OwnModel
-from common.objectives.settings import (
+from attune.common.errors import SettingError
+from attune.common.methods.settings.objectives import (
     AlternatingSettings,
     GpSettings,
     MamlSettings,
@@ -27,10 +19,18 @@ from common.objectives.settings import (
     OwnModelSettings,
     TwoHeadsSettings,
 )
-from common.objectives.two_heads import TwoHeads, log_prior
-from common.predictors.fine_tune import FineTune
-from common.predictors.settings import FineTuneSettings
-from common.seeds import derive
+from attune.common.methods.settings.predictors import FineTuneSettings
+from attune.common.seeds import derive
+from attune.fedclient.work.objectives.alternating import Alternating
+from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, extras_of
+from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, batches
+from attune.fedclient.work.objectives.gp import Gp
+from attune.fedclient.work.objectives.maml import Maml
+from attune.fedclient.work.objectives.moreau import Moreau
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.own_model import OwnModel
+from attune.fedclient.work.objectives.two_heads import TwoHeads, log_prior
+from attune.fedclient.work.predictors.fine_tune import FineTune
 
 
 def data(samples=10):

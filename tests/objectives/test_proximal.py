@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from common.objectives.base import mean_cross_entropy
-from common.objectives.proximal import Proximal, pulled
-from common.objectives.settings import ProximalSettings, SgdSettings
-from common.objectives.sgd import Sgd
+from attune.common.methods.settings.objectives import ProximalSettings, SgdSettings
+from attune.fedclient.work.objectives.base import mean_cross_entropy
+from attune.fedclient.work.objectives.proximal import Proximal, pulled
+from attune.fedclient.work.objectives.sgd import Sgd
 
 
 def test_the_term_by_hand():

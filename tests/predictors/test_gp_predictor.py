@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from common.config import TrainSettings
-from common.objectives.base import LocalTask
-from common.objectives.descent import Cancelled, TrainingDiverged
-from common.objectives.memory import FEATURES, LABELS
-from common.objectives.network import Network
-from common.predictors.gp import OMEGA, TREE, Gp, chosen
-from common.predictors.settings import GpSettings
-from common.seeds import derive
+from attune.common.config import TrainSettings
+from attune.common.methods.settings.predictors import GpSettings
+from attune.common.seeds import derive
+from attune.fedclient.work.objectives.base import LocalTask
+from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
+from attune.fedclient.work.objectives.memory import FEATURES, LABELS
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.predictors.gp import OMEGA, TREE, Gp, chosen
 
 
 class Body(nn.Module):

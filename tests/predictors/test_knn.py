@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import TrainSettings
-from common.methods.build import predictor_for
-from common.methods.registry import get
-from common.objectives import memory
-from common.objectives.base import LocalTask
-from common.objectives.descent import Cancelled
-from common.objectives.memory import FEATURES, LABELS
-from common.objectives.network import Network
-from common.predictors import knn as subject
-from common.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
-from common.predictors.settings import KnnSettings
-from common.seeds import derive
+from attune.common.config import TrainSettings
+from attune.common.methods.registry import get
+from attune.common.methods.settings.predictors import KnnSettings
+from attune.common.seeds import derive
+from attune.fedclient.work.build import predictor_for
+from attune.fedclient.work.objectives import memory
+from attune.fedclient.work.objectives.base import LocalTask
+from attune.fedclient.work.objectives.descent import Cancelled
+from attune.fedclient.work.objectives.memory import FEATURES, LABELS
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.predictors import knn as subject
+from attune.fedclient.work.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
 
 
 def task_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, cancelled: Callable[[], bool] = lambda: False) -> LocalTask:

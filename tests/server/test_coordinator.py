@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from common.pb import federation_pb2 as pb
-from common.plan import Profile
-from fedserver.coordinator import Coordinator
-from fedserver.events import Phase
-from fedserver.home import Home
-from fedserver.orders import OrderId
-from fedserver.planning import resolve
-from fedserver.sessions import Session
-from fedserver.store import Row, Store
-from fedserver.threads import Threads
+from attune.common.pb import federation_pb2 as pb
+from attune.common.plan import Profile
+from attune.fedserver.core.coordinator import Coordinator
+from attune.fedserver.core.messages import Phase
+from attune.fedserver.core.orders import OrderId
+from attune.fedserver.core.planning import resolve
+from attune.fedserver.executors import Threads
+from attune.fedserver.home import Home
+from attune.fedserver.rpc.sessions import Session
+from attune.fedserver.stores.sqlite import Row, Store
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 SAID = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}

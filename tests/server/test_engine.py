@@ -7,16 +7,16 @@ import shutil
 import pytest
 import torch
 
-from common.config import TrainSettings
-from common.errors import UpdateRefused
-from common.methods.adaptation import adaptation_of
-from common.methods.registry import method_of
-from common.plan import ModelSpec, Plan
-from common.wire.files import read_tensors, write_tensors
-from common.wire.malformed import MissingTensor, NotFinite, WrongDtype, WrongShape
-from fedserver.engine import Engine
-from fedserver.inbox import Entry
-from fedserver.store import Row
+from attune.common.config import TrainSettings
+from attune.common.errors import UpdateRefused
+from attune.common.methods.registry import method_of
+from attune.common.plan import ModelSpec, Plan
+from attune.common.wire.files import read_tensors, write_tensors
+from attune.common.wire.malformed import MissingTensor, NotFinite, WrongDtype, WrongShape
+from attune.fedserver.core.adaptation import adaptation_of
+from attune.fedserver.lab.engine import Engine
+from attune.fedserver.stores.inbox import Entry
+from attune.fedserver.stores.sqlite import Row
 
 TINY = {"width": 8, "heads": 2, "depth": 1}
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from common.errors import UpdateRefused
-from common.pb import federation_pb2 as pb
-from fedserver.intake import row_of
-from fedserver.orders import OrderId
-from fedserver.store import Device
+from attune.common.errors import UpdateRefused
+from attune.common.pb import federation_pb2 as pb
+from attune.fedserver.core.orders import OrderId
+from attune.fedserver.core.updates import row_of
+from attune.fedserver.stores.sqlite import Device
 
 ORDER = OrderId("evaluate", 3, "kiel")
 KIEL = Device("kiel", "key", 0.0, False, True, 0.0, 40, 1, 3, 0.0, "")

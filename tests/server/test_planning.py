@@ -7,10 +7,10 @@ import re
 import msgspec
 import pytest
 
-from common.config import load_settings
-from common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
-from common.plan import Profile
-from fedserver.planning import check_fits, check_like, check_possible, make_plan, reconcile, resolve, why_this_model
+from attune.common.config import load_settings
+from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
+from attune.common.plan import Profile
+from attune.fedserver.core.planning import check_fits, check_like, check_possible, make_plan, reconcile, resolve, why_this_model
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 

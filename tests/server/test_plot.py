@@ -10,22 +10,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from common.config import TrainSettings
-from common.errors import NoModel, SettingError
-from common.figures import natural, short
-from common.page import Picture, Section, Table, write
-from common.plan import ModelSpec, Plan
-from common.wire.files import write_tensors
-from fedserver import plot
-from fedserver.cli import cli
-from fedserver.engine import Engine
-from fedserver.events import Record
-from fedserver.export import export_home
-from fedserver.home import Home
-from fedserver.inbox import Entry
-from fedserver.plot_clients import neighbours
-from fedserver.store import Row, Store
-from fedserver.summary import FedTP
+from attune.common.config import TrainSettings
+from attune.common.errors import NoModel, SettingError
+from attune.common.pictures.figures import natural, short
+from attune.common.pictures.page import Picture, Section, Table, write
+from attune.common.plan import ModelSpec, Plan
+from attune.common.wire.files import write_tensors
+from attune.fedserver.cli import cli
+from attune.fedserver.core.messages import Record
+from attune.fedserver.home import Home
+from attune.fedserver.lab.engine import Engine
+from attune.fedserver.stores.inbox import Entry
+from attune.fedserver.stores.sqlite import Row, Store
+from attune.fedserver.view import plots as plot
+from attune.fedserver.view.export import export_home
+from attune.fedserver.view.plot_clients import neighbours
+from attune.fedserver.view.summary import FedTP
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 1}

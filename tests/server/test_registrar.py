@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import CertificateRefused, Forbidden, NameTaken, SettingError, TokenRefused
-from common.identity.authority import Authority
-from common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, new_key
-from common.identity.token import JoinToken
-from fedserver.registrar import OPERATOR, Registrar, install_operator, new_token
-from fedserver.store import Store
+from attune.common.errors import CertificateRefused, Forbidden, NameTaken, SettingError, TokenRefused
+from attune.common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, new_key
+from attune.common.identity.token import JoinToken
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator, new_token
+from attune.fedserver.stores.sqlite import Store
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import RoundSettings
-from fedserver.events import Phase, Record
-from fedserver.report import accuracies, comparisons, over_all, state_of, summary
-from fedserver.store import Row
+from attune.common.config import RoundSettings
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.stores.sqlite import Row
+from attune.fedserver.view.status import accuracies, comparisons, over_all, state_of, summary
 
 
 def train(round_, client, before, after, size=10):

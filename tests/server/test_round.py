@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import RoundSettings
-from fedserver.events import (
+from attune.common.config import RoundSettings
+from attune.fedserver.core.messages import (
     Aggregate,
     Aggregated,
     Connected,
@@ -23,7 +23,7 @@ from fedserver.events import (
     Reported,
     Tick,
 )
-from fedserver.round import RoundMachine
+from attune.fedserver.core.round import RoundMachine
 
 
 def machine(record: Record | None = None, reported: set[str] | None = None, **policy: object) -> RoundMachine:

@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from fedserver.events import Phase, Record
-from fedserver.inbox import Inbox
-from fedserver.orders import OrderId
-from fedserver.store import Row, Slot, Store
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.orders import OrderId
+from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.sqlite import Row, Slot, Store
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from common.config import RoundSettings
-from fedserver.planning import resolve
-from fedserver.store import Row
-from fedserver.summary import Point, averages, clients, curves, fedmcsa, fedtp, summarise
+from attune.common.config import RoundSettings
+from attune.fedserver.core.planning import resolve
+from attune.fedserver.stores.sqlite import Row
+from attune.fedserver.view.summary import Point, averages, clients, curves, fedmcsa, fedtp, summarise
 
 
 def train(round_, client, before, after, size=10):

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused
-from common.pb import federation_pb2 as pb
-from common.plan import Profile
-from common.wire.malformed import BadDigest, DigestMismatch, Truncated
-from fedserver.orderbook import OrderBook, needs_download
-from fedserver.orders import OrderId
-from fedserver.sessions import MAX_UNSENT, Session
-from fedserver.store import Device
-from fedserver.uploads import Target, Uploads
+from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused
+from attune.common.pb import federation_pb2 as pb
+from attune.common.plan import Profile
+from attune.common.wire.malformed import BadDigest, DigestMismatch, Truncated
+from attune.fedserver.core.orderbook import OrderBook, needs_download
+from attune.fedserver.core.orders import OrderId
+from attune.fedserver.rpc.sessions import MAX_UNSENT, Session
+from attune.fedserver.stores.sqlite import Device
+from attune.fedserver.stores.uploads import Target, Uploads
 
 DATA = b"twenty bytes of data"
 

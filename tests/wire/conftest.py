@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.wire.tensors import DTYPES
+from attune.common.wire.tensors import DTYPES
 
 Parse = Callable[[bytes], Any]
 

@@ -8,11 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from common.errors import LimitExceeded
-from common.wire import malformed as bad
-from common.wire.buffers import ReceiveBuffer
-from common.wire.checks import check_finite, check_manifest, squared_norm
-from common.wire.tensors import TensorSpec, manifest_of
+from attune.common.errors import LimitExceeded
+from attune.common.wire import malformed as bad
+from attune.common.wire.buffers import ReceiveBuffer
+from attune.common.wire.checks import check_finite, check_manifest, squared_norm
+from attune.common.wire.tensors import TensorSpec, manifest_of
 
 
 def received(data: bytes, frame_bytes: int = 100) -> ReceiveBuffer:

@@ -13,12 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import DiskFull
-from common.wire import blobs
-from common.wire import malformed as bad
-from common.wire.checks import check_manifest
-from common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
-from common.wire.tensors import DTYPES, TensorSpec, bytes_of, manifest_of
+from attune.common.errors import DiskFull
+from attune.common.wire import blobs
+from attune.common.wire import malformed as bad
+from attune.common.wire.checks import check_manifest
+from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
+from attune.common.wire.tensors import DTYPES, TensorSpec, bytes_of, manifest_of
 
 
 def test_writes_exactly_the_bytes_of_the_package(tmp_path, zoo):

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from common.errors import AttuneError, LimitExceeded, WireError, from_kind
-from common.wire import malformed as bad
-from common.wire.files import TensorFile, read_tensors
-from common.wire.header import ITEM_BYTES, Limits, TensorSpec, header_bytes, layout_of, parse_header
+from attune.common.errors import AttuneError, LimitExceeded, WireError, from_kind
+from attune.common.wire import malformed as bad
+from attune.common.wire.files import TensorFile, read_tensors
+from attune.common.wire.header import ITEM_BYTES, Limits, TensorSpec, header_bytes, layout_of, parse_header
 
 
 def entry(start: int = 0, end: int = 4, dtype: object = "F32", shape: object = (1,)) -> dict[str, object]:
@@ -212,5 +212,5 @@ def test_kinds_are_distinct_and_travel():
 
 
 def test_what_the_server_core_imports_has_no_torch():
-    code = "import sys, common.wire.sinks, common.wire.header, common.wire.frames; assert 'torch' not in sys.modules"
+    code = "import sys, attune.common.wire.sinks, attune.common.wire.header, attune.common.wire.frames; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -20,12 +20,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import WireError
-from common.wire.buffers import layout_in
-from common.wire.files import TensorFile, read_tensors
-from common.wire.header import Limits, parse_header
-from common.wire.malformed import NotBoolean
-from common.wire.tensors import views
+from attune.common.errors import WireError
+from attune.common.wire.buffers import layout_in
+from attune.common.wire.files import TensorFile, read_tensors
+from attune.common.wire.header import Limits, parse_header
+from attune.common.wire.malformed import NotBoolean
+from attune.common.wire.tensors import views
 
 LIMITS = Limits(max_blob_bytes=1 << 20, max_header_bytes=1 << 12, max_tensors=50, max_name_bytes=40)
 FUZZ = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}

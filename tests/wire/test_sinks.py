@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import DiskFull, LimitExceeded
-from common.wire import malformed as bad
-from common.wire.blobs import Blob
-from common.wire.sinks import FileSink, UploadBusy, read_frames
+from attune.common.errors import DiskFull, LimitExceeded
+from attune.common.wire import malformed as bad
+from attune.common.wire.blobs import Blob
+from attune.common.wire.sinks import FileSink, UploadBusy, read_frames
 
 DATA = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -43,7 +43,7 @@ def test_kill_9_loses_nothing_that_was_written(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
-from common.wire.sinks import FileSink
+from attune.common.wire.sinks import FileSink
 sink = FileSink(Path(sys.argv[1]), 10240, sys.argv[2])
 sink.write([(bytes(range(256)) * 40)[:7000]])
 os.kill(os.getpid(), signal.SIGKILL)

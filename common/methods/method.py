@@ -1,0 +1,159 @@
+"""The four-part algebra: a method says for every tensor who holds it, and names an aggregator, an objective and a predictor.
+
+Importable without torch; `assign` alone looks at a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from attune.common.config import S, convert, merge
+from attune.common.errors import SettingError, nearest
+from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
+from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
+from attune.common.methods.settings.objectives import ObjectiveSettings
+from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PartKind = Literal["shared", "attended", "generated", "private"]
+Evaluate = Literal["served", "trained"]
+
+DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table of methods.
+
+    parts: (selector, kind), the first match wins. A selector is `@role` (common.models.structure) or a glob over tensor names.
+    evaluate: what an accuracy is of, the model as served or after local training. defaults: in the shape of federation.toml.
+    """
+
+    name: str
+    citation: str
+    parts: tuple[tuple[str, PartKind], ...]
+    objective: str = "sgd"
+    predictor: str = "model"
+    aggregators: Mapping[PartKind, str] = field(default_factory=lambda: dict(DEFAULT_AGGREGATORS))
+    evaluate: Evaluate = "served"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> tuple[PartKind, ...]:
+        """The kinds of part that this method can have, in the order they are first named."""
+        return tuple(dict.fromkeys(kind for _, kind in self.parts))
+
+
+class CustomMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A user's own row: the [method] table with name = "custom"."""
+
+    parts: dict[str, PartKind]  # in the file's order: the first match wins
+    objective: str = "sgd"
+    predictor: str = "model"
+    aggregators: dict[PartKind, str] = {}
+    evaluate: Evaluate = "served"
+
+
+ROW_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(CustomMethod))
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The settings of each component of a method, defaults filled in."""
+
+    aggregators: Mapping[PartKind, AggregatorSettings]
+    objective: ObjectiveSettings
+    predictor: msgspec.Struct
+
+
+def custom_method(options: Mapping[str, Any]) -> Method:
+    """A method from the [method] table of a user. Errors: SettingError naming what is missing, unknown or impossible."""
+    row = convert(CustomMethod, {key: value for key, value in options.items() if key in ROW_KEYS}, "method.")
+    if not row.parts:
+        raise SettingError('method.parts is empty: say where tensors live, such as \'"*" = "shared"\'')
+    _check_known("objective", row.objective, OBJECTIVES)
+    _check_known("predictor", row.predictor, PREDICTORS)
+    for kind, name in row.aggregators.items():
+        _check_known(f"aggregators.{kind}", name, {} if kind == "private" else AGGREGATORS)
+    return Method(
+        name="custom",
+        citation="defined in this federation's settings",
+        parts=tuple(row.parts.items()),
+        objective=row.objective,
+        predictor=row.predictor,
+        aggregators=DEFAULT_AGGREGATORS | row.aggregators,
+        evaluate=row.evaluate,
+    )
+
+
+def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
+    """The [method] table, over the method's defaults, dealt out to the components that declare each key.
+
+    Errors: SettingError for a key that no component of this method declares, or a value out of range.
+    """
+    own = {"name"} | (ROW_KEYS if method.name == "custom" else set())
+    values = merge(method.defaults.get("method", {}), {key: value for key, value in options.items() if key not in own})
+    structs: dict[PartKind, type[AggregatorSettings]] = {
+        kind: AGGREGATORS[method.aggregators[kind]] for kind in method.kinds if kind != "private"
+    }
+    objective, predictor = OBJECTIVES[method.objective], PREDICTORS[method.predictor]
+    known = set().union(*(_fields(struct) for struct in (*structs.values(), objective, predictor)))
+    for key in values:
+        if key not in known:
+            hint = nearest(key, known) if known else " (it has none)"
+            raise SettingError(f"method {method.name} has no setting method.{key}{hint}")
+
+    def dealt(struct: type[S]) -> S:
+        return convert(struct, {key: value for key, value in values.items() if key in _fields(struct)}, "method.")
+
+    return MethodOptions({kind: dealt(struct) for kind, struct in structs.items()}, dealt(objective), dealt(predictor))
+
+
+def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
+    """The kind of every tensor of the model.
+
+    Errors: SettingError for a selector that matches nothing (named with method and model), a tensor that none matches, and
+    a tensor that cannot be generated because it holds integers.
+    """
+    from attune.common.models.structure import roles, tensors_of
+
+    tensors, role_of = tensors_of(model), roles(model)
+    model_name = type(model).__name__
+    result: dict[str, PartKind] = {}
+    for selector, kind in method.parts:
+        matched = [name for name in tensors if _matches(selector, name, role_of[name])]
+        if not matched:
+            raise SettingError(
+                f"method {method.name}: no tensor of the model {model_name} is {selector!r}; "
+                "choose a model that has such tensors, or another method"
+            )
+        for name in matched:
+            result.setdefault(name, kind)
+    for name, tensor in tensors.items():
+        if name not in result:
+            raise SettingError(f'method {method.name}: no selector matches {name} of {model_name}; end with \'"*" = "shared"\'')
+        if result[name] == "generated" and not tensor.is_floating_point():
+            raise SettingError(f"method {method.name}: {name} of {model_name} holds integers, which cannot be generated")
+    return {name: result[name] for name in tensors}
+
+
+def _matches(selector: str, name: str, roles: frozenset[str]) -> bool:
+    return selector[1:] in roles if selector.startswith("@") else fnmatchcase(name, selector)
+
+
+def _fields(struct: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(struct)}
+
+
+def _check_known(key: str, name: str, choices: Mapping[str, object]) -> None:
+    if name not in choices:
+        hint = nearest(name, choices) if choices else " (this part never leaves the device)"
+        raise SettingError(f"method.{key}: unknown {name!r}{hint}")

@@ -1,0 +1,100 @@
+"""The aggregators by name, and what is known of each without torch: its settings, and what a device hands in to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from attune.common.config import Count, NonNegative, Positive, Share
+
+Sigma = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # finite, so that sigma * cosine is
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """returns: what a device hands in of a part, its values or their change from what was served."""
+
+    returns: ClassVar[Literal["values", "change"]] = "values"
+
+
+class MeanSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """Weighted mean: docs/methods/fedavg.md."""
+
+    uniform: bool = False  # every client of the cohort counts the same, instead of by its samples
+    server_mix: Positive = 1.0  # pFedMe's beta: how far the server's value moves towards the cohort's mean
+
+
+class AttentionSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """MCSA: docs/methods/fedmcsa.md. sigma = 0 is the mean; sigma -> infinity leaves each client its own value."""
+
+    sigma: Sigma = 50.0
+    components: Literal["layer", "tensor"] = "layer"  # "tensor": each tensor by itself, as the published code (E4)
+    weighting: Literal["none", "samples"] = "none"  # "samples": attention times data share, as the published code (E4)
+
+
+class HeurAmpSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """HeurFedAMP: docs/methods/heurfedamp.md."""
+
+    self_weight: Fraction = 0.25  # 1 / (M + 1), with M other clients of the same distribution
+    sigma: Sigma = 50.0
+
+
+class AmpSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """FedAMP: docs/methods/fedamp.md."""
+
+    sigma: Positive | Literal["auto"] = "auto"  # "auto": the median squared distance of the cohort's pairs
+    step: Fraction = 1.0  # of the way to where all others weigh as one's own: alpha * S / sigma in the paper's letters
+
+
+class HypernetworkSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """FedTP's hypernetwork and its optimiser on the server: docs/methods/fedtp.md."""
+
+    returns: ClassVar[Literal["values", "change"]] = "change"
+
+    embedding: Literal["trained", "fixed"] = "trained"
+    embedding_dim: Count = 32
+    hidden: Count = 150
+    layers: Count = 4
+    server_optimiser: Literal["adam", "sgd"] = "adam"
+    server_lr: Positive | None = None  # None: 1e-3 for adam, 0.01 for sgd
+    server_momentum: Share = 0.9  # sgd only
+    server_weight_decay: NonNegative | None = None  # None: 0 for adam, 1e-3 for sgd
+    embedding_lr: Positive | None = None  # None: 0.1 for adam, as the network for sgd; beside a frozen network 0.3 and 0.01
+
+    @property
+    def lr(self) -> float:
+        """The learning rate in force."""
+        if self.server_lr is not None:
+            return self.server_lr
+        return 1e-3 if self.server_optimiser == "adam" else 0.01
+
+    @property
+    def z_lr(self) -> float:
+        """The learning rate of embeddings beside a network that learns."""
+        if self.embedding_lr is not None:
+            return self.embedding_lr
+        return 0.1 if self.server_optimiser == "adam" else self.lr
+
+    @property
+    def fit_lr(self) -> float:
+        """The learning rate of newcomers' embeddings beside a frozen network."""
+        if self.embedding_lr is not None:
+            return self.embedding_lr
+        return 0.3 if self.server_optimiser == "adam" else 0.01
+
+    @property
+    def weight_decay(self) -> float:
+        """The weight decay in force."""
+        if self.server_weight_decay is not None:
+            return self.server_weight_decay
+        return 0.0 if self.server_optimiser == "adam" else 1e-3
+
+
+SETTINGS: dict[str, type[AggregatorSettings]] = {
+    "mean": MeanSettings,
+    "attention": AttentionSettings,
+    "heur-amp": HeurAmpSettings,
+    "amp": AmpSettings,
+    "hypernetwork": HypernetworkSettings,
+}

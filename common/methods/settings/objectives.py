@@ -1,0 +1,82 @@
+"""The objectives by name, and what is known of each without torch: its settings, and what it asks of the model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from attune.common.config import Count, NonNegative, Positive
+from attune.common.methods.settings.process import ProcessSettings
+
+
+class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """keeps_own: the device keeps tensors of its own beside the model's. uses_head: the classifier head takes part."""
+
+    keeps_own: ClassVar[bool] = False
+    uses_head: ClassVar[bool] = True
+
+
+class SgdSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """The plain loss has nothing to set."""
+
+
+class ProximalSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """FedProx's mu, which is FedMCSA's lambda; 0 is plain SGD."""
+
+    mu: NonNegative = 0.01
+
+
+class MamlSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """First-order MAML: docs/methods/per-fedavg.md."""
+
+    alpha: Positive | None = None  # learning rate of the inner step; None: train.lr
+    beta: Positive | None = None  # of the step that is taken, with the gradient behind the inner one; None: train.lr
+
+
+class MoreauSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """pFedMe: docs/methods/pfedme.md."""
+
+    keeps_own: ClassVar[bool] = True
+    mu: NonNegative = 15.0  # the paper's lambda
+    inner_steps: Count = 5  # the paper's K: steps of the personal model on one mini-batch
+    personal_lr: Positive | None = None  # of these steps; None: train.lr
+
+
+class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """Ditto: docs/methods/ditto.md."""
+
+    keeps_own: ClassVar[bool] = True
+    mu: NonNegative = 0.1  # the paper's lambda; 0: the own model learns alone
+
+
+class AlternatingSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """FedRep: docs/methods/fedrep.md. Both take the place of train.local_epochs and train.local_steps."""
+
+    head_epochs: Count = 4  # of the private part, the rest frozen
+    body_epochs: Count = 1  # of the rest, the private part frozen
+
+
+class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """FedRoD has nothing to set."""
+
+    keeps_own: ClassVar[bool] = True
+
+
+class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """pFedGP: docs/methods/pfedgp.md."""
+
+    uses_head: ClassVar[bool] = False
+    batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it
+
+
+SETTINGS: dict[str, type[ObjectiveSettings]] = {
+    "sgd": SgdSettings,
+    "proximal": ProximalSettings,
+    "maml": MamlSettings,
+    "moreau": MoreauSettings,
+    "own-model": OwnModelSettings,
+    "alternating": AlternatingSettings,
+    "two-heads": TwoHeadsSettings,
+    "gp": GpSettings,
+}

@@ -1,0 +1,57 @@
+"""The predictors by name, and the settings of each: importable without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from attune.common.config import Count, CountOrZero, Positive
+from attune.common.methods.settings.process import ProcessSettings
+
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model itself has nothing to set."""
+
+
+class FineTuneSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Training on the device's own samples before it predicts: docs/methods/fedavg+ft.md."""
+
+    tune_epochs: Count = 1
+    tune_steps: CountOrZero = 0  # mini-batch steps instead of epochs; 0: by epochs
+    alpha: Positive | None = None  # learning rate; None: train.lr
+
+
+class OwnModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The device's own model has nothing to set."""
+
+
+class TwoHeadsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sum of both heads has nothing to set."""
+
+
+class KnnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The nearest of the device's own training samples: docs/methods/fedtp+knn.md."""
+
+    neighbours: Count = 10
+    knn_weight: Fraction = 0.6  # of the neighbours; the rest is the model's
+    capacity: Part = 1.0  # share of the training samples that is remembered
+
+
+class GpSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True):
+    """pFedGP: docs/methods/pfedgp.md."""
+
+    memory_points: Count = 256  # most training points that the posterior is of; time is cubic in it
+
+
+SETTINGS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelSettings,
+    "fine-tune": FineTuneSettings,
+    "knn": KnnSettings,
+    "own-model": OwnModelSettings,
+    "two-heads": TwoHeadsSettings,
+    "gp": GpSettings,
+}

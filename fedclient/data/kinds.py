@@ -1,0 +1,80 @@
+"""What kind of data an array holds, its canonical axes, and whether its values can be used.
+
+N samples, H height, W width, C channels, T steps, F features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attune.common.errors import NonFiniteFeatures, ShardError
+from attune.common.plan import Kind
+from attune.fedclient.data.arrays import Array
+
+MAX_VOCABULARY = 1 << 20  # an embedding row each: larger "tokens" are identifiers, not a vocabulary
+_AXES: dict[Kind, str] = {"images": "(N, H, W) or (N, H, W, C)", "tokens": "(N, T)", "series": "(N, T, C)", "tabular": "(N, F)"}
+RANKS: dict[Kind, int] = {"images": 4, "tokens": 2, "series": 3, "tabular": 2}  # axes, with that of the samples
+_SHOWN = 8
+
+
+def infer(x: Array, where: str) -> Kind:
+    """The kind that follows from type and number of axes. Errors: ShardError where none does."""
+    type_, axes = x.dtype, x.ndim
+    if type_ == np.uint8 and axes in (3, 4):
+        return "images"
+    if type_.kind in "iu" and axes == 2:
+        return "tokens"
+    if type_.kind == "f" and axes in (2, 3, 4):
+        found: tuple[Kind, ...] = ("tabular", "series", "images")
+        return found[axes - 2]
+    raise ShardError(
+        f"no kind of data follows from {where} of type {type_} and shape {x.shape}: uint8 (N, H, W[, C]) are images, "
+        "integers (N, T) tokens, floats (N, T, C) a series, floats (N, F) tabular; convert it, or set `kind` in meta.json"
+    )
+
+
+def canonical(x: Array, kind: Kind, where: str) -> Array:
+    """`x` with the axes of its kind: images (N, H, W, C), tokens (N, T), series (N, T, C), tabular (N, F).
+
+    A missing last axis of images and series is added.
+    Errors: ShardError for axes or types that do not fit, and for axes of size 0.
+    """
+    if kind in ("images", "series") and x.ndim == RANKS[kind] - 1:
+        x = x[..., np.newaxis]
+    if x.ndim != RANKS[kind]:
+        raise ShardError(f"{where} has shape {x.shape}; {kind} need {_AXES[kind]}")
+    if 0 in x.shape[1:]:
+        raise ShardError(f"{where} has shape {x.shape}: a sample of it holds nothing")
+    allowed = "iu" if kind == "tokens" else "biuf"
+    if x.dtype.kind not in allowed:
+        raise ShardError(f"{where} is of type {x.dtype}; {kind} need {'integers' if kind == 'tokens' else 'numbers'}")
+    return x
+
+
+def check_finite(x: Array, kind: Kind, where: str) -> None:
+    """Errors: NonFiniteFeatures, with how many values of which columns (tabular) or channels (others) are NaN or infinite."""
+    if x.dtype.kind != "f" or np.isfinite(x).all():
+        return
+    bad = ~np.isfinite(x)
+    columns = bad.reshape(-1, x.shape[-1]).sum(axis=0)
+    hit = np.flatnonzero(columns)
+    listed = ", ".join(f"{column} ({int(columns[column])})" for column in hit[:_SHOWN])
+    more = f" and {len(hit) - _SHOWN} more" if len(hit) > _SHOWN else ""
+    what = "column" if kind == "tabular" else "channel"
+    samples = int(bad.reshape(len(x), -1).any(axis=1).sum())
+    raise NonFiniteFeatures(
+        f"{where} holds {int(bad.sum())} NaN or infinite values in {samples} of {len(x)} samples, by {what} (how many): "
+        f"{listed}{more}; fill them in or leave those samples out"
+    )
+
+
+def check_tokens(x: Array, vocabulary: int, where: str) -> None:
+    """Errors: ShardError for tokens that are negative or not below `vocabulary`."""
+    if not x.size:
+        return
+    low, high = int(x.min()), int(x.max())
+    if low < 0:
+        raise ShardError(f"{where} holds {int((x < 0).sum())} negative tokens, the least is {low}; tokens count from 0")
+    if high >= vocabulary:
+        count = int((x >= vocabulary).sum())
+        raise ShardError(f"{where} holds {count} tokens outside the vocabulary of {vocabulary}, the largest is {high}")

@@ -1,0 +1,43 @@
+"""meta.json of a shard: what cannot be seen in its arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attune.common.errors import ShardError, nearest
+from attune.common.plan import Kind, Label
+
+
+class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The keys of meta.json, all optional."""
+
+    classes: list[Label] | None = None  # all that may occur anywhere in the federation, in the order of the class indices
+    kind: Kind | None = None
+    vocabulary: int | None = None  # tokens only
+    standardise: bool = True  # series and tabular: by the device's own statistics; false where all clients have one scale
+
+
+def read_meta(path: Path) -> Meta:
+    """The file at `path`, or nothing declared if there is none. Errors: ShardError."""
+    if not path.exists():
+        return Meta()
+    try:
+        said: Any = msgspec.json.decode(path.read_bytes())
+        for key in said if isinstance(said, dict) else ():
+            if key not in Meta.__struct_fields__:
+                raise ShardError(f"unknown key {key!r} in {path}{nearest(key, Meta.__struct_fields__)}")
+        meta = msgspec.convert(said, Meta)
+    except OSError as error:
+        raise ShardError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ShardError(f"{path} is wrong: {error}") from None
+    if meta.classes is not None and not meta.classes:
+        raise ShardError(f"`classes` in {path} is empty; list every label, or leave it out")
+    if meta.classes is not None and len(set(meta.classes)) < len(meta.classes):
+        raise ShardError(f"`classes` in {path} names a class twice")
+    if meta.vocabulary is not None and meta.vocabulary < 1:
+        raise ShardError(f"`vocabulary` in {path} is {meta.vocabulary}; it must be at least 1")
+    return meta

@@ -1,0 +1,170 @@
+"""From a shard to the tensors a model takes, by the plan that the federation has fixed.
+
+N samples, H height, W width, C channels, T steps, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
+from attune.common.plan import Kind, ModelSpec, Plan
+from attune.common.seeds import derive
+from attune.fedclient.data import kinds, labels
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.holdout import hold_out
+from attune.fedclient.data.shard import Shard
+
+
+@dataclass(frozen=True)
+class Standardiser:
+    """Mean and standard deviation of each feature (tabular) or channel (series) over a device's own training samples."""
+
+    mean: npt.NDArray[np.float64]  # (F,) or (C,)
+    std: npt.NDArray[np.float64]  # (F,) or (C,); 1 for a constant feature
+
+    @classmethod
+    def fit(cls, x: Array) -> Standardiser:
+        """Statistics over all axes of `x` but the last, in float64. Columns are scaled first, so that no square overflows."""
+        columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
+        scale = np.abs(columns).max(axis=0)
+        scale[scale == 0] = 1.0
+        columns /= scale
+        std = columns.std(axis=0) * scale
+        std[columns.max(axis=0) == columns.min(axis=0)] = 1.0
+        std[std == 0] = 1.0
+        return cls(columns.mean(axis=0) * scale, std)
+
+    def apply(self, x: Array) -> npt.NDArray[np.float64]:
+        """(x - mean) / std along the last axis. Errors: ShapeMismatch if that axis has another size."""
+        if x.shape[-1] != len(self.mean):
+            raise ShapeMismatch(f"the samples have {x.shape[-1]} features, this model's statistics are for {len(self.mean)}")
+        return np.asarray((x.astype(np.float64) - self.mean) / self.std)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Standardiser:
+        """What `to_dict` wrote. Errors: ShardError if it is not that."""
+        try:
+            mean, std = (np.array(saved[key], dtype=np.float64) for key in ("mean", "std"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ShardError(f"the saved feature statistics are damaged: {error!r}; fetch the model again") from None
+        if mean.ndim != 1 or mean.shape != std.shape or not np.isfinite([mean, std]).all() or (std <= 0).any():
+            raise ShardError("the saved feature statistics are damaged: they need a finite mean and a positive deviation each")
+        return cls(mean, std)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A shard as the model takes it; labels are positions in the plan's classes. Validation samples are not trained on."""
+
+    train_x: Tensor  # images (N, C, H, W), series (N, T, C), tabular (N, F): float32; tokens (N, T): int64
+    train_y: Tensor  # (N,) int64; (N, T) if every position has a label
+    test_x: Tensor
+    test_y: Tensor
+    validation_x: Tensor
+    validation_y: Tensor
+    standardiser: Standardiser | None  # None: features as they are
+
+
+def prepare(shard: Shard, plan: Plan) -> Prepared:
+    """The shard's tensors.
+
+    Errors: ShapeMismatch (another kind or shape than the federation's, labels for positions where it has them for samples or
+    the reverse, or tokens outside its vocabulary), UndeclaredLabels, NonFiniteFeatures (values that float32 cannot hold).
+    """
+    spec = plan.model
+    if shard.kind != spec.kind:
+        raise ShapeMismatch(
+            f"shard {shard.name} holds {_described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
+            f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
+        )
+    check_labelled_alike(shard, spec)
+    scaled = shard.standardise and shard.kind in ("series", "tabular")
+    standardiser = Standardiser.fit(_numbers(shard.train_x)) if scaled else None
+    x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
+    y = [
+        torch.from_numpy(labels.to_indices(part, plan.classes, f"the {name} part of shard {shard.name}"))
+        for name, part in (("training", shard.train_y), ("test", shard.test_y))
+    ]
+    fitted, held = (
+        torch.from_numpy(part) for part in hold_out(y[0].numpy(), plan.train.validation, derive(plan.seed, "validation"))
+    )
+    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
+
+
+def check_labelled_alike(shard: Shard, spec: ModelSpec) -> None:
+    """Errors: ShapeMismatch if one has a label for every position and the other one for every sample."""
+    if shard.per_position != spec.per_position:
+        has, needs = ("every position", "every sample") if shard.per_position else ("every sample", "every position")
+        raise ShapeMismatch(
+            f"shard {shard.name} has a label for {has}, but the model gives one for {needs}; for every sample y has "
+            "shape (N,), for every position the shape of x, (N, T)"
+        )
+
+
+def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data") -> Tensor:
+    """Samples as in an .npz file -> images (N, C, H, W), series (N, T, C), tabular (N, F) as float32; tokens (N, T) as int64.
+
+    uint8 is divided by 255; series and tabular are standardised if a standardiser is given.
+    Errors: ShapeMismatch (which shape, and what was expected), NonFiniteFeatures, ShardError (negative tokens).
+    """
+    where = f"x of {who}"
+    try:
+        x = kinds.canonical(x, spec.kind, where)
+    except ShardError as error:
+        raise ShapeMismatch(f"{error}; the model takes {_described(spec.kind, spec.shape)}") from None
+    if tuple(x.shape[1:]) != tuple(spec.shape):
+        raise ShapeMismatch(
+            f"{who} holds {_described(spec.kind, x.shape[1:])}, but the model takes {_described(spec.kind, spec.shape)}; "
+            "bring the samples to that shape"
+        )
+    kinds.check_finite(x, spec.kind, where)
+    if spec.kind == "tokens":
+        return _tokens(x, spec, who)
+    numbers = _numbers(x)
+    values = _float32(standardiser.apply(numbers) if standardiser else numbers, spec.kind, where)
+    if spec.kind == "images":
+        values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    return torch.from_numpy(values)
+
+
+def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:
+    if x.size and int(x.max()) >= spec.vocabulary:
+        count = int((x >= spec.vocabulary).sum())
+        raise ShapeMismatch(
+            f"{who} holds {count} tokens outside the federation's vocabulary of {spec.vocabulary}, the largest is "
+            f"{int(x.max())}; declare `vocabulary` in meta.json of every device before the first round"
+        )
+    kinds.check_tokens(x, spec.vocabulary, f"x of {who}")
+    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))
+
+
+def _numbers(x: Array) -> Array:
+    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
+
+
+def _float32(x: Array, kind: Kind, where: str) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        values = np.array(x, dtype=np.float32, order="C")
+    try:
+        kinds.check_finite(values, kind, f"{where}, scaled for the model,")
+    except NonFiniteFeatures as error:
+        raise NonFiniteFeatures(f"{error} (they are too large for 32-bit floats)") from None
+    return values
+
+
+def _described(kind: Kind, shape: tuple[int, ...]) -> str:
+    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}[
+        kind
+    ]
+    return f"{kind} of {' x '.join(map(str, shape))} ({axes})"

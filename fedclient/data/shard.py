@@ -1,0 +1,190 @@
+"""A shard on disk, read and checked: a folder with train.npz (test.npz, meta.json), or one .npz with four arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attune.common.config import TrainSettings
+from attune.common.errors import ShardError
+from attune.common.plan import Kind, Label, Profile
+from attune.common.seeds import derive
+from attune.fedclient.data import kinds, labels
+from attune.fedclient.data.arrays import Array, names_in, read_arrays
+from attune.fedclient.data.meta import Meta, read_meta
+
+BATCH = TrainSettings().batch_size
+FOUR = ("train_x", "train_y", "test_x", "test_y")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One device's samples as saved, axes in order: images (N, H, W, C), tokens (N, T), series (N, T, C), tabular (N, F)."""
+
+    path: Path
+    name: str
+    kind: Kind
+    train_x: Array
+    train_y: Array  # (N,) int64 or text; (N, T) for tokens with a label at every position
+    test_x: Array
+    test_y: Array
+    declared_classes: list[Label] | None
+    vocabulary: int  # 0 unless the kind is tokens
+    standardise: bool  # series and tabular only
+    warnings: tuple[str, ...]
+
+    @property
+    def per_position(self) -> bool:
+        """Whether every position of a sequence has a label, rather than every sample."""
+        return self.train_y.ndim == 2
+
+    def profile(self) -> Profile:
+        """All that the server learns about this shard before training."""
+        return Profile(
+            kind=self.kind,
+            shape=tuple(self.train_x.shape[1:]),
+            labels=self.declared_classes or labels.distinct(self.train_y, self.test_y),
+            samples=len(self.train_x),
+            test_samples=len(self.test_x),
+            vocabulary=self.vocabulary,
+            per_position=self.per_position,
+        )
+
+
+def load_shard(path: Path, seed: int = 0) -> Shard:
+    """The shard at `path`, completely checked.
+
+    Without a test part, floor(N/4) of the N training samples are held out: the first ones of a permutation that depends
+    on `seed` and N alone. Classes are not stratified, both parts keep the order of the file, and of fewer than 4 samples none
+    is held out.
+    Errors: ShardError (unreadable, empty, arrays missing or of different lengths, a wrong meta.json, tokens out of range),
+    NonFiniteFeatures (NaN or infinity), UndeclaredLabels (labels outside the `classes` of meta.json).
+    """
+    path = Path(path)
+    train, test = _read(path)
+    meta = read_meta(path / "meta.json") if path.is_dir() else Meta()
+    train_x, train_y = train
+    kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
+    train_x, train_y = _part(path, "training", train_x, train_y, kind)
+    if not len(train_x):
+        raise ShardError(f"{path} holds no training samples; a device needs at least one")
+    if test is None:
+        train_x, train_y, test_x, test_y = _hold_out(train_x, train_y, seed)
+    elif not test[0].size and not test[1].size:
+        test_x, test_y = train_x[:0], train_y[:0]
+    else:
+        test_x, test_y = _part(path, "test", *test, kind)
+        _check_alike(path, train_x, test_x, train_y, test_y)
+    shard = Shard(
+        path=path,
+        name=path.resolve().stem if path.is_file() else path.resolve().name,
+        kind=kind,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        declared_classes=meta.classes,
+        vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
+        standardise=meta.standardise,
+        warnings=_warnings(train_y, test_y),
+    )
+    _check_labels(shard)
+    return shard
+
+
+def load_features(path: Path) -> Array:
+    """`x` of an .npz file, for offline prediction. Errors: ShardError."""
+    return read_arrays(Path(path), ("x",))[0]
+
+
+def _read(path: Path) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:
+    if path.is_dir():
+        if not (path / "train.npz").is_file():
+            raise ShardError(f"{path} holds no train.npz; a shard is a folder with train.npz (x, y), or one .npz file")
+        train_x, train_y = read_arrays(path / "train.npz", ("x", "y"))
+        if not (path / "test.npz").exists():
+            return (train_x, train_y), None
+        test_x, test_y = read_arrays(path / "test.npz", ("x", "y"))
+        return (train_x, train_y), (test_x, test_y)
+    if not path.exists():
+        raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, or one .npz file")
+    if not {"test_x", "test_y"} & set(names_in(path)):
+        train_x, train_y = read_arrays(path, FOUR[:2])
+        return (train_x, train_y), None
+    train_x, train_y, test_x, test_y = read_arrays(path, FOUR)
+    return (train_x, train_y), (test_x, test_y)
+
+
+def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        raise ShardError(f"x of the {part} part of {path} is a single value; it needs a first axis of samples")
+    where = f"x of the {part} part of {path}"
+    x = kinds.canonical(x, kind, where)
+    y = labels.plain(y, len(x), f"y of the {part} part of {path}", x.shape[1] if kind == "tokens" else 0)
+    kinds.check_finite(x, kind, where)
+    return x, y
+
+
+def _hold_out(x: Array, y: Array, seed: int) -> tuple[Array, Array, Array, Array]:
+    generator = np.random.default_rng(derive(seed, "hold-out", len(x)))
+    held = np.zeros(len(x), dtype=bool)
+    held[generator.permutation(len(x))[: len(x) // 4]] = True
+    return x[~held], y[~held], x[held], y[held]
+
+
+def _check_alike(path: Path, train_x: Array, test_x: Array, train_y: Array, test_y: Array) -> None:
+    if train_x.shape[1:] != test_x.shape[1:]:
+        raise ShardError(
+            f"a training sample of {path} has shape {train_x.shape[1:]}, a test sample {test_x.shape[1:]}; they must agree"
+        )
+    if (train_x.dtype == np.uint8) != (test_x.dtype == np.uint8) or (train_x.dtype.kind == "f") != (test_x.dtype.kind == "f"):
+        raise ShardError(
+            f"x of {path} is {train_x.dtype} for training and {test_x.dtype} for testing; save both as the same type"
+        )
+    if train_y.ndim != test_y.ndim:
+        raise ShardError(
+            f"y of {path} has shape {train_y.shape} for training and {test_y.shape} for testing; give every position a label "
+            "in both, or one label a sample in both"
+        )
+    if len(test_y) and train_y.dtype.kind != test_y.dtype.kind:
+        raise ShardError(
+            f"y of {path} is {train_y.dtype} for training and {test_y.dtype} for testing; save both as the same type"
+        )
+
+
+def _vocabulary(path: Path, kind: Kind, meta: Meta, train_x: Array, test_x: Array) -> int:
+    if kind != "tokens":
+        if meta.vocabulary is not None:
+            raise ShardError(f"meta.json of {path} declares a vocabulary, but the data are {kind}; only tokens have one")
+        return 0
+    largest = max(int(part.max()) for part in (train_x, test_x) if part.size)
+    vocabulary = meta.vocabulary if meta.vocabulary is not None else max(largest, 0) + 1
+    if vocabulary > kinds.MAX_VOCABULARY:
+        raise ShardError(
+            f"the vocabulary of {path} would be {vocabulary}, more than {kinds.MAX_VOCABULARY}; number the tokens "
+            "from 0 without gaps, or set `kind` in meta.json if these are no tokens"
+        )
+    for part, x in (("training", train_x), ("test", test_x)):
+        kinds.check_tokens(x, vocabulary, f"x of the {part} part of {path}")
+    return vocabulary
+
+
+def _check_labels(shard: Shard) -> None:
+    if shard.declared_classes is None:
+        return
+    for part, y in (("training", shard.train_y), ("test", shard.test_y)):
+        labels.to_indices(y, shard.declared_classes, f"the {part} part of {shard.path}")
+
+
+def _warnings(train_y: Array, test_y: Array) -> tuple[str, ...]:
+    found = []
+    classes = labels.distinct(train_y)
+    if len(classes) == 1:
+        found.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
+    if len(train_y) < BATCH:
+        found.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
+    if not len(test_y):
+        found.append("there are no test samples: accuracy cannot be measured on this device")
+    return tuple(found)

@@ -1,0 +1,132 @@
+"""What the person at a hosted fleet sees: every line with its device's name; of many devices, one line for all that agree."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attune.fedclient.console import Reporter, line_of
+
+if TYPE_CHECKING:
+    from attune.fedclient.work.state import Result
+
+FEW = 5  # up to so many devices, each speaks for itself
+GATHER_S = 1.0  # lines that say the same within this time become one
+
+
+class Chorus:
+    """The voices of `labels` on one screen. `ended` a device, and no summary waits for it any longer."""
+
+    def __init__(self, screen: Reporter, labels: Iterable[str]) -> None:
+        self.screen = screen
+        self.alive = set(labels)
+        self.few = len(self.alive) <= FEW
+        self._said: list[tuple[str, str]] = []
+        self._results: dict[tuple[int, bool], dict[str, Result]] = {}  # (round, evaluated after it) -> device -> result
+
+    def __repr__(self) -> str:
+        return f"<Chorus of {len(self.alive)}>"
+
+    def voice(self, label: str) -> Voice:
+        """The reporter of one device."""
+        return Voice(self, label)
+
+    def say(self, label: str, text: str) -> None:
+        """At once for few; else within GATHER_S, together with who says the same."""
+        if self.few:
+            self.screen.say(f"{label}: {text}")
+            return
+        if not self._said:
+            asyncio.get_running_loop().call_later(GATHER_S, self._flush_said)
+        self._said.append((label, text))
+
+    def result(self, label: str, result: Result) -> None:
+        """At once for few; else once all devices have reported the round, or one has reported a later one."""
+        if self.few:
+            self.screen.say(f"{label}: {line_of(result)}")
+            return
+        key = (result.round, not result.trained)
+        for earlier in [other for other in self._results if other < key]:
+            self._flush_results(earlier)
+        self._results.setdefault(key, {})[label] = result
+        self._flush_complete()
+
+    def progress(self, what: str, done: float) -> None:
+        """How far the fleet is with the round of the device at work."""
+        counted = len(self._results[max(self._results)]) if self._results else 0
+        self.screen.progress(what, done if self.few else min(1.0, (counted + done) / max(1, len(self.alive))))
+
+    def ended(self, label: str) -> None:
+        self.alive.discard(label)
+        self._flush_complete()
+
+    def flush(self) -> None:
+        """Everything that waits for more of its kind is said."""
+        self._flush_said()
+        for key in sorted(self._results):
+            self._flush_results(key)
+
+    def _flush_said(self) -> None:
+        said, self._said = self._said, []
+        for line in agreeing(said):
+            self.screen.say(line)
+
+    def _flush_complete(self) -> None:
+        for key in [key for key, results in self._results.items() if self.alive <= results.keys()]:
+            self._flush_results(key)
+
+    def _flush_results(self, key: tuple[int, bool]) -> None:
+        self.screen.say(line_of_all(self._results.pop(key)))
+
+
+class Voice(Reporter):
+    """One device's part."""
+
+    def __init__(self, chorus: Chorus, label: str) -> None:
+        self.chorus, self.label = chorus, label
+        self.last: Result | None = None
+
+    def say(self, text: str) -> None:
+        self.chorus.say(self.label, text)
+
+    def result(self, result: Result) -> None:
+        self.chorus.result(self.label, result)
+
+    def kept(self, message: str, result: Result, path: Path) -> None:
+        # The table at the end says so for all.
+        self.last = result
+
+    def progress(self, what: str, done: float) -> None:
+        self.chorus.progress(what, done)
+
+
+def agreeing(said: Iterable[tuple[str, str]]) -> list[str]:
+    """(name, text) pairs as lines: texts that differ only in the name and in numbers are one line, with how many say so."""
+    groups: dict[str, dict[str, str]] = {}
+    for name, text in said:
+        groups.setdefault(re.sub(r"\d+", "0", text.replace(name, "NAME")), {})[name] = text
+    lines = []
+    for texts in groups.values():
+        name, text = list(texts.items())[-1]
+        lines.append(f"{name}: {text}" if len(texts) == 1 else f"{len(texts)} clients, such as {name}: {text}")
+    return lines
+
+
+def line_of_all(results: Mapping[str, Result]) -> str:
+    """`round 3  100 clients  loss 0.41  accuracy 0.93 -> 0.97`: means over the clients that have the number."""
+    import msgspec
+
+    listed = list(results.values())
+    means = {
+        field: _mean([value for value in (getattr(result, field) for result in listed) if value is not None])
+        for field in ("loss", "accuracy_before", "accuracy_after")
+    }
+    count = f"{len(listed)} client{'s' if len(listed) > 1 else ''}"
+    return line_of(msgspec.structs.replace(listed[0], **means), count)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,37 @@
+"""HOST:PORT, as people write it and as sockets and gRPC take it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from attune.common.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str  # without brackets
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port`, `1.2.3.4:port` or `[::1]:port`. Errors: SettingError."""
+        host, colon, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if bracketed else host
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
+            raise SettingError(f"--server takes HOST:PORT, such as server.example.org:50051 or [::1]:50051, not {text!r}")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether the host is a loopback name or address."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

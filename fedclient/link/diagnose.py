@@ -1,0 +1,136 @@
+"""Finds out why gRPC said UNAVAILABLE: nobody there, the wrong server, or a certificate that was refused.
+
+gRPC reports all three alike, so one more TLS handshake is made, with Python's own ssl module, and watched.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+
+from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
+from attune.common.identity.certificates import SERVER_NAME
+from attune.common.identity.credential import Credential, check_dates, load_key, short_form
+
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_OUT_OF_DATE = (9, 10)
+# A server that is killed between two packets closes the connection as a refusal does, but not three times in a row.
+_TRIES = 3
+
+
+class _Closed(Exception):
+    """The server closed the connection where a refusal would, without saying why."""
+
+
+def diagnose(
+    host: str, port: int, root_pem: bytes, credential: Credential, timeout_s: float, *, bootstrap: bool = False
+) -> AttuneError:
+    """The error that explains a failed connection, to be raised by the caller. Blocks up to `timeout_s`: use a thread.
+
+    Unreachable means: try again later. Whatever else comes back will not change by waiting. With `bootstrap`, the
+    credential is a join token's, and a refusal is TokenRefused instead of CertificateRefused.
+    """
+    try:
+        check_dates(credential.certificate_pem, datetime.now(UTC))
+        context = _context(root_pem, credential)
+    except CertificateRefused as error:
+        return error
+    deadline = time.monotonic() + timeout_s
+    for _ in range(_TRIES):
+        try:
+            return _probe(host, port, context, root_pem, deadline, bootstrap)
+        except _Closed:
+            continue
+    return _refusal(f"{host}:{port}", "it closed the connection", bootstrap)
+
+
+def _context(root_pem: bytes, credential: Credential) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # In 1.2 a refusal comes within the handshake, where it looks like a proxy whose server is down.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=root_pem.decode())
+    context.set_alpn_protocols(["h2"])
+    # Python's ssl reads keys from files only; the password lives in memory alone, so the file gives nothing away.
+    password = secrets.token_bytes(32).hex().encode()
+    key = load_key(credential.key_pem)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "credential.pem"
+        path.write_bytes(locked + credential.certificate_pem)
+        context.load_cert_chain(path, password=password)
+    return context
+
+
+def _probe(host: str, port: int, context: ssl.SSLContext, root_pem: bytes, deadline: float, bootstrap: bool) -> AttuneError:
+    address = f"{host}:{port}"
+    try:
+        plain = socket.create_connection((host, port), timeout=_left_s(deadline))
+    except (socket.gaierror, UnicodeError) as error:
+        return Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error}). Check --server.")
+    except ConnectionRefusedError:
+        return Unreachable(f"Nobody listens at {address}. Is the server running, and is this its port?")
+    except OSError as error:
+        return Unreachable(f"{address} cannot be reached ({error}). Check the address, the network and firewalls.")
+    with plain:
+        try:
+            plain.settimeout(_left_s(deadline))
+            with context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure:
+                return _listen(secure, address, deadline)
+        except TimeoutError:
+            return Unreachable(f"{address} accepts connections but does not answer. The server may be overloaded or hung.")
+        except ssl.SSLCertVerificationError as error:
+            return _wrong_server(address, root_pem, error)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError):
+            return Unreachable(f"{address} closes connections before it says who it is. Is there a proxy whose server is down?")
+        except ssl.SSLError as error:
+            if "ALERT" in (error.reason or ""):
+                return _refusal(address, str(error.reason).lower().replace("_", " "), bootstrap)
+            return Unreachable(f"What answers at {address} does not speak TLS ({error.reason}). Is this the server's port?")
+
+
+def _listen(secure: ssl.SSLSocket, address: str, deadline: float) -> AttuneError:
+    # In TLS 1.3 our side of the handshake ends before the server has judged our certificate. A gRPC server that lets us in
+    # speaks first (HTTP/2 settings), so the first byte, or its absence, is the verdict.
+    secure.settimeout(_left_s(deadline))
+    try:
+        verdict = secure.recv(1)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError) as error:
+        raise _Closed from error
+    if not verdict:
+        raise _Closed
+    return Unreachable(f"{address} broke the connection off but is there again, and lets this device in.")
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
+
+
+def _refusal(address: str, how: str, bootstrap: bool) -> AttuneError:
+    if bootstrap:
+        return TokenRefused(
+            f"The server at {address} refused the join token ({how}): it is unknown there, or expired long ago. "
+            "Ask the operator for a new one (fedserver token)."
+        )
+    return CertificateRefused(
+        f"The server at {address} refused this device's certificate ({how}). If the server was set up anew, "
+        "ask its operator for a token and run fedclient join with a new --home."
+    )
+
+
+def _wrong_server(address: str, root_pem: bytes, error: ssl.SSLCertVerificationError) -> AttuneError:
+    if error.verify_code in _OUT_OF_DATE:
+        return Unreachable(
+            f"The certificate of the server at {address} is out of date ({error.verify_message}; it is "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC here). Check this device's clock, or have the server restarted."
+        )
+    return FingerprintMismatch(
+        f"The server at {address} does not belong to the federation this device trusts ({error.verify_message}). Nothing was "
+        f"sent to it. Expected the authority {short_form(root_pem)}: check --server, or ask the operator for a new token."
+    )

@@ -1,0 +1,132 @@
+"""Turns a join token into a certificate for a key that never leaves this device."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+from cryptography.exceptions import InvalidSignature
+from grpc.aio import AioRpcError
+
+from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreachable
+from attune.common.grpc_errors import from_rpc
+from attune.common.identity.client_tls import channel_credentials, channel_options
+from attune.common.identity.credential import Credential, check_dates, csr_der, load_certificate, load_or_new_key, not_after
+from attune.common.identity.names import check_name
+from attune.common.identity.token import JoinToken
+from attune.common.pb.federation_pb2 import Certificate, EnrolRequest
+from attune.common.pb.federation_pb2_grpc import FederationStub
+from attune.fedclient.home import Home, Identity, Record
+from attune.fedclient.link.address import Address
+from attune.fedclient.link.diagnose import diagnose
+from attune.fedclient.session import backoff_s
+
+_stub: Any = FederationStub  # generated without types
+CALL_S = 30.0
+DIAGNOSIS_S = 5.0
+
+
+async def enrol(
+    home: Home, record: Record, address: Address, token_text: str, connect_timeout_s: float, say: Callable[[str], None]
+) -> Identity:
+    """Asks the server at `address` for a certificate in `record.name`, and keeps it in `home`.
+
+    The key is kept before it is used: if the answer gets lost, the same key asks again and gets a fresh certificate.
+    Errors: TokenRefused, FingerprintMismatch and NameTaken at once; Unreachable after `connect_timeout_s`.
+    """
+    key_path = home.identity_folder / "key.pem"
+    identity = await _certify(home, record, load_or_new_key(key_path), address, token_text, connect_timeout_s, say)
+    key_path.unlink(missing_ok=True)
+    return identity
+
+
+async def stay_enrolled(
+    home: Home,
+    identity: Identity,
+    address: Address,
+    token_text: str | None,
+    connect_timeout_s: float,
+    say: Callable[[str], None],
+) -> Identity:
+    """The identity as it is; if its certificate has expired, with a fresh one for the same name and key, by the token.
+
+    Errors: CertificateRefused without a token; those of `enrol`.
+    """
+    now = datetime.now(UTC)
+    if now <= not_after(identity.credential.certificate_pem):
+        if token_text is not None:
+            say(f"already enrolled as {identity.name}; --token is ignored")
+        return identity
+    if token_text is None:
+        check_dates(identity.credential.certificate_pem, now)
+    else:
+        say(f"the certificate of {identity.name} has expired; enrolling again with the same key")
+        record = home.record() or Record(identity.name, str(address))
+        identity = await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
+    return identity
+
+
+async def _certify(
+    home: Home,
+    record: Record,
+    key: bytes,
+    address: Address,
+    token_text: str,
+    connect_timeout_s: float,
+    say: Callable[[str], None],
+) -> Identity:
+    """A certificate for `key`, checked and kept."""
+    token = JoinToken.parse(token_text)
+    request = EnrolRequest(name=check_name(record.name), csr_der=csr_der(key, record.name))
+    answer = await _ask(address, token, request, connect_timeout_s, say)
+    credential = Credential(key, answer.certificate_pem)
+    _check(token, credential, answer.ca_pem)
+    identity = Identity(answer.name or record.name, credential, answer.ca_pem)
+    home.remember(Record(identity.name, record.server, record.data))
+    home.keep(identity)
+    return identity
+
+
+async def _ask(
+    address: Address, token: JoinToken, request: EnrolRequest, connect_timeout_s: float, say: Callable[[str], None]
+) -> Certificate:
+    anchor, bootstrap = token.trust_anchor_pem(), token.bootstrap()
+    started, failures = time.monotonic(), 0
+    while True:
+        # A channel of its own for every try: no back-off but ours.
+        async with grpc.aio.secure_channel(str(address), channel_credentials(anchor, bootstrap), channel_options()) as channel:
+            try:
+                answer: Certificate = await _stub(channel).Enrol(request, timeout=CALL_S)
+                return answer
+            except AioRpcError as error:
+                named = from_rpc(error)
+        if named is not None and not isinstance(named, Unreachable):
+            raise named
+        reason = await asyncio.to_thread(diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True)
+        if not isinstance(reason, Unreachable):
+            raise reason
+        failures += 1
+        left_s = connect_timeout_s - (time.monotonic() - started)
+        if left_s <= 0:
+            raise Unreachable(f"{reason} (gave up after {connect_timeout_s:g} s)")
+        if failures == 1:
+            say(f"{reason} (trying again for {connect_timeout_s:g} s)")
+        await asyncio.sleep(min(left_s, backoff_s(failures) * random.uniform(0.5, 1.0)))  # noqa: S311 (jitter)
+
+
+def _check(token: JoinToken, credential: Credential, ca_pem: bytes) -> None:
+    """The certificate is for our key, and issued by the authority that the token pins."""
+    token.check_authority(ca_pem)
+    if not credential.fits():
+        raise CertificateRefused("the server sent a certificate that is not for this device's key; ask the operator why")
+    try:
+        load_certificate(credential.certificate_pem).verify_directly_issued_by(load_certificate(ca_pem))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise FingerprintMismatch(
+            "the server sent a certificate that its own authority did not sign; do not trust it, ask the operator"
+        ) from error

@@ -1,0 +1,1 @@
+"""The finished model: kept, used offline, evaluated and drawn."""

@@ -1,0 +1,119 @@
+"""The finished model: two files that need neither server nor federation to predict.
+
+model/model.safetensors holds the tensors; model/model.json what they are, how features are prepared and what classes mean.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attune.common.config import TrainSettings
+from attune.common.durable import PUBLIC, write_file
+from attune.common.errors import NoModel, ShapeMismatch, ShardError
+from attune.common.methods.registry import method_from_options
+from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.models.registry import build
+from attune.common.plan import Label, ModelSpec
+from attune.common.wire.files import read_tensors, write_tensors
+from attune.fedclient.data import labels
+from attune.fedclient.data.prepare import Standardiser, check_labelled_alike, prepare_features
+from attune.fedclient.data.shard import Shard
+from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.hardware import choose
+from attune.fedclient.work.predictors.model import Model as PlainModel
+from attune.fedclient.work.state import Choice
+from attune.fedclient.work.trainer import Trainer
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """model.json."""
+
+    name: str  # of the device
+    federation: str
+    method: str
+    method_options: dict[str, Any]
+    model: ModelSpec
+    classes: list[Label]  # class index -> original label
+    train: TrainSettings
+    standardiser: dict[str, list[float]] | None = None
+    kept: Choice = "personalized"  # which of the device's models this is
+    accuracy: float | None = None  # its own, on the device's test part
+    accuracies: dict[Choice, float] = {}  # of each model that was compared, on the same
+    samples: int = 0
+    test_samples: int = 0
+    round: int = 0
+
+
+def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Tensor]) -> Path:
+    """Writes both files beside `folder`, then puts them in its place. Errors: DiskFull."""
+    fresh, old = folder.with_name(f"{folder.name}.tmp"), folder.with_name(f"{folder.name}.old")
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    write_tensors(fresh / "model.safetensors", tensors, durable=True)
+    write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+class Model:
+    """A finished model, loaded. Errors: NoModel if `folder` holds none, or one that is damaged."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        try:
+            self.info = msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelInfo)
+        except (OSError, msgspec.DecodeError) as error:
+            raise NoModel(f"there is no finished model in {folder} ({error})") from None
+        info = self.info
+        options = {**info.method_options, "name": info.method}
+        method = method_from_options(options)
+        self.tensors = read_tensors(folder / "model.safetensors")
+        self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
+        predictor = predictor_for(method, options) if info.kept == "personalized" else PlainModel(ModelSettings())
+        self.trainer = Trainer(build(info.model, 0), objective_for(method, options), predictor, info.train, choose(device))
+
+    def __repr__(self) -> str:
+        return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
+
+    def predict(self, x: npt.NDArray[Any], who: str) -> list[Label] | list[list[Label]]:
+        """The original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
+
+        Errors: ShapeMismatch, NonFiniteFeatures.
+        """
+        found, classes = self._classes(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        if self.info.model.per_position:
+            return [[classes[index] for index in row] for row in found.tolist()]
+        return [classes[index] for index in found.tolist()]
+
+    def evaluate(self, shard: Shard) -> tuple[float, int]:
+        """(accuracy, samples) on the test part; the accuracy is over all positions where each has a label.
+
+        Errors: as predict; UndeclaredLabels; ShardError if there is no test part.
+        """
+        if shard.kind != self.info.model.kind:
+            raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
+        check_labelled_alike(shard, self.info.model)
+        if not len(shard.test_x):
+            raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
+        features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
+        y = labels.to_indices(shard.test_y, self.info.classes, f"the test part of shard {shard.name}")
+        right = self._classes(features) == y
+        return float(right.mean()), len(right)
+
+    def _classes(self, features: Tensor) -> npt.NDArray[np.int64]:
+        """(N,), or (N, T) where every position has a label."""
+        torch.set_num_threads(1)
+        found = [logits.argmax(-1) for _, logits in self.trainer.logits(self.tensors, features)]
+        return torch.cat(found).cpu().numpy() if found else np.empty(0, dtype=np.int64)

@@ -1,0 +1,155 @@
+"""Pictures of models on test samples: where they look, what they take for what, and how good they are at each class.
+
+h x w patches, N images, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.interval import wilson
+from attune.common.pictures import figures
+from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.fedclient.model.rollout import DISCARDED
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+
+NUMBERED = 20  # classes up to which a confusion matrix has its counts written in
+COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class Look:
+    """One model's rollout: maps (N, h, w), and the label it found for each image."""
+
+    title: str
+    maps: npt.NDArray[np.float64]
+    found: Sequence[str]
+
+
+def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks: Sequence[Look]) -> Section:
+    """Images (N, H, W, channels) in a row, and under them a row for each model, brighter where it has looked."""
+    figure = figures.new(1.3 + 1.5 * len(images), 0.4 + 1.85 * (1 + len(looks)))
+    grid: Any = figure.subplots(1 + len(looks), len(images), squeeze=False)
+    for n, axes in enumerate(grid[0]):
+        axes.imshow(_shown(images[n]), cmap="gray", vmin=0, vmax=1)
+        axes.set_title(true[n], fontsize=10)
+    for row, look in zip(grid[1:], looks, strict=True):
+        for n, axes in enumerate(row):
+            _overlay(axes, images[n], look.maps[n])
+            right = look.found[n] == true[n]
+            axes.set_title(look.found[n], fontsize=10, color="black" if right else figures.COLOURS[8])
+    for axes in grid.flat:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    for axes, label in zip(grid[:, 0], ["test image", *(look.title for look in looks)], strict=True):
+        axes.set_ylabel(label, fontsize=10)
+    figure.suptitle("Attention rollout", fontsize=12)
+    caption = (
+        f"How much of each patch has reached the class token: over the layers, the maximum over heads, without the lowest "
+        f"{DISCARDED:.0%} of a layer's weights. Bright: much. Above each picture the true label, and what the model took it "
+        "for (red: wrong). Patches in effect: how many equal shares would be spread as widely."
+    )
+    heads = ["test sample", "label", *(f"{look.title}: {what}" for look in looks for what in ("label", "patches in effect"))]
+    rows: list[list[Cell]] = [
+        [numbers[n], true[n], *(cell for look in looks for cell in (look.found[n], effective(look.maps[n])))]
+        for n in range(len(images))
+    ]
+    return Section("Where the model looks", caption, Picture("rollout", figures.png(figure)), Table(heads, rows))
+
+
+def _shown(image_HWC: Floats) -> Floats:
+    """As matplotlib takes it, within 0 and 1: stretched only where values lie outside."""
+    low, high = min(0.0, float(image_HWC.min())), max(1.0, float(image_HWC.max()))
+    scaled = (image_HWC - low) / (high - low)
+    return scaled if image_HWC.shape[-1] == 3 else scaled.mean(axis=-1)
+
+
+def _overlay(axes: Any, image_HWC: Floats, map_hw: npt.NDArray[np.float64]) -> None:
+    """The image under its map, which is stretched over whole patches, also where those reach beyond the image."""
+    height, width = image_HWC.shape[:2]
+    rows, columns = map_hw.shape
+    patch = max(-(-height // rows), -(-width // columns))
+    strength = (map_hw - map_hw.min()) / max(float(np.ptp(map_hw)), 1e-12)
+    axes.imshow(_shown(image_HWC), cmap="gray", vmin=0, vmax=1)
+    extent = (-0.5, columns * patch - 0.5, rows * patch - 0.5, -0.5)
+    axes.imshow(strength, cmap="inferno", alpha=0.55, extent=extent, interpolation="bicubic", vmin=0, vmax=1)
+    axes.set_xlim(-0.5, width - 0.5)
+    axes.set_ylim(height - 0.5, -0.5)
+
+
+def effective(map_hw: npt.NDArray[np.float64]) -> float:
+    """The exponential of the entropy of the map's shares."""
+    share = map_hw.flatten() / map_hw.sum()
+    share = share[share > 0]
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Section:
+    """A panel a model: rows are true labels, columns what the model found, coloured by the share of the row."""
+    columns = min(COLUMNS, len(counts))
+    rows = -(-len(counts) // columns)
+    side = min(max(2.6, 0.42 * len(names) + 1.2), 7.0)
+    figure = figures.new(0.8 + (side + 0.2) * columns, 0.6 + (side + 0.3) * rows)
+    grid: Any = figure.subplots(rows, columns, squeeze=False)
+    for axes, (title, count_CC) in zip(grid.flat, counts, strict=False):
+        share_CC = count_CC / np.maximum(count_CC.sum(axis=1, keepdims=True), 1)
+        axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1)
+        axes.set_title(f"{title}: {_share(int(count_CC.trace()), int(count_CC.sum()))}", fontsize=10)
+        step = -(-len(names) // NUMBERED)
+        ticks, words = range(0, len(names), step), names[::step]
+        axes.set_xticks(ticks, words, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=8)
+        axes.set_yticks(ticks, words, fontsize=8)
+        axes.set_xlabel("found")
+        axes.set_ylabel("true")
+        if len(names) <= NUMBERED:
+            for i, k in np.argwhere(count_CC):
+                colour = "white" if share_CC[i, k] > 0.55 else "black"
+                axes.text(k, i, str(count_CC[i, k]), ha="center", va="center", fontsize=8, color=colour)
+    for axes in grid.flat[len(counts) :]:
+        axes.set_visible(False)
+    caption = "How many test samples of each label (rows) were taken for which (columns). Darker: a larger share of the row."
+    table: list[list[Cell]] = [
+        [title, names[i], names[k], int(count_CC[i, k])] for title, count_CC in counts for i, k in np.argwhere(count_CC)
+    ]
+    picture = Picture("confusion", figures.png(figure))
+    return Section("What is taken for what", caption, picture, Table(("model", "true", "found", "samples"), table))
+
+
+def _share(right: int, total: int) -> str:
+    return f"{right} of {total} right ({right / total:.1%})"
+
+
+def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Sequence[str]) -> Section:
+    """For each model (title, (right, samples) of each class): bars with 95 % intervals, class by class."""
+    wide = max(map(len, names)) > 6 or len(names) > 20
+    figure = figures.new(min(max(5.0, 2.0 + 0.35 * len(names) * (1 + len(shares))), 14.0), 4.2)
+    axes = figure.add_subplot()
+    thick = 0.8 / len(shares)
+    rows: list[list[Cell]] = []
+    for number, (title, found) in enumerate(shares):
+        at = [k - 0.4 + thick * (number + 0.5) for k in range(len(names))]
+        value_C = np.array([right / total for right, total in found])
+        interval_C2 = np.array([wilson(right / total, total) for right, total in found])
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        axes.bar(at, value_C, width=thick, color=colour, label=title)
+        reach = np.clip([value_C - interval_C2[:, 0], interval_C2[:, 1] - value_C], 0, None)
+        axes.errorbar(at, value_C, yerr=reach, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
+        for name, (right, total), value, (low, high) in zip(names, found, value_C, interval_C2, strict=True):
+            rows.append([title, name, total, right, float(value), f"{low:.3f}-{high:.3f}"])
+    axes.set_xticks(range(len(names)), names, rotation=90 if wide else 0)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("class")
+    axes.set_ylabel("accuracy, 95 % interval")
+    axes.set_title("Accuracy by class", pad=24)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=min(4, len(shares)), borderaxespad=0.1)
+    figures.plain(axes)
+    caption = "Of the test samples of each class, the share that is labelled rightly, with Wilson's interval."
+    table = Table(("model", "class", "samples", "right", "accuracy", "95 %"), rows)
+    return Section("Accuracy by class", caption, Picture("classes", figures.png(figure)), table)

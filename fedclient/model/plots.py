@@ -1,0 +1,155 @@
+"""`fedclient plot`: what finished models make of a shard's test part, offline; from models and samples to pictures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attune.common.errors import SettingError, ShardError
+from attune.common.pictures import page
+from attune.common.plan import Label
+from attune.fedclient.data import labels
+from attune.fedclient.data.prepare import prepare_features
+from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.model import drawings
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.rollout import over_patches
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One model on the test part: N samples, positions of labels in `classes`."""
+
+    title: str
+    model: Model
+    features: Tensor  # (N, ...), as the model takes them
+    true: Ints  # (N,)
+
+    @cached_property
+    def found(self) -> Ints:
+        torch.set_num_threads(1)
+        scores = [logits.argmax(-1).reshape(-1) for _, logits in self.model.trainer.logits(self.model.tensors, self.features)]
+        return torch.cat(scores).cpu().numpy()
+
+    def maps(self, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
+        """The rollout over these samples: (len(chosen), h, w). Errors: SettingError."""
+        if self.model.info.model.kind != "images":
+            raise SettingError(f"a rollout is over images, and this model takes {self.model.info.model.kind}")
+        network = self.model.trainer.network
+        x = self.features[list(chosen)].to(self.model.trainer.device)
+        network.model.eval()
+        with torch.no_grad():
+            found = over_patches(network.model, x.shape[-2], x.shape[-1], lambda: network(self.model.tensors, x))
+        return np.asarray(found)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What pictures are made of; all models have the same classes."""
+
+    shard: str
+    classes: list[Label]
+    judged: list[Judged]
+    images: int
+
+
+def rollout(source: Source) -> page.Section:
+    first = source.judged[0]
+    chosen = spread(first.true, source.images)
+    maps = [judged.maps(chosen) for judged in source.judged]
+    pictures = first.features[chosen].movedim(1, -1).numpy()
+    names = [str(label) for label in source.classes]
+    looks = [
+        drawings.Look(judged.title, map_, [names[k] for k in judged.found[chosen]])
+        for judged, map_ in zip(source.judged, maps, strict=True)
+    ]
+    return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)
+
+
+def confusion(source: Source) -> page.Section:
+    """Of the classes that occur, as true or as found."""
+    occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.found)})
+    counts = []
+    for judged in source.judged:
+        count_CC = np.zeros((len(source.classes), len(source.classes)), dtype=np.int64)
+        np.add.at(count_CC, (judged.true, judged.found), 1)
+        counts.append((judged.title, count_CC[np.ix_(occurring, occurring)]))
+    return drawings.confusions(counts, [str(source.classes[k]) for k in occurring])
+
+
+def classes(source: Source) -> page.Section:
+    present = sorted({int(k) for k in source.judged[0].true})
+    shares = []
+    for judged in source.judged:
+        right = judged.true == judged.found
+        shares.append((judged.title, [(int(right[judged.true == k].sum()), int((judged.true == k).sum())) for k in present]))
+    return drawings.by_class(shares, [str(source.classes[k]) for k in present])
+
+
+PICTURES: dict[str, Callable[[Source], page.Section]] = {"rollout": rollout, "confusion": confusion, "classes": classes}
+
+
+def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str]) -> list[str]:
+    """Pictures of these models and a page into `out`; a line for each. Without `wanted` all there can be, and why no others.
+
+    Errors: NoModel, those of load_shard and of preparing its test part, and SettingError for a wanted picture that cannot be.
+    """
+    models, loaded = [Model(model_folder(folder)) for folder in folders], load_shard(shard)
+    source = Source(loaded.name, models[0].info.classes, judge(models, loaded), images)
+    sections, left_out = page.drawn(PICTURES, source, wanted)
+    title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"
+    return [*map(str, page.write(out, title, sections)), *left_out]
+
+
+def model_folder(folder: Path) -> Path:
+    """A finished model's folder, or a device's home that holds one."""
+    return folder / "model" if (folder / "model" / "model.json").exists() else folder
+
+
+def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
+    """Each model with the test part as it takes it.
+
+    Errors: ShardError without a test part, ShapeMismatch and UndeclaredLabels where a model does not fit it, SettingError
+    where models do not fit each other.
+    """
+    if not len(shard.test_x):
+        raise ShardError(f"shard {shard.path} has no test samples to draw")
+    if any(model.info.classes != models[0].info.classes for model in models):
+        raise SettingError("these models know different classes: compare models of federations with the same ones")
+    found = []
+    for title, model in zip(titles([model.info for model in models]), models, strict=True):
+        features = prepare_features(shard.test_x, model.info.model, model.standardiser, f"shard {shard.name}")
+        y = labels.to_indices(shard.test_y, model.info.classes, f"the test part of shard {shard.name}")
+        found.append(Judged(title, model, features, y.reshape(-1)))
+    return found
+
+
+def titles(infos: Sequence[Any]) -> list[str]:
+    """A model is called by its method; with which of the device's models it is, and whose, where that tells them apart."""
+    plain = [info.method if info.kept == "personalized" else f"{info.method}, {info.kept} model" for info in infos]
+    count = Counter(plain)
+    with_name = [title if count[title] == 1 else f"{title} ({info.name})" for title, info in zip(plain, infos, strict=True)]
+    count = Counter(with_name)
+    return [title if count[title] == 1 else f"{title} {i + 1}" for i, title in enumerate(with_name)]
+
+
+def spread(true: Ints, count: int) -> list[int]:
+    """So many samples, the first of each class, then the second of each, and so on; in the order of classes."""
+    rank_N = np.zeros(len(true), dtype=np.int64)
+    seen: Counter[int] = Counter()
+    for i, k in enumerate(true.tolist()):
+        rank_N[i] = seen[k]
+        seen[k] += 1
+    taken = np.lexsort((true, rank_N))[:count]
+    return sorted(taken.tolist(), key=lambda i: (int(true[i]), int(rank_N[i])))

@@ -1,0 +1,74 @@
+"""What a Transformer has looked at: attention rollout (Abnar & Zuidema, ACL 2020), as FedTP's figures use it.
+
+B samples, T positions, H heads, P patches in h rows and w columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attune.common.errors import SettingError
+from attune.common.models.blocks import Attention
+from attune.common.models.structure import roles
+from attune.common.models.vit import VisionTransformer
+
+DISCARDED = 0.3  # of the weights of a layer: the lowest, as FedTP has it
+
+
+def attentions(model: nn.Module, run: Callable[[], object]) -> list[Tensor]:
+    """The weights (B, H, T, T) of every self-attention that `run` passes through, in the order of passing.
+
+    Errors: SettingError for a model without attention, and for attention of a kind whose heads are not known.
+    """
+    paths = list(dict.fromkeys(name.rpartition(".")[0] for name, found in roles(model).items() if "qkv" in found))
+    owners = [model.get_submodule(path.rpartition(".")[0]) for path in paths]
+    who = f"the model {type(model).__name__}"
+    if not owners:
+        raise SettingError(f"{who} has no attention: a rollout needs a Transformer, such as vit")
+    if not all(isinstance(owner, Attention) for owner in owners):
+        raise SettingError(f"{who} has attention of its own kind, whose heads are not known: a rollout needs a built-in model")
+    seen: list[Tensor] = []
+
+    def look(module: nn.Module, inputs: object, qkv_BTF: Tensor) -> None:
+        seen.append(owner_of[module].weights(qkv_BTF))
+
+    owner_of: dict[nn.Module, Attention] = {owner.to_qkv: owner for owner in owners if isinstance(owner, Attention)}
+    handles = [projection.register_forward_hook(look) for projection in owner_of]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def rollout(layers: Sequence[Tensor], discarded: float = DISCARDED) -> Tensor:
+    """How much of each input position is in each output position, (B, T, T) float64, of weights (B, H, T, T) layer by layer.
+
+    Of each layer: the maximum over heads; the lowest share `discarded` of an image's weights becomes 0; the identity is added
+    for the residual path; rows are normalised. The layers are multiplied, the last on the left.
+    """
+    _, _, steps, _ = layers[0].shape
+    identity_TT = torch.eye(steps, dtype=torch.float64)
+    rolled_BTT = identity_TT.expand(len(layers[0]), -1, -1)
+    for A_BHTT in layers:
+        fused_BX = A_BHTT.double().cpu().amax(dim=1).flatten(start_dim=1)
+        lowest_BX = fused_BX.argsort(dim=1, stable=True)[:, : int(discarded * steps * steps)]
+        kept_BTT = fused_BX.scatter(1, lowest_BX, 0.0).view(-1, steps, steps) + identity_TT
+        rolled_BTT = kept_BTT / kept_BTT.sum(dim=-1, keepdim=True) @ rolled_BTT
+    return rolled_BTT
+
+
+def over_patches(model: nn.Module, height: int, width: int, run: Callable[[], object]) -> Tensor:
+    """How much of each patch is in the class token after the last layer: (B, h, w) float64, for images of this size.
+
+    `run` passes the images through the model. Errors: SettingError as `attentions`, and for a model without a class token.
+    """
+    layers = attentions(model, run)
+    if not isinstance(model, VisionTransformer):
+        raise SettingError(f"the model {type(model).__name__} has no class token: a rollout over images needs a vit")
+    rows, columns = -(-height // model.patch), -(-width // model.patch)
+    return rollout(layers)[:, 0, 1:].view(-1, rows, columns)

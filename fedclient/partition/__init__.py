@@ -1,0 +1,1 @@
+"""Cutting a data set into shards: readers, schemes and pictures."""

@@ -1,0 +1,54 @@
+"""What a user says about a file that cannot be seen in it: which column is the class, what is no feature."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from attune.common.errors import SettingError, nearest
+from attune.fedclient.data.arrays import Array
+
+_THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
+_MISSING = ("refuse", "median")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Checked: see `of`."""
+
+    label: str = ""  # "": the form's usual name
+    threshold: float | None = None  # two classes: label > threshold or not
+    apart: tuple[str, ...] = ()  # columns that are no features, but may name clients or groups
+    shape: tuple[int, ...] = ()  # of a sample; (): as in the file
+    missing: Literal["refuse", "median"] = "refuse"
+
+    @classmethod
+    def of(cls, label: str = "", apart: Sequence[str] = (), shape: str = "", missing: str = "refuse") -> ReadOptions:
+        """From what was typed. Errors: SettingError."""
+        match = _THRESHOLD.fullmatch(label)
+        if match is None and (">" in label or "<" in label):
+            raise SettingError(f"--label takes NAME or NAME>NUMBER, not {label!r}")
+        if shape and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", shape):
+            raise SettingError(f"--shape takes one to three sizes such as 28x28 or 32x32x3, not {shape!r}")
+        if missing not in _MISSING:
+            raise SettingError(f"unknown way {missing!r} to treat missing values{nearest(missing, _MISSING)}")
+        return cls(
+            label=match["name"] if match else label.strip(),
+            threshold=float(match["number"]) if match else None,
+            apart=tuple(apart),
+            shape=tuple(map(int, shape.split("x"))) if shape else (),
+            missing=cast(Literal["refuse", "median"], missing),
+        )
+
+    def classes_of(self, y: Array, where: str) -> Array:
+        """`y` itself, or 0 and 1 by the threshold. Errors: SettingError for a threshold on labels that are no numbers."""
+        if self.threshold is None:
+            return y
+        if y.dtype.kind not in "biuf":
+            raise SettingError(f"--label has a number to compare with, but {self.label or 'the label'} of {where} is text")
+        return np.asarray(operator.gt(y, self.threshold)).astype(np.int64)

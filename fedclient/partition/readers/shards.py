@@ -1,0 +1,32 @@
+"""A folder with train.npz [, test.npz, meta.json]: a shard, cut once more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attune.common.errors import SettingError
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.partition.readers.options import ReadOptions
+from attune.fedclient.partition.samples import Dataset
+
+
+def recognises(path: Path) -> bool:
+    return path.is_dir() and (path / "train.npz").is_file()
+
+
+def read(path: Path, options: ReadOptions) -> Dataset:
+    """Errors: as `load_shard`; SettingError where something is said about the file, which meta.json says."""
+    if options != ReadOptions(apart=options.apart):
+        raise SettingError(
+            f"{path} is a shard, whose meta.json says all there is to say; leave --label, --shape and --missing out"
+        )
+    shard = load_shard(path)
+    parts = (shard.train_x, shard.train_y, shard.test_x, shard.test_y)
+    return Dataset(
+        shard.name,
+        shard.kind,
+        *parts,
+        classes=shard.profile().labels,
+        vocabulary=shard.vocabulary,
+        standardise=shard.standardise,
+    )

@@ -1,0 +1,126 @@
+"""What a data set or a text is in memory, before it is cut: samples with labels, or roles with their lines.
+
+N samples: those of the training part, then those of the test part. A *position* is a place in that order.
+"""
+
+from __future__ import annotations
+
+import string
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.errors import SettingError, nearest
+from attune.common.plan import Kind, Label
+from attune.fedclient.data import labels
+from attune.fedclient.data.arrays import Array
+
+Positions = npt.NDArray[np.int64]
+CHARACTERS = string.printable  # the 100 characters that text is made of; a token is a place in it
+CLASS = "class"  # the key of `Dataset.called` for what the classes are called in tables and pictures
+_OTHER = CHARACTERS.index("?")
+_TOKEN = {character: token for token, character in enumerate(CHARACTERS)}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test samples, with the axes of their kind (fedclient.data.kinds), and all classes in order.
+
+    The test part may be empty: then a scheme makes one, or takes it from each client's own samples.
+    """
+
+    name: str
+    kind: Kind
+    train_x: Array
+    train_y: Array  # (N,); (N, T) for a label at each position of text
+    test_x: Array
+    test_y: Array
+    classes: list[Label]
+    vocabulary: int  # 0 unless the kind is tokens
+    more: Mapping[str, Array] = field(default_factory=dict)  # further labels by name, (N,) each, such as "coarse" or "subject"
+    called: Mapping[str, list[str]] = field(default_factory=dict)  # what the values 0, 1, ... of such a label are called
+    standardise: bool = True  # on each device, series and tabular: see docs/shards.md
+
+    def __len__(self) -> int:
+        return len(self.train_y) + len(self.test_y)
+
+    @property
+    def y(self) -> Array:
+        """The labels of all samples."""
+        return np.concatenate([self.train_y, self.test_y]) if len(self.test_y) else self.train_y
+
+    def take(self, positions: Positions) -> tuple[Array, Array]:
+        """(x, y) of the samples at these positions, which must be sorted."""
+        first = int(np.searchsorted(positions, len(self.train_y)))
+        inner, outer = positions[:first], positions[first:] - len(self.train_y)
+        if not len(outer):
+            return self.train_x[inner], self.train_y[inner]
+        if not len(inner):
+            return self.test_x[outer], self.test_y[outer]
+        x = np.concatenate([self.train_x[inner], self.test_x[outer]])
+        return x, np.concatenate([self.train_y[inner], self.test_y[outer]])
+
+    def further(self, name: str) -> Array:
+        """(N,) the further label of that name. Errors: SettingError with the nearest one there is."""
+        if name not in self.more:
+            what = nearest(name, self.more) if self.more else ": it has no labels but its classes"
+            raise SettingError(f"data set {self.name} has no label array {name!r}{what}")
+        return self.more[name]
+
+    def subset(self, train: Positions, test: Positions) -> Dataset:
+        """The samples at these places of the training and of the test part, further labels included."""
+        kept = np.concatenate([train, test + len(self.train_y)])
+        return replace(
+            self,
+            train_x=self.train_x[train],
+            train_y=self.train_y[train],
+            test_x=self.test_x[test],
+            test_y=self.test_y[test],
+            more={name: array[kept] for name, array in self.more.items()},
+        )
+
+    def parted(self, test: npt.NDArray[np.bool_]) -> Dataset:
+        """The same samples with another test part: (N,), true for what is in it. Each part keeps the order of the samples."""
+        inner, outer = np.flatnonzero(~test), np.flatnonzero(test)
+        (train_x, train_y), (test_x, test_y) = self.take(inner), self.take(outer)
+        more = {name: array[np.concatenate([inner, outer])] for name, array in self.more.items()}
+        return replace(self, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, more=more)
+
+    def class_indices(self, positions: Positions | None = None) -> Positions:
+        """The classes at these positions (all if none are given) as places in `classes`; (N,), for text (N, T)."""
+        y = self.y if positions is None else self.take(positions)[1]
+        return labels.to_indices(y.reshape(-1), self.classes, self.name).reshape(y.shape)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text by role: all that a role says is one run of tokens, in the order in which it is said."""
+
+    name: str
+    tokens: npt.NDArray[np.uint8]  # (L,) places in CHARACTERS, role after role
+    starts: Positions  # (R + 1,) where each role begins; the last is L
+    roles: tuple[str, ...]  # R names
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+
+Source = Dataset | Corpus
+
+
+def encode(text: str) -> npt.NDArray[np.uint8]:
+    """(L,) tokens. Accents are dropped; what is no printable ASCII character even then becomes a question mark."""
+    if not text.isascii():
+        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return np.fromiter((_TOKEN.get(character, _OTHER) for character in text), dtype=np.uint8, count=len(text))
+
+
+def corpus(name: str, said: Iterable[tuple[str, str]]) -> Corpus:
+    """A corpus of (role, text) pairs, each role once."""
+    pairs = list(said)
+    tokens = [encode(text) for _, text in pairs]
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in tokens])]).astype(np.int64)
+    return Corpus(name, np.concatenate([np.zeros(0, np.uint8), *tokens]), starts, tuple(role for role, _ in pairs))

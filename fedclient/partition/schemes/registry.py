@@ -1,0 +1,64 @@
+"""The schemes by name: settings, what each one cuts, and how many clients it makes. No numpy until one is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from attune.common.errors import SettingError, nearest
+from attune.fedclient.partition.schemes import settings
+
+if TYPE_CHECKING:
+    from attune.fedclient.partition.schemes.cut import Cut
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One row: `cut(source, clients, settings, seed)` is imported when it is used."""
+
+    cut: str  # module:function below fedclient.partition.schemes
+    settings: type[msgspec.Struct]
+    takes: Literal["samples", "text", "nothing"] = "samples"
+    test_part: bool = True  # whether the data must come with a test part: else it is held out first
+    clients: int | Literal["said", "natural"] = "said"  # how many, if nothing is said: a number, or as many as there are
+    normalise: str = "none"  # unless something else is said
+
+    def function(self) -> Callable[..., Cut]:
+        """What cuts."""
+        module, _, name = self.cut.partition(":")
+        found: Callable[..., Cut] = getattr(importlib.import_module(f"attune.fedclient.partition.schemes.{module}"), name)
+        return found
+
+
+_SCHEMES = {
+    "coarse5": Scheme("coarse:siblings", settings.Coarse5Settings, clients="natural"),
+    "dirichlet": Scheme("shares:dirichlet", settings.DirichletSettings),
+    "iid": Scheme("shares:iid", settings.IidSettings),
+    "natural": Scheme("natural:natural", settings.NaturalSettings, test_part=False, clients="natural"),
+    "pachinko": Scheme("coarse:pachinko", settings.PachinkoSettings),
+    "pathological": Scheme("shares:pathological", settings.PathologicalSettings),
+    "roles": Scheme("roles:roles", settings.RolesSettings, takes="text", test_part=False, clients="natural"),
+    "synthetic": Scheme("synthetic:synthetic", settings.SyntheticSettings, takes="nothing", clients=100),
+    "two-class-unequal": Scheme("unequal:unequal", settings.UnequalSettings, test_part=False, clients=20, normalise="pixel"),
+}
+
+
+def names() -> list[str]:
+    """All schemes, sorted."""
+    return sorted(_SCHEMES)
+
+
+def get(name: str) -> Scheme:
+    """The scheme of that name. Errors: SettingError with the nearest name."""
+    if name not in _SCHEMES:
+        raise SettingError(f"unknown scheme {name!r}{nearest(name, _SCHEMES)}")
+    return _SCHEMES[name]
+
+
+def fields(scheme: Scheme) -> dict[str, Any]:
+    """The scheme's settings and their defaults."""
+    return {field.encode_name: field.default for field in msgspec.structs.fields(scheme.settings)}

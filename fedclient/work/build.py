@@ -1,0 +1,55 @@
+"""From a method and its options to the objective and the predictor that carry it out on the device."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from attune.common.methods.method import Method, options_of
+from attune.fedclient.work.objectives.base import Objective
+from attune.fedclient.work.predictors.base import Predictor
+
+OBJECTIVES = {
+    "sgd": "sgd:Sgd",
+    "proximal": "proximal:Proximal",
+    "maml": "maml:Maml",
+    "moreau": "moreau:Moreau",
+    "own-model": "own_model:OwnModel",
+    "alternating": "alternating:Alternating",
+    "two-heads": "two_heads:TwoHeads",
+    "gp": "gp:Gp",
+}
+PREDICTORS = {
+    "model": "model:Model",
+    "fine-tune": "fine_tune:FineTune",
+    "knn": "knn:Knn",
+    "own-model": "own_model:OwnModel",
+    "two-heads": "two_heads:TwoHeads",
+    "gp": "gp:Gp",
+}
+
+
+def objective_class(name: str) -> Callable[..., Objective]:
+    """The class of the objective that settings call `name`, imported when it is asked for."""
+    return cast(Callable[..., Objective], _load("objectives", OBJECTIVES[name]))
+
+
+def predictor_class(name: str) -> Callable[..., Predictor]:
+    """The class of the predictor that settings call `name`, imported when it is asked for."""
+    return cast(Callable[..., Predictor], _load("predictors", PREDICTORS[name]))
+
+
+def objective_for(method: Method, options: Mapping[str, Any]) -> Objective:
+    """The objective with its settings. Errors: SettingError."""
+    return objective_class(method.objective)(options_of(method, options).objective)
+
+
+def predictor_for(method: Method, options: Mapping[str, Any]) -> Predictor:
+    """The predictor with its settings. Errors: SettingError."""
+    return predictor_class(method.predictor)(options_of(method, options).predictor)
+
+
+def _load(folder: str, path: str) -> object:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(f"attune.fedclient.work.{folder}.{module}"), attribute)

@@ -1,0 +1,232 @@
+"""Carries out orders: merges what was served, evaluates, trains or compares, and commits the result to disk.
+
+Owns the device's tensors; runs in the one worker thread. theta: all tensors of the model, and what the objective keeps beside
+it, which is in no part and never handed in; received: what the server last served of those that are not private (Theta_0
+until it served any).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from attune.common.errors import Forbidden, HomeMismatch, NoModel
+from attune.common.methods.method import assign, options_of
+from attune.common.methods.registry import method_from_options
+from attune.common.models.registry import build
+from attune.common.models.structure import tensors_of
+from attune.common.plan import Plan
+from attune.common.seeds import derive
+from attune.common.wire.tensors import Manifest, manifest_of
+from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.session import BlobRef, Order
+from attune.fedclient.work import baselines as rivals
+from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.state import Orders, Result, check_order_id
+from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
+
+RECEIVED, LOCAL, KEPT = "received", "local", "kept"  # what is committed beside the model's tensors
+
+
+class Learner:
+    """One device's model.
+
+    Arguments: `name` is the device's, and part of every seed; `prepared` its data; `orders` where results are kept; `keep` and
+    `baseline` as in Options. Errors: SettingError for a model or method that cannot be built here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        prepared: Prepared,
+        name: str,
+        orders: Orders,
+        device: torch.device,
+        keep: Literal["best", "personalized"] = "best",
+        baseline: Literal["local"] | None = None,
+    ) -> None:
+        self.plan, self.name, self.orders, self.keep = plan, name, orders, keep
+        options = {**plan.method_options, "name": plan.method}
+        method = method_from_options(options)
+        model = build(plan.model, plan.seed)
+        self.part_of = assign(method, model)
+        self.returns: dict[str, str] = {kind: part.returns for kind, part in options_of(method, options).aggregators.items()}
+        objective, predictor = objective_for(method, options), predictor_for(method, options)
+        self.keeps_received = objective.keeps_received
+        self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+        self.data = _on_device(prepared, device)
+        self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of)
+        self.theta |= self.trainer.extras(self.theta)
+        self.served: dict[str, str] = {}
+        self.newest = orders.newest()
+        received = local = None
+        if self.newest is not None:
+            self.theta = self._restored(orders.state(self.newest))
+            received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
+            self.served = dict(self.newest.served) if received is not None else {}
+        travels = [name for name in self.part_of if self.part_of[name] != "private"]
+        self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
+        self.rivals = rivals.Rivals(plan, model, device, local, baseline == "local")
+
+    def __repr__(self) -> str:
+        return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
+
+    def expected(self, part: str) -> Manifest:
+        """What a blob of this part must hold. Errors: Forbidden for a part that is private or that this method has not."""
+        return manifest_of(self._of_part(part, self.theta))
+
+    def missing(self, order: Order) -> list[BlobRef]:
+        """What `order` refers to and this device does not hold already, each blob once."""
+        refs = {ref.digest: ref for ref in (*order.common, *order.downloads)}
+        return [ref for ref in refs.values() if self.served.get(ref.part) != ref.digest]
+
+    def carry_out(
+        self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Result:
+        """Does what the order says and commits it; an order that is committed already is not done again.
+
+        fetched: digest -> tensors, for what `missing` named. Errors: Cancelled (nothing changed), TrainingDiverged, DiskFull,
+        Forbidden (an order that asks for what is private).
+        """
+        if self.newest is not None and self.newest.order_id == order.id:
+            return self.newest
+        check_order_id(order.id)
+        started = time.monotonic()
+        returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
+        self._check_trains(order)
+        theta, received, served = self._merged(order, fetched)
+        samples = len(self.data.train_x), len(self.data.test_x)
+        result = Result(order.id, order.round, order.train, *samples, bytes_down=bytes_down, served=served)
+        beside = {RECEIVED: received} if self.keeps_received else {}
+        seeds, local = self._seeds(order.round), self.rivals.local
+        if order.train:
+            result, theta, local = self._trained(result, theta, received, order, progress, cancelled)
+        else:
+            common = self._common(order, fetched, received)
+            result, kept = self._compared(result, theta, received, common, seeds, cancelled)
+            beside |= {} if kept is None else {KEPT: kept}
+        beside |= {} if local is None else {LOCAL: local}
+        parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
+        if cancelled():
+            raise Cancelled("this work was replaced")
+        sequence = self.newest.sequence + 1 if self.newest else 1
+        result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
+        self.newest = self.orders.commit(result, theta, beside, parts)
+        self.theta, self.received, self.served, self.rivals.local = theta, received, served, local
+        return self.newest
+
+    def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
+        """(theta, received, digest of each part received) with what the order serves."""
+        theta, received, served = dict(self.theta), dict(self.received), dict(self.served)
+        for ref in order.downloads:
+            tensors = fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
+            theta.update(tensors)
+            received.update(tensors)
+            served[ref.part] = ref.digest
+        if self.newest is None:  # what the device keeps beside the model starts from what it is first served
+            theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
+        return theta, received, served
+
+    def _trained(
+        self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
+    ) -> tuple[Result, Tensors, Tensors | None]:
+        """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
+        data, seeds, passes = self.data, self._seeds(order.round), 1 if self.rivals.local is None else 2
+
+        def first(done: float) -> None:
+            progress(done / passes)
+
+        def second(done: float) -> None:
+            progress((1 + done) / passes)
+
+        before = self._accuracy(theta, received, seeds, cancelled)
+        trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains)
+        after = self._accuracy(trained.tensors, received, seeds, cancelled)
+        result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
+        return result, trained.tensors, self.rivals.trained(data, seeds, second, cancelled)
+
+    def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
+        """What a stranger is served, as the order has it; empty if it does not say."""
+        common: Tensors = {}
+        for ref in order.common:
+            common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
+        return common
+
+    def _compared(
+        self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
+    ) -> tuple[Result, Tensors | None]:
+        """(the result with the accuracy of every model that there is, the tensors of the one kept if that is not theta's)."""
+        data = self.data
+        own = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
+        candidates: rivals.Candidates = {"personalized": (self.trainer, own), **self.rivals.candidates(common)}
+        found = rivals.accuracies(candidates, data)
+        kept = rivals.best(candidates, data) if self.keep == "best" else "personalized"
+        result = msgspec.structs.replace(
+            result,
+            accuracy_before=found.get("personalized"),
+            accuracy_common=found.get("common"),
+            accuracy_local=found.get("local"),
+            kept=kept,
+            validation_samples=len(data.validation_x) if self.keep == "best" else 0,
+        )
+        return result, None if kept == "personalized" else candidates[kept][1]
+
+    def _handed_in(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors) -> Tensors:
+        if self.returns[part] == "change":
+            return {name: theta[name] - received[name] for name in names}
+        return {name: theta[name] for name in names}
+
+    def finished(self) -> Tensors:
+        """What the device predicts with now: all that a finished model needs. Errors: NoModel before the first order."""
+        if self.newest is None:
+            raise NoModel("no order was carried out yet")
+        kept = self.orders.beside(self.newest, KEPT)
+        if kept is not None:
+            return kept
+        data = self.data
+        return self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, self._seeds(self.newest.round))
+
+    def _seeds(self, round_: int) -> Seeds:
+        return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
+
+    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> float | None:
+        data = self.data
+        if not len(data.test_x):
+            return None
+        prepared = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
+        return self.trainer.evaluate(prepared, data.test_x, data.test_y)
+
+    def _of_part(self, part: str, tensors: Tensors) -> Tensors:
+        found = {name: tensors[name] for name, kind in self.part_of.items() if kind == part and kind != "private"}
+        if not found:
+            raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
+        return found
+
+    def _check_trains(self, order: Order) -> None:
+        """Errors: Forbidden where the order trains what is not in this method."""
+        known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
+        if unknown := set(order.trains) - known:
+            raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
+
+    def _restored(self, state: Tensors) -> Tensors:
+        if manifest_of(state) != manifest_of(self.theta):
+            raise HomeMismatch(f"the state under {self.orders.path} is not of this federation's model; use another --home")
+        return {name: state[name] for name in self.theta}
+
+
+def _on_device(data: Prepared, device: torch.device) -> Prepared:
+    """The samples on the device if they fit there; else they stay and move batch by batch."""
+    if device.type == "cpu":
+        return data
+    try:
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(data).items() if isinstance(value, torch.Tensor)
+        }
+        return replace(data, **moved)
+    except torch.OutOfMemoryError:
+        return data

@@ -1,0 +1,31 @@
+"""One part after the other: Collins, Hassani, Mokhtari, Shakkottai, 'Exploiting Shared Representations for Personalized
+Federated Learning', ICML 2021 (FedRep)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from attune.common.methods.settings.objectives import AlternatingSettings
+from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
+from attune.fedclient.work.objectives.descent import descend, last_loss
+
+
+class Alternating(Objective):
+    """SGD on the private part with the rest frozen, then on the rest with the private part frozen."""
+
+    def __init__(self, settings: AlternatingSettings) -> None:
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"Alternating(head_epochs={self._settings.head_epochs}, body_epochs={self._settings.body_epochs})"
+
+    def run(self, task: LocalTask) -> Trained:
+        """The loss reported is that of the rest's last epoch. A frozen layer's running statistics go on."""
+        head_epochs, body_epochs = self._settings.head_epochs, self._settings.body_epochs
+        private = {name for name in task.start if task.kinds.get(name) == "private"}
+        turn = head_epochs / (head_epochs + body_epochs)
+        head = msgspec.structs.replace(task.settings, local_epochs=head_epochs, local_steps=0)
+        body = msgspec.structs.replace(head, local_epochs=body_epochs)
+        first = descend(task, task.start, task.cross_entropy, private, head, "head", (0.0, turn))
+        second = descend(task, first.tensors, task.cross_entropy, task.start.keys() - private, body, share=(turn, 1.0))
+        return Trained(second.tensors, last_loss(first, second))

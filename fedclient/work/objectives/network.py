@@ -1,0 +1,69 @@
+"""A model as a function of its tensors, with a view of what enters its head.
+
+B samples, D the head's inputs, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import cast
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attune.common.errors import SettingError
+from attune.common.models.structure import roles, tensors_of
+
+
+class Network:
+    """The architecture alone: every call is given the tensors to compute with, under the model's own names or more."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = frozenset(tensors_of(model))
+        self.parameters = frozenset(name for name, _ in model.named_parameters())
+        self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+    def __repr__(self) -> str:
+        return f"Network({type(self.model).__name__}, {len(self.names)} tensors)"
+
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits (B, ..., C). Running statistics among `tensors` are updated in place while the model is in training mode."""
+        own = {name: tensor for name, tensor in tensors.items() if name in self.names}
+        return cast(Tensor, functional_call(self.model, own, (x,)))
+
+    def train(self, still: Callable[[str], bool]) -> None:
+        """Training mode, but for normalisation layers whose running statistics are `still`: these normalise with them."""
+        self.model.train()
+        for name in sorted(self.names - self.parameters):
+            if "norm" in self.roles[name] and still(name):
+                self.model.get_submodule(name.rpartition(".")[0]).training = False
+
+    def with_features(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """(logits (B, ..., C), features (B, ..., D)): features are what enters the head.
+
+        Errors: SettingError for a model that computes its logits without calling the head's module.
+        """
+        seen: list[Tensor] = []
+        handle = self.model.get_submodule(self.head).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = self(tensors, x)
+        finally:
+            handle.remove()
+        if not seen:
+            raise SettingError(f"the model {type(self.model).__name__} never calls its head {self.head!r}: take another method")
+        return logits, seen[-1]
+
+    @cached_property
+    def roles(self) -> dict[str, frozenset[str]]:
+        """What each tensor is for: common.models.structure."""
+        return roles(self.model)
+
+    @cached_property
+    def head(self) -> str:
+        """The path of the classifier head, a Linear. Errors: SettingError for a model without one."""
+        for name, of in self.roles.items():
+            if "head" in of:
+                return name.rpartition(".")[0]
+        raise SettingError(f"the model {type(self.model).__name__} has no linear head: choose another model or method")

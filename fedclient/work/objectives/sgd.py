@@ -1,0 +1,20 @@
+"""The plain loss: cross-entropy."""
+
+from __future__ import annotations
+
+from attune.common.methods.settings.objectives import SgdSettings
+from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
+from attune.fedclient.work.objectives.descent import descend
+
+
+class Sgd(Objective):
+    """f_i(theta): mean cross-entropy of the mini-batch."""
+
+    def __init__(self, settings: SgdSettings) -> None:
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return "Sgd()"
+
+    def run(self, task: LocalTask) -> Trained:
+        return descend(task, task.start, task.cross_entropy)

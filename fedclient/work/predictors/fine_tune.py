@@ -1,0 +1,29 @@
+"""The model after some training on the device's own samples (FedAvg + FT; Per-FedAvg's one step)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from attune.common.methods.settings.predictors import FineTuneSettings
+from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
+from attune.fedclient.work.objectives.descent import descend
+from attune.fedclient.work.predictors.base import Predictor
+
+
+class FineTune(Predictor):
+    """theta after plain SGD: what is trained here is for predicting alone, and is not what the device goes on from."""
+
+    def __init__(self, settings: FineTuneSettings) -> None:
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"FineTune(epochs={self._settings.tune_epochs}, steps={self._settings.tune_steps})"
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        settings = msgspec.structs.replace(
+            task.settings,
+            lr=self._settings.alpha or task.settings.lr,
+            local_epochs=self._settings.tune_epochs,
+            local_steps=self._settings.tune_steps,
+        )
+        return descend(task, split(task.start)[0], task.cross_entropy, settings=settings, purpose="tune").tensors

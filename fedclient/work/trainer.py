@@ -1,0 +1,133 @@
+"""Local training and evaluation of one model on one device: tensors in, tensors and numbers out; no network, no files.
+
+Shapes: N samples, C classes; a batch has B samples. Samples may lie on the trainer's device or be moved batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from attune.common.config import TrainSettings
+from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
+from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.predictors.base import Predictor
+
+__all__ = ["Cancelled", "Progress", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]
+
+EVALUATION_BATCH = 512
+
+Seeds = Callable[[str], int]  # purpose -> seed, in one order
+
+
+class Trainer:
+    """Trains and evaluates weights given by name; the module only says how to compute.
+
+    Arguments: `model` is moved to `device`; `settings` as the plan fixes them; `kinds` tells of each tensor which part it is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        predictor: Predictor,
+        settings: TrainSettings,
+        device: torch.device,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        self.network = Network(model.to(device))
+        self.objective = objective
+        self.predictor = predictor
+        self.settings = settings
+        self.device = device
+        self.kinds = kinds or {}
+
+    def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """What this device keeps beside the model, as it is before its first order. Errors: SettingError."""
+        return extras_of(self.objective, tensors, self.network)
+
+    def train(
+        self,
+        start: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        seeds: Seeds,
+        progress: Progress = lambda done: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        trains: Collection[str] = (),
+    ) -> Trained:
+        """The objective's work from `start` on x (N, ...), y (N,) or (N, T); the tensors return to the CPU.
+
+        `received`: what the server served, by name. `trains`: the kinds of tensors that move; the others come back bit for bit;
+        none named: all move. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
+        """
+        task = self._task(start, received, x, y, seeds, progress, cancelled, trains)
+        trained = self.objective.run(task)
+        return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
+
+    def prepare(
+        self,
+        tensors: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        seeds: Seeds,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Tensors:
+        """What the device predicts with: arguments as for `train`."""
+        task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
+        return {name: tensor.cpu() for name, tensor in self.predictor.prepare(task).items()}
+
+    def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
+        """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
+        return float(self.right(prepared, x, y).double().mean())
+
+    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
+        found = []
+        for at, logits in self.logits(prepared, x):
+            some_y = y[at : at + len(logits)].to(self.device)
+            check_scores(logits, some_y)
+            found.append(logits.argmax(-1) == some_y)
+        return torch.cat(found).cpu()
+
+    def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
+        tensors = self._on_device(prepared)
+        self.network.model.eval()
+        for at in range(0, len(x), EVALUATION_BATCH):
+            with torch.no_grad(), autocast(self.device, self.settings):
+                yield at, self.predictor.logits(self.network, tensors, x[at : at + EVALUATION_BATCH].to(self.device))
+
+    def _task(
+        self,
+        start: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        seeds: Seeds,
+        progress: Progress,
+        cancelled: Callable[[], bool],
+        trains: Collection[str] = (),
+    ) -> LocalTask:
+        return LocalTask(
+            network=self.network,
+            start=self._on_device(start),
+            received=self._on_device(received),
+            x=x,
+            y=y,
+            settings=self.settings,
+            seeds=seeds,
+            device=self.device,
+            kinds=self.kinds,
+            trains=frozenset(trains),
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}

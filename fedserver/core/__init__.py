@@ -1,0 +1,1 @@
+"""The rounds: pure decisions (messages, round), and the coordinator that carries them out."""

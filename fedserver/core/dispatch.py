@@ -1,0 +1,61 @@
+"""Orders: what each device of a step is told to do, from what the round, the settings and the engine say."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.orderbook import OrderBook, needs_download
+from attune.fedserver.core.orders import OrderId
+from attune.fedserver.core.planning import Effective
+from attune.fedserver.executors import Threads
+from attune.fedserver.rpc.streams import Roster
+from attune.fedserver.stores.sqlite import Store
+
+if TYPE_CHECKING:
+    from attune.fedserver.lab.engine import Engine
+
+LOG = logging.getLogger("fedserver")
+
+
+class Dispatch:
+    """Writes orders into its book and sends them."""
+
+    def __init__(self, settings: Effective, store: Store, roster: Roster, threads: Threads) -> None:
+        self.book = OrderBook()
+        self._settings, self._store, self._roster, self._threads = settings, store, roster, threads
+
+    def __repr__(self) -> str:
+        return f"Dispatch({self.book!r})"
+
+    async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Collection[str]) -> None:
+        """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
+        served = await self._threads.worker(engine.serve, record.devices)
+        common = await self._threads.worker(engine.common) if work == "evaluate" else {}
+        LOG.info("round %d: %s on %d devices", number, work, len(devices))
+        for name in devices:
+            blobs = served[name] if self._needs_download(record, name, work) else {}
+            trains, returns = self._task_of(engine, record, name) if work == "train" else ((), [])
+            left_s = max(0.0, record.deadline - time.time())
+            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common, trains)
+            self._roster.send(name, order=order)
+            self._roster.progress(name, 0.0)
+
+    def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
+        """Marks for those of `names` that were served the state after `state_round`."""
+        return {name: {"fetched": state_round} for name in names if self._needs_download(record, name, work)}
+
+    def _task_of(self, engine: Engine, record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
+        """What a device trains (all, if nothing is named) and which parts it hands in."""
+        adaptation = self._settings.adaptation
+        if record.adapting and adaptation is not None:
+            return adaptation.trains, [part for part in engine.parts if part in adaptation.returns]
+        return (), engine.parts if name in record.cohort else []
+
+    def _needs_download(self, record: Record, name: str, work: str) -> bool:
+        # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
+        train = "sampled" if record.adapting else self._settings.round.train
+        return needs_download(self._store.device(name), work, train, self._settings.method.evaluate)

@@ -1,0 +1,150 @@
+"""The federation's certificate authority: makes it, keeps it, and issues certificates for devices, operators and servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from attune.common.durable import PUBLIC, write_file
+from attune.common.errors import CertificateRefused, HomeMismatch
+from attune.common.identity.certificates import (
+    AUTHORITY,
+    CLIENT,
+    SERVER,
+    SERVER_NAME,
+    Lifetime,
+    authority_certificate,
+    leaf_certificate,
+    subject,
+)
+from attune.common.identity.credential import (
+    Credential,
+    fingerprint_of,
+    key_pem,
+    load_key,
+    new_key,
+    public_key_of,
+    short_form,
+)
+from attune.common.identity.names import check_name
+
+KEY_FILE = "ca-key.pem"
+CERTIFICATE_FILE = "ca.pem"
+MAX_REQUEST_BYTES = 4096
+# Devices' clocks are behind more often than ahead.
+_CLOCK_SKEW = timedelta(hours=1)
+
+
+class RequestRefused(CertificateRefused):
+    """A certificate request that is malformed, too large, not signed by its own key, or for a key that is not P-256."""
+
+    kind, status = "request-refused", "INVALID_ARGUMENT"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Holds the authority's private key: it lives in the server's process and home, nowhere else."""
+
+    certificate_pem: bytes
+    _key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, folder: Path) -> Authority:
+        """A new authority, kept in `folder`. Raises HomeMismatch if there is one already, DiskFull."""
+        if (folder / CERTIFICATE_FILE).exists():
+            raise HomeMismatch(f"{folder} already holds a federation's authority. Use another folder, or load this one.")
+        key = load_key(new_key())
+        pem = authority_certificate(key.public_key(), key).public_bytes(Encoding.PEM)
+        # The certificate comes last and makes it count: a key left alone by a crash has signed nothing yet.
+        write_file(folder / KEY_FILE, key_pem(key))
+        write_file(folder / CERTIFICATE_FILE, pem, PUBLIC)
+        return cls(pem, key)
+
+    @classmethod
+    def load(cls, folder: Path) -> Authority:
+        """The authority that `create` made. Raises HomeMismatch if it is missing, damaged, or two that were mixed up."""
+        try:
+            credential = Credential((folder / KEY_FILE).read_bytes(), (folder / CERTIFICATE_FILE).read_bytes())
+        except FileNotFoundError as error:
+            raise HomeMismatch(f"{error.filename} is missing: {folder} holds no complete authority. Restore it.") from None
+        if not credential.fits():
+            raise HomeMismatch(
+                f"{KEY_FILE} and {CERTIFICATE_FILE} in {folder} are damaged or do not belong together. "
+                "Restore both from the same backup."
+            )
+        return cls(credential.certificate_pem, load_key(credential.key_pem))
+
+    @property
+    def fingerprint(self) -> str:
+        """Lower hex SHA-256 of the certificate's DER, as `openssl x509 -fingerprint -sha256` shows it."""
+        return fingerprint_of(self.certificate_pem)
+
+    @property
+    def short_fingerprint(self) -> str:
+        """The form for people, which a device can also tell from its token alone; see `short_form`."""
+        return short_form(self.certificate_pem)
+
+    @property
+    def public_key_compressed(self) -> bytes:
+        """The public key as a compressed P-256 point, 33 bytes: what a join token pins."""
+        return public_key_of(self.certificate_pem)
+
+    def issue_device(self, csr_der: bytes, name: str, days: float, now: datetime | None = None) -> bytes:
+        """A certificate (PEM) for the key in a device's PKCS#10 request, good for acting as a client only.
+
+        Of the request only the key is used: names, and extensions it may ask for, are ignored. `name` is for people.
+        `now` defaults to the present. Raises RequestRefused, SettingError for an impossible name.
+        """
+        return self._issue(request_key(csr_der), check_name(name), CLIENT, days, now)
+
+    def issue_operator(self, days: float = 3650) -> Credential:
+        """A client credential for admin calls. That it is an operator's is known by its fingerprint alone."""
+        return self._issue_credential("operator", CLIENT, days)
+
+    def issue_server(self, days: float = 90, extra_hosts: Sequence[str] = ()) -> Credential:
+        """A credential for acting as the server only, for `attune-server` and `extra_hosts` (DNS names, IP addresses)."""
+        return self._issue_credential(SERVER_NAME, SERVER, days, (SERVER_NAME, *extra_hosts))
+
+    def _issue_credential(
+        self, name: str, purpose: x509.ObjectIdentifier, days: float, hosts: Sequence[str] = ()
+    ) -> Credential:
+        key = load_key(new_key())
+        return Credential(key_pem(key), self._issue(key.public_key(), name, purpose, days, None, hosts))
+
+    def _issue(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        purpose: x509.ObjectIdentifier,
+        days: float,
+        now: datetime | None,
+        hosts: Sequence[str] = (),
+    ) -> bytes:
+        start = now or datetime.now(UTC)
+        lifetime = Lifetime(start - _CLOCK_SKEW, start + timedelta(days=days))
+        certificate = leaf_certificate(key, subject(name), purpose, lifetime, issuer=AUTHORITY, signer=self._key, hosts=hosts)
+        return certificate.public_bytes(Encoding.PEM)
+
+
+def request_key(csr_der: bytes) -> ec.EllipticCurvePublicKey:
+    """The P-256 key that a PKCS#10 request proves to hold. Raises RequestRefused."""
+    if len(csr_der) > MAX_REQUEST_BYTES:
+        raise RequestRefused(f"A certificate request of {len(csr_der)} bytes is over the limit of {MAX_REQUEST_BYTES}.")
+    try:
+        request = x509.load_der_x509_csr(csr_der)
+        key = request.public_key()
+        signed = request.is_signature_valid
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
+        raise RequestRefused(f"The certificate request cannot be read ({error}).") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise RequestRefused("The certificate request is for a key that is not on P-256. Make the key with this version.")
+    if not signed:
+        raise RequestRefused("The certificate request is not signed by the key it names.")
+    return key

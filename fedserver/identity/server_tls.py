@@ -1,0 +1,89 @@
+"""The server's side of mutual TLS: whom the next handshake lets in, and who the peer of a call is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import grpc
+
+from attune.common.errors import Forbidden
+from attune.common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
+from attune.common.identity.credential import Credential, fingerprint_of
+
+HANDSHAKES_PASS_S = 0.25  # from asking for the configuration to holding on to it takes a handshake microseconds, if it is let
+
+
+class LiveServerCredentials:
+    """Credentials of one port that requires a client certificate, whose trust roots and certificate change while it serves.
+
+    Open connections are not touched by a change: who must go at once is refused by fingerprint, call by call. With a change
+    the core forgets its session-ticket keys, so no session is resumed under other roots than those it began under.
+    """
+
+    def __init__(self, roots_pem: Sequence[bytes], server: Credential) -> None:
+        self._shown = self._wanted = (tuple(roots_pem), server)
+        self.credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            _configuration(roots_pem, server), self._fetch, require_client_authentication=True
+        )
+
+    def update(self, roots_pem: Sequence[bytes], server: Credential) -> None:
+        """From the next handshake on: let in who is under one of `roots_pem`, and show `server`. Any thread may call it.
+
+        Raises ValueError for an empty list, which gRPC would take for "trust the system's public authorities".
+        """
+        _check(roots_pem)
+        self._wanted = (tuple(roots_pem), server)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """What gRPC asks at every handshake, in a thread of its own and under a lock of its own; None: nothing has changed.
+
+        The core frees the old configuration as soon as this returns a new one, while a handshake that has asked just before
+        may still be about to use it: the process would crash (grpc issue 36693). Those get time to get past that point; the
+        core's lock keeps others from coming in between.
+        """
+        if self._wanted == self._shown:
+            return None
+        time.sleep(HANDSHAKES_PASS_S)
+        self._shown = self._wanted
+        return _configuration(*self._shown)
+
+
+def _check(roots_pem: Sequence[bytes]) -> None:
+    if not roots_pem:
+        raise ValueError("mutual TLS needs at least one trust root")
+
+
+def _configuration(roots_pem: Sequence[bytes], server: Credential) -> grpc.ServerCertificateConfiguration:
+    _check(roots_pem)
+    pairs = [(server.key_pem, server.certificate_pem)]
+    return grpc.ssl_server_certificate_configuration(pairs, root_certificates=b"".join(roots_pem))
+
+
+def server_options(
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    keepalive_s: float = KEEPALIVE_S,
+    keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
+) -> list[tuple[str, int]]:
+    """Options for `grpc.aio.server` that fit the clients' `channel_options`."""
+    return [
+        # Without this, gRPC shares a port in use with whoever has it, and says nothing.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
+        # What counts in today's core: without it a peer that hangs is noticed after a minute.
+        ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # gRPC's own 5 minutes would make the server hang up on clients whose stream is silent but watched.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(keepalive_s * 1000 / 2)),
+    ]
+
+
+def peer_fingerprint(auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    """Lower hex SHA-256 of the peer's leaf certificate (DER), from `context.auth_context()`. Raises Forbidden without one."""
+    for pem in auth_context.get("x509_pem_cert", ()):
+        return fingerprint_of(pem)
+    raise Forbidden("This call came without a client certificate. Connect over mutual TLS, as fedclient does.")

@@ -1,0 +1,1 @@
+"""What works on tensors: the engine, and the aggregators that make the next state."""

@@ -1,0 +1,56 @@
+"""MCSA: one value per client, mixed component by component by how alike the clients are (FedMCSA).
+
+Shapes: S clients of the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.fedserver.lab.aggregators.base import Update, Vault
+from attune.fedserver.lab.aggregators.mean import shares_of
+from attune.fedserver.lab.aggregators.mixing import Mixing
+
+EXACT_SIGMA = 100.0  # sigma multiplies an error of a cosine: above this, products in float32 would miss 1e-6
+
+
+class Attention(Mixing):
+    """A[i,:] = softmax_k(sigma * cos(x_i, x_k)), for every component by itself (FedMCSA eq. 7, errata E1)."""
+
+    def __init__(self, settings: AttentionSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._settings = settings
+        self.exact = settings.sigma > EXACT_SIGMA
+        if settings.components == "tensor":
+            components = {name: [name] for names in components.values() for name in names}
+        super().__init__(vault, {component: [names] for component, names in components.items()})
+
+    def __repr__(self) -> str:
+        return f"Attention(sigma={self._settings.sigma}, components={len(self._units)}, clients={len(self._served)})"
+
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+        shares_S = None
+        if self._settings.weighting == "samples":
+            shares_S = torch.tensor(shares_of(updates, uniform=False), dtype=torch.float64)
+        return attention(cosines(G_SS), self._settings.sigma, shares_S)
+
+
+def cosines(G_SS: torch.Tensor) -> torch.Tensor:
+    """cos(x_i, x_k) from inner products, (S, S) float64; the cosine with a zero vector is 0, even with itself."""
+    norm_S = G_SS.diagonal().sqrt()
+    inverse_S = torch.where(norm_S > 0, 1 / norm_S, 0.0)
+    return (G_SS * inverse_S[:, None] * inverse_S).clamp(-1, 1)
+
+
+def attention(cosine_SS: torch.Tensor, sigma: float, shares_S: torch.Tensor | None = None) -> torch.Tensor:
+    """Softmax over k of sigma * cos(x_i, x_k): (S, S) float64, every row sums to one.
+
+    With `shares_S` each weight is multiplied by client k's data share and the row normalised again (the published code's
+    form, errata E4).
+    """
+    logits_SS = sigma * cosine_SS
+    if shares_S is not None:
+        logits_SS = logits_SS + shares_S.log()
+    return logits_SS.softmax(dim=1)

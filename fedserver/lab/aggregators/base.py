@@ -1,0 +1,142 @@
+"""What every aggregator is given and must offer, and the vault it keeps its state in (with a fake in memory)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from attune.common.errors import UpdateRefused
+from attune.common.wire.tensors import Manifest, layout_of, manifest_of
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one device handed in for one part; `tensors` may load from disk at each access."""
+
+    client: str
+    weight: float  # m_i: training samples
+    tensors: Mapping[str, torch.Tensor]
+
+
+class Writer(Protocol):
+    """Takes each tensor of its manifest once, in any order; a clean end of the `with` makes all of them visible at once."""
+
+    def put(self, name: str, tensor: torch.Tensor) -> None: ...
+
+
+class Vault(Protocol):
+    """Named sets of tensors: the state of one part of a federation. A write is visible to `read` when its `with` ends."""
+
+    def keys(self) -> Iterable[str]: ...
+
+    def read(self, key: str) -> Mapping[str, torch.Tensor]:
+        """The tensors under `key`, possibly loaded at each access. Errors: KeyError."""
+        ...
+
+    def writer(self, key: str, manifest: Manifest) -> AbstractContextManager[Writer]: ...
+
+
+class Aggregator(Protocol):
+    """One part's state on the server. Constructed as (settings, vault, seed, components of the part)."""
+
+    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
+        """Theta_0 of this part into the vault; once, on a fresh federation."""
+        ...
+
+    def admit(self, client: str) -> None:
+        """A device enrolled. May be repeated."""
+        ...
+
+    def slot(self, client: str) -> str | None:
+        """The vault key whose tensors are exactly what this client is served; None where `generate` makes them."""
+        ...
+
+    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
+        """What these clients are served, in the order asked, for those without a slot."""
+        ...
+
+    def stranger(self) -> str | Tensors:
+        """What one of whom nothing is known is served: the vault key, or the tensors themselves where they are made.
+
+        Follows from the state alone; nobody is admitted.
+        """
+        ...
+
+    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+        """Takes a cohort's updates, in any order, into the state; returns metrics. None that count: no change."""
+        ...
+
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """`close_round` for newcomers to a finished federation: only what is served to these clients alone may move."""
+        ...
+
+
+def cohort(updates: Sequence[Update]) -> list[Update]:
+    """Updates in name order, without those of 0 samples: sums are folded in this order whatever came first.
+
+    Errors: UpdateRefused where a client occurs twice.
+    """
+    ordered = sorted(updates, key=lambda update: update.client)
+    for one, other in pairwise(ordered):
+        if one.client == other.client:
+            raise UpdateRefused(f"two updates of {one.client} in one cohort: hand in one of them")
+    return [update for update in ordered if update.weight > 0]
+
+
+def write(vault: Vault, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """All of `tensors` under `key`, in the order of a file, which can then be hashed on its way."""
+    manifest = manifest_of(tensors)
+    with vault.writer(key, manifest) as writer:
+        for name in layout_of(manifest).manifest:
+            writer.put(name, tensors[name])
+
+
+class MemoryWriter:
+    """The writer of MemoryVault: copies what it is given and checks it against the manifest."""
+
+    def __init__(self, store: dict[str, Tensors], key: str, manifest: Manifest) -> None:
+        self._store, self._key, self._manifest = store, key, manifest
+        self._tensors: Tensors = {}
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        expected = self._manifest[name]
+        actual = manifest_of({name: tensor})[name]
+        if name in self._tensors or actual != expected:
+            raise ValueError(f"{self._key}: {name} was put twice, or is {actual} where the manifest has {expected}")
+        self._tensors[name] = tensor.detach().clone()
+
+    def __enter__(self) -> MemoryWriter:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            return
+        if missing := self._manifest.keys() - self._tensors.keys():
+            raise ValueError(f"{self._key}: never put: {', '.join(sorted(missing))}")
+        self._store[self._key] = {name: self._tensors[name] for name in self._manifest}
+
+
+class MemoryVault:
+    """A vault in memory, for tests and for simulations in one process."""
+
+    def __init__(self) -> None:
+        self._store: dict[str, Tensors] = {}
+
+    def __repr__(self) -> str:
+        return f"MemoryVault({', '.join(sorted(self._store))})"
+
+    def keys(self) -> Iterable[str]:
+        return list(self._store)
+
+    def read(self, key: str) -> Mapping[str, torch.Tensor]:
+        return self._store[key]
+
+    def writer(self, key: str, manifest: Manifest) -> MemoryWriter:
+        return MemoryWriter(self._store, key, manifest)

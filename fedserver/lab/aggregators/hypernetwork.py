@@ -1,0 +1,208 @@
+"""FedTP's hypernetwork: generates a part of every client's model from an embedding of the client, and learns from changes.
+
+Shapes: S clients of the cohort, E numbers of an embedding, H hidden units, R generated weights of one head, B rows of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from attune.common.methods.settings.aggregators import HypernetworkSettings
+from attune.common.seeds import derive
+from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, cohort, write
+from attune.fedserver.lab.aggregators.embeddings import Embeddings
+from attune.fedserver.lab.aggregators.mean import shares_of
+from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
+from attune.fedserver.lab.aggregators.optimisers import optimiser_of
+
+INITIAL, NETWORK = "initial", "network"
+FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
+BLOCK_ROWS = 2_048
+
+
+@dataclass
+class _State:
+    """What is in memory while the server runs; all of it but the layout is in the vault."""
+
+    initial: Tensors
+    heads: list[Head]
+    network: Tensors
+    moments: dict[str, Tensors]  # kind -> by parameter
+    embeddings: Embeddings
+    step: int = 0
+
+
+class Hypernetwork:
+    """W_i = h(phi; z_i); phi and z descend on sum_i (m_i / M) <W_i, -Delta_i> (FedTP eq. 7-10, signs as in errata E2).
+
+    Memory: weights, the optimiser's moments and one block of rows. The vault's "network" holds weights, moments,
+    embeddings and step counters, so that a restart continues bit for bit; "initial" the shapes that are generated.
+    """
+
+    def __init__(self, settings: HypernetworkSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._settings = settings
+        self._vault = vault
+        self._seed = seed
+        self._components = components
+        self._optimiser = optimiser_of(settings)
+        self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
+        self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
+        self._state: _State | None = None
+
+    def __repr__(self) -> str:
+        return f"Hypernetwork({self._state.embeddings if self._state else 'not loaded'})"
+
+    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
+        """Fresh weights for the tensors given, drawn from the seed."""
+        self._state = state = self._blank({name: tensor.detach().clone() for name, tensor in initial.items()})
+        seed = derive(self._seed, "hypernetwork")
+        state.network = initialise(self._settings, state.heads, state.initial, _dtype(state.initial), seed)
+        write(self._vault, INITIAL, state.initial)
+        self._save(state)
+
+    def admit(self, client: str) -> None:
+        self._load().embeddings.admit(client)
+
+    def slot(self, client: str) -> str | None:
+        """None: weights are generated."""
+        return None
+
+    @torch.no_grad()
+    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
+        """W_i of each client, FORWARD_ROWS of them per forward; a client not yet admitted is."""
+        state = self._load()
+        for start in range(0, len(clients), FORWARD_ROWS):
+            asked = clients[start : start + FORWARD_ROWS]
+            for client in asked:
+                state.embeddings.admit(client)
+            yield from zip(asked, _generated(state, state.embeddings.values(asked)), strict=True)
+
+    @torch.no_grad()
+    def stranger(self) -> Tensors:
+        """W of the mean of the trained embeddings; while there are none, of zero, the mean of what they are drawn from."""
+        state = self._load()
+        return next(_generated(state, state.embeddings.mean()[None]))
+
+    @torch.no_grad()
+    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+        """One backward for the cohort and one step of phi and of its z; metric: the norm of the mean change."""
+        return self._close(updates, phi=True)
+
+    @torch.no_grad()
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """One step of the cohort's z; phi and everybody else's z keep every bit. Metric as for `close_round`."""
+        return self._close(updates, phi=False)
+
+    def _close(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+        counted = cohort(updates)
+        if not counted:
+            return {}
+        state = self._load()
+        self._state = None  # steps are in place: if anything fails below, the next use reads the vault again
+        metrics = self._descend(state, counted, phi)
+        self._save(state)
+        self._state = state
+        return metrics
+
+    def _descend(self, state: _State, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+        """A step of the cohort's z and, with `phi`, of the network's own weights."""
+        clients = [update.client for update in updates]
+        shares = shares_of(updates, uniform=False)
+        for client in clients:
+            state.embeddings.admit(client)
+        if phi:
+            self._begin_step(state)
+        mlp = {name: p.detach().requires_grad_() for name, p in state.network.items() if name.startswith("mlp.")}
+        z_SE = state.embeddings.values(clients).requires_grad_()
+        with torch.enable_grad():
+            F_SH = features(mlp, z_SE)
+        dF_SH = torch.zeros_like(F_SH)
+        square = 0.0
+        for head in state.heads:
+            G_SR = _cotangent(head, updates, shares, F_SH.dtype)
+            square += float(G_SR.sum(dim=0).double().square().sum())
+            if phi:
+                self._step_head(state, head, G_SR, F_SH.detach(), dF_SH)
+            else:
+                dF_SH.addmm_(G_SR, state.network[head.weight])
+        dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], dF_SH)
+        for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
+            self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
+        if self._settings.embedding == "trained":
+            state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
+        return {"mean_change_norm": square**0.5}
+
+    def _begin_step(self, state: _State) -> None:
+        for kind in self._optimiser.moments:
+            if kind not in state.moments:
+                state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
+        state.step += 1
+
+    def _step_head(self, state: _State, head: Head, G_SR: torch.Tensor, F_SH: torch.Tensor, dF_SH: torch.Tensor) -> None:
+        """Adds this head's share to dF (from the weights as they were served), then steps the head, block of rows by block."""
+        weight_RH = state.network[head.weight]
+        moments = self._moments(state, head.weight)
+        for start in range(0, len(weight_RH), BLOCK_ROWS):
+            rows = slice(start, start + BLOCK_ROWS)
+            G_SB, W_BH = G_SR[:, rows], weight_RH[rows]
+            dF_SH.addmm_(G_SB, W_BH)
+            self._optimiser.outer_(W_BH, G_SB, F_SH, [moment[rows] for moment in moments], state.step)
+        self._optimiser.dense_(state.network[head.bias], G_SR.sum(dim=0), self._moments(state, head.bias), state.step)
+
+    def _moments(self, state: _State, name: str) -> list[torch.Tensor]:
+        return [state.moments[kind][name] for kind in self._optimiser.moments]
+
+    def _blank(self, initial: Tensors) -> _State:
+        embeddings = Embeddings(self._seed, self._settings.embedding_dim, _dtype(initial), self._optimiser.moments)
+        return _State(initial, heads_of(initial, self._components), {}, {}, embeddings)
+
+    def _save(self, state: _State) -> None:
+        tensors = dict(state.network)
+        for kind, moments in state.moments.items():
+            tensors.update({f"{kind}/{name}": moment for name, moment in moments.items()})
+        tensors["step"] = torch.tensor(state.step, dtype=torch.int64)
+        write(self._vault, NETWORK, tensors | state.embeddings.tensors())
+
+    def _load(self) -> _State:
+        """The state in memory, or as the vault has it. Errors: KeyError where the federation was never started."""
+        if self._state is None:
+            saved = self._vault.read(NETWORK)
+            state = self._blank({name: tensor.clone() for name, tensor in self._vault.read(INITIAL).items()})
+            for name in saved:
+                kind, _, parameter = name.partition("/")
+                if name.startswith(("mlp.", "head.")):
+                    state.network[name] = saved[name].clone()
+                elif kind in self._optimiser.moments:
+                    state.moments.setdefault(kind, {})[parameter] = saved[name].clone()
+            state.step = int(saved["step"])
+            state.embeddings.load(saved)
+            self._state = state
+        return self._state
+
+
+def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """What the hypernetwork computes in: float32, or float64 where the model does."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
+
+
+def _generated(state: _State, z_SE: torch.Tensor) -> Iterator[Tensors]:
+    """W of each row, at most FORWARD_ROWS of them."""
+    padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
+    F_SH = features(state.network, padded_SE)
+    W = {head: affine(F_SH, state.network[head.weight], state.network[head.bias]) for head in state.heads}
+    for i in range(len(z_SE)):
+        pieces = {name: piece for head in state.heads for name, piece in head.split(W[head][i])}
+        yield {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
+
+
+def _cotangent(head: Head, updates: Sequence[Update], shares: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    """-(m_i / M) Delta_i of this head's tensors, (S, R): what stands for the gradient of sum_i (m_i / M) f_i in W_i."""
+    G_SR = torch.empty(len(updates), sum(head.sizes), dtype=dtype)
+    for row_R, update, share in zip(G_SR, updates, shares, strict=True):
+        for name, piece in head.split(row_R):
+            piece.copy_(update.tensors[name].reshape(-1)).mul_(-share)
+    return G_SR

@@ -1,0 +1,49 @@
+"""Who learned from whom in a round, kept for people to look at: the matrices by which an aggregator has mixed its cohort.
+
+Shapes: S clients of the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from attune.fedserver.lab.aggregators import names
+from attune.fedserver.lab.aggregators.base import Tensors, Vault, write
+
+KEY = "matrices"  # in the vault
+CLIENTS, MEAN, UNIT = "clients", "mean", "unit/"
+LIMIT_BYTES = 16 << 20  # of all matrices together
+
+
+class Matrices:
+    """One round's A of every unit, and their mean. Beyond LIMIT_BYTES the mean alone is kept, beyond that nothing."""
+
+    def __init__(self, clients: Sequence[str], units: int) -> None:
+        matrix_bytes = 4 * len(clients) ** 2
+        self._clients, self._units = list(clients), units
+        self._each = matrix_bytes * (units + 1) <= LIMIT_BYTES
+        self._any = matrix_bytes <= LIMIT_BYTES
+        self._kept: Tensors = {}
+
+    def __repr__(self) -> str:
+        return f"Matrices({len(self._clients)} clients, {sorted(self._kept)})"
+
+    def add(self, unit: str, A_SS: torch.Tensor) -> None:
+        """A[i, k]: how much of client k's value is in what client i is served; rows sum to one."""
+        if self._each:
+            self._kept[UNIT + unit] = A_SS.float()
+        if self._any:
+            self._kept[MEAN] = self._kept.get(MEAN, torch.zeros(A_SS.shape)) + A_SS.float() / self._units
+
+    def write(self, vault: Vault) -> None:
+        """Under KEY, in place of the last round's."""
+        write(vault, KEY, {CLIENTS: names.to_tensor(self._clients)} | self._kept)
+
+
+def read(saved: Mapping[str, torch.Tensor]) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """What a vault has under KEY: the cohort's names in the order of rows and columns; MEAN, then unit -> A (S, S) float32."""
+    mean = {MEAN: saved[MEAN]} if MEAN in saved else {}
+    units = {name.removeprefix(UNIT): saved[name] for name in saved if name.startswith(UNIT)}
+    return names.from_tensor(saved[CLIENTS]), mean | units

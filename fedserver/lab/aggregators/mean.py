@@ -1,0 +1,92 @@
+"""Weighted mean: one value for all clients (FedAvg; the shared rest of every other method)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.wire.tensors import Manifest, manifest_of
+from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, cohort, write
+
+VALUE = "value"
+
+
+class Mean:
+    """xi <- sum_i (m_i / M) xi_i, M the cohort's total (McMahan et al. 2017, Algorithm 1; errata E2).
+
+    With `server_mix` beta, xi <- (1 - beta) xi + beta * that sum (pFedMe, Algorithm 1). Memory: one tensor of one update
+    and its running sum.
+    """
+
+    def __init__(self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._uniform, self._mix = settings.uniform, settings.server_mix
+        self._vault = vault
+        self._manifest: Manifest | None = None
+
+    def __repr__(self) -> str:
+        return f"Mean(uniform={self._uniform})"
+
+    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
+        write(self._vault, VALUE, initial)
+
+    def admit(self, client: str) -> None:
+        """Nothing to keep: a new client is served what all are."""
+
+    def slot(self, client: str) -> str | None:
+        return VALUE
+
+    def stranger(self) -> str:
+        return VALUE
+
+    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
+        """Nobody: every client has a slot."""
+        return iter(())
+
+    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+        counted = cohort(updates)
+        if not counted:
+            return {}
+        shares = shares_of(counted, self._uniform)
+        before = self._vault.read(VALUE)
+        if self._manifest is None:
+            self._manifest = manifest_of(before)
+        with self._vault.writer(VALUE, self._manifest) as writer:
+            for name in self._manifest:
+                mean = weighted_mean(name, counted, shares)
+                writer.put(name, mean if self._mix == 1 else mixed(before[name], mean, self._mix))
+        return {}
+
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """Nothing: the one value is everybody's."""
+        return {}
+
+
+def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:
+    """old + mix * (new - old), in at least float32 (integers: float64, rounded), in the tensor's own dtype."""
+    exact = old.is_floating_point()
+    dtype = torch.promote_types(old.dtype, torch.float32) if exact else torch.float64
+    result = torch.lerp(old.to(dtype), new.to(dtype), mix)
+    return result.to(old.dtype) if exact else result.round_().to(old.dtype)
+
+
+def shares_of(updates: Sequence[Update], uniform: bool) -> list[float]:
+    """m_i / M of each update, or 1 / S; they sum to one."""
+    weights = [1.0 if uniform else update.weight for update in updates]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def weighted_mean(name: str, updates: Sequence[Update], shares: Sequence[float]) -> torch.Tensor:
+    """sum_i share_i * tensor_i, folded in the order given, in at least float32, in the tensor's own dtype.
+
+    Integers (a normalisation layer's batch counter) take the rounded mean: the maximum would let one client with many
+    batches speak for all, and a counter that is off by less than one batch changes nothing.
+    """
+    first = updates[0].tensors[name]
+    exact = first.is_floating_point()
+    total = torch.zeros(first.shape, dtype=torch.promote_types(first.dtype, torch.float32) if exact else torch.float64)
+    for update, share in zip(updates, shares, strict=True):
+        total.add_(update.tensors[name].to(total.dtype), alpha=share)
+    return total.to(first.dtype) if exact else total.round_().to(first.dtype)

@@ -1,0 +1,106 @@
+"""The hypernetwork's own weights: an MLP over embeddings and one linear head per block of the model.
+
+Shapes: S clients, E numbers of an embedding, H hidden units, R generated weights of one head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import relu
+
+from attune.common.methods.settings.aggregators import HypernetworkSettings
+from attune.fedserver.lab.aggregators.base import Tensors
+
+SPREAD = 0.1  # of a layer's own standard deviation: how far from the initial weights a head places a client at first
+PROBES = 256
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head emits these tensors, flattened one after another: `names[k]` has `sizes[k]` of its rows."""
+
+    group: str
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def weight(self) -> str:
+        return f"head.{self.group}.weight"
+
+    @property
+    def bias(self) -> str:
+        return f"head.{self.group}.bias"
+
+    def split(self, rows: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor's name and the view of its rows."""
+        return zip(self.names, torch.split(rows, list(self.sizes)), strict=True)
+
+
+def heads_of(initial: Mapping[str, torch.Tensor], components: Mapping[str, list[str]]) -> list[Head]:
+    """One head per block, where a tensor's path has a numbered module (`blocks.3.` or `block3.`), otherwise per component."""
+    groups: dict[str, list[str]] = {}
+    for component, names in components.items():
+        for name in names:
+            groups.setdefault(_block_of(name) or component, []).append(name)
+    return [Head(group, tuple(names), tuple(initial[name].numel() for name in names)) for group, names in groups.items()]
+
+
+def _block_of(name: str) -> str:
+    """The path down to the first numbered module; empty where there is none."""
+    path = name.split(".")[:-1]
+    for depth, module in enumerate(path, start=1):
+        if module[-1:].isdigit():
+            return ".".join(path[:depth])
+    return ""
+
+
+def initialise(
+    settings: HypernetworkSettings, heads: list[Head], initial: Mapping[str, torch.Tensor], dtype: torch.dtype, seed: int
+) -> Tensors:
+    """Fresh weights: what is generated is the model's own initial tensor plus a tenth of its standard deviation.
+
+    The MLP starts as torch's Linear does. A head's bias is the initial tensor and its weights are N(0, (SPREAD * s / f)^2),
+    with s the standard deviation of that tensor and f the root mean square norm of the MLP's output: so the scale of a
+    generated layer is the layer's own, sqrt(1 + SPREAD^2) = 1.005 times, for any width, hidden size and depth.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    network: Tensors = {}
+    inputs = settings.embedding_dim
+    for k in range(settings.layers):
+        bound = 1 / math.sqrt(inputs)
+        network[f"mlp.{k}.weight"] = torch.empty(settings.hidden, inputs, dtype=dtype).uniform_(-bound, bound, generator=draw)
+        network[f"mlp.{k}.bias"] = torch.empty(settings.hidden, dtype=dtype).uniform_(-bound, bound, generator=draw)
+        inputs = settings.hidden
+    probes_SE = torch.empty(PROBES, settings.embedding_dim, dtype=dtype).normal_(generator=draw)
+    norm = float(features(network, probes_SE).square().sum(dim=1).mean().sqrt())
+    for head in heads:
+        weight_RH = torch.empty(sum(head.sizes), settings.hidden, dtype=dtype)
+        for name, rows_RH in head.split(weight_RH):
+            scale = float(initial[name].double().std(correction=0)) if initial[name].numel() else 0.0
+            rows_RH.normal_(0, SPREAD * scale / norm, generator=draw)
+        network[head.weight] = weight_RH
+        network[head.bias] = torch.cat([initial[name].reshape(-1).to(dtype) for name in head.names])
+    return network
+
+
+def features(network: Mapping[str, torch.Tensor], z_SE: torch.Tensor) -> torch.Tensor:
+    """The MLP's output (S, H): Linear, then ReLU and Linear for every further layer."""
+    hidden_SH = affine(z_SE, network["mlp.0.weight"], network["mlp.0.bias"])
+    k = 1
+    while f"mlp.{k}.weight" in network:
+        hidden_SH = affine(relu(hidden_SH), network[f"mlp.{k}.weight"], network[f"mlp.{k}.bias"])
+        k += 1
+    return hidden_SH
+
+
+def affine(x_SI: torch.Tensor, W_RI: torch.Tensor, b_R: torch.Tensor) -> torch.Tensor:
+    """x W^T + b, (S, R), as the transpose of W x^T + b.
+
+    In this order a client's result has the same bits whichever column is its own and whoever has the others (for 8
+    columns, in float32 and float64; tried with MKL, where x W^T depends on the place).
+    """
+    return torch.addmm(b_R[:, None], W_RI, x_SI.T).T

@@ -1,0 +1,81 @@
+"""FedAMP and HeurFedAMP: one value per client, mixed by how alike whole models are (Huang et al., AAAI 2021).
+
+The part is one unit: every client has one row of weights for all of its tensors. Shapes: S clients of the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
+from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines
+from attune.fedserver.lab.aggregators.base import Update, Vault
+from attune.fedserver.lab.aggregators.mixing import Mixing
+
+
+class HeurAmp(Mixing):
+    """w_i = a x_i + (1 - a) sum_{k != i} softmax_{k != i}(sigma * cos(x_i, x_k)) x_k, a = `self_weight` (HeurFedAMP)."""
+
+    def __init__(self, settings: HeurAmpSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._settings = settings
+        self.exact = settings.sigma > EXACT_SIGMA
+        super().__init__(vault, {"model": list(components.values())})
+
+    def __repr__(self) -> str:
+        return f"HeurAmp(self_weight={self._settings.self_weight}, sigma={self._settings.sigma}, clients={len(self._served)})"
+
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+        return heuristic(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
+
+
+class Amp(Mixing):
+    """w_i = x_i + step/S sum_k exp(-||x_i - x_k||^2 / sigma) (x_k - x_i) (FedAMP with alpha = step * sigma / S)."""
+
+    from_first = True
+
+    def __init__(self, settings: AmpSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._settings = settings
+        super().__init__(vault, {"model": list(components.values())})
+
+    def __repr__(self) -> str:
+        return f"Amp(sigma={self._settings.sigma}, step={self._settings.step}, clients={len(self._served)})"
+
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+        distance_SS = distances(G_SS)
+        sigma = median_distance(distance_SS) if self._settings.sigma == "auto" else self._settings.sigma
+        return message_passing(distance_SS, sigma, self._settings.step)
+
+
+def heuristic(cosine_SS: torch.Tensor, sigma: float, self_weight: float) -> torch.Tensor:
+    """HeurFedAMP's weights, (S, S) float64, every row summing to one; who is alone keeps its own value."""
+    if len(cosine_SS) == 1:
+        return torch.ones_like(cosine_SS)
+    others_SS = (sigma * cosine_SS).fill_diagonal_(-torch.inf).softmax(dim=1)
+    return ((1 - self_weight) * others_SS).fill_diagonal_(self_weight)
+
+
+def distances(G_SS: torch.Tensor) -> torch.Tensor:
+    """||x_i - x_k||^2 from inner products about any origin: (S, S) float64, not negative, zero with oneself."""
+    square_S = G_SS.diagonal()
+    return (square_S[:, None] + square_S - 2 * G_SS).clamp(min=0).fill_diagonal_(0)
+
+
+def median_distance(distance_SS: torch.Tensor) -> float:
+    """The median of the squared distances of all pairs: sigma = "auto". Of one client 0."""
+    i, k = torch.triu_indices(len(distance_SS), len(distance_SS), offset=1)
+    pairs_P = distance_SS[i, k]
+    return float(pairs_P.median()) if len(pairs_P) else 0.0
+
+
+def message_passing(distance_SS: torch.Tensor, sigma: float, step: float) -> torch.Tensor:
+    """FedAMP's weights, (S, S) float64: A[i,k] = step/S exp(-d_ik / sigma) for k != i, and A[i,i] what is left of one.
+
+    At step 1 clients that coincide take the plain mean, and one that is far from all keeps its own value. Sigma 0 is its
+    limit: only those that coincide are mixed.
+    """
+    S = len(distance_SS)
+    near_SS = (-distance_SS / sigma).exp() if sigma > 0 else (distance_SS == 0).double()
+    A_SS = (step / S * near_SS).fill_diagonal_(0)
+    return A_SS + torch.diag(1 - A_SS.sum(dim=1))

@@ -1,0 +1,1 @@
+"""The operator's part of the contract as generated code (make proto)."""

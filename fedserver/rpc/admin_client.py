@@ -1,0 +1,33 @@
+"""The one admin call of this home's commands to its running server."""
+
+from __future__ import annotations
+
+import grpc
+
+from attune.common.errors import Unreachable
+from attune.common.identity.client_tls import channel_credentials, channel_options
+from attune.common.identity.credential import Credential
+from attune.fedserver.home import Home
+from attune.fedserver.identity.registrar import OPERATOR
+from attune.fedserver.pb.admin_pb2 import WakeRequest
+from attune.fedserver.pb.admin_pb2_grpc import AdminStub
+
+TIMEOUT_S = 10.0
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
+
+
+def wake(home: Home) -> int:
+    """Makes the server look at its database again; returns the number of connected devices. Errors: Unreachable."""
+    address = home.address()
+    if address is None:
+        raise Unreachable(f"{home.path} is locked by a server that has not said where it listens yet: try again in a moment")
+    root = (home.authority / "ca.pem").read_bytes()
+    credentials = channel_credentials(root, Credential.load(home.operator, OPERATOR))
+    target = f"{ANYWHERE.get(address.host, address.host)}:{address.port}"
+    with grpc.secure_channel(target, credentials, options=channel_options()) as channel:
+        try:
+            return int(AdminStub(channel).Wake(WakeRequest(), timeout=TIMEOUT_S).connected)
+        except grpc.RpcError as error:
+            raise Unreachable(
+                f"the server at {target} did not answer; what was changed counts from its next start: {error}"
+            ) from None

@@ -1,0 +1,79 @@
+"""Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from attune.common.errors import AttuneError, Forbidden, TokenRefused
+from attune.common.grpc_errors import abort
+from attune.fedserver.identity.registrar import Registrar
+from attune.fedserver.identity.server_tls import peer_fingerprint
+
+_FEDERATION = "/attune.v1.Federation/"
+_BLOBS = "/attune.v1.Blobs/"
+_HEALTH = "/grpc.health.v1.Health/"
+ALLOWED = {
+    "bootstrap": (_FEDERATION + "Enrol",),
+    "device": (_FEDERATION + "Renew", _FEDERATION + "Connect", _FEDERATION + "Submit", _BLOBS, _HEALTH),
+    "operator": ("/attune.v1.Admin/", _HEALTH, "/grpc.reflection."),
+}
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses before a handler sees the call. Handlers learn the caller's name from `name_of`, never from a message."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        self._registrar = registrar
+
+    @staticmethod
+    def fingerprint_of(context: grpc.aio.ServicerContext) -> str:
+        return peer_fingerprint(context.auth_context())
+
+    def name_of(self, context: grpc.aio.ServicerContext) -> str:
+        """The device's name by its certificate. Errors: CertificateRefused, Forbidden."""
+        return self._registrar.role(self.fingerprint_of(context))[1]
+
+    def check(self, method: str, context: grpc.aio.ServicerContext) -> None:
+        """Errors: CertificateRefused, Forbidden, TokenRefused."""
+        role, name = self._registrar.role(self.fingerprint_of(context))
+        if not method.startswith(ALLOWED[role]):
+            if role == "bootstrap":
+                raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")
+            raise Forbidden(f"{role} {name} may not call {method}")
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        behaviours = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        kind = next(kind for kind in behaviours if getattr(handler, kind) is not None)
+        return handler._replace(**{kind: self._wrap(method, getattr(handler, kind))})
+
+    def _wrap(self, method: str, behaviour: Any) -> Any:
+        """The same behaviour behind the check. gRPC tells generators from coroutines by inspection, so each keeps its form."""
+
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            try:
+                self.check(method, context)
+                return await behaviour(request, context)
+            except AttuneError as error:
+                await abort(context, error)
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            try:
+                self.check(method, context)
+                async for message in behaviour(request, context):
+                    yield message
+            except AttuneError as error:
+                await abort(context, error)
+
+        return stream if inspect.isasyncgenfunction(behaviour) else call

@@ -1,0 +1,1 @@
+"""Where the server's state lies: the database, and folders of blobs."""

@@ -1,0 +1,76 @@
+"""Accepted updates on disk: one folder an order, filled aside and renamed into place, so that it is there whole or not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from attune.common.wire.blobs import sync_folder
+from attune.fedserver.core.orders import OrderId
+from attune.fedserver.stores.sqlite import Row
+
+UPDATE = "update.json"
+FILLING = ".filling-"  # no order begins with it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One accepted update: what was reported, and a safetensors file for each part handed in."""
+
+    row: Row
+    parts: Mapping[str, Path]
+
+
+class Inbox:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for half_done in folder.glob(f"{FILLING}*"):
+            shutil.rmtree(half_done)
+
+    def accept(self, order: OrderId, row: Row, parts: Mapping[str, Path]) -> None:
+        """Moves the (already durable) part files in and makes the whole durable. Accepting twice keeps the first."""
+        final = self._folder / str(order)
+        if final.exists():
+            return
+        filling = self._folder / f"{FILLING}{order}"
+        filling.mkdir(exist_ok=True)
+        for part, path in parts.items():
+            path.rename(filling / f"{part}.safetensors")
+        with (filling / UPDATE).open("wb") as file:
+            file.write(msgspec.json.encode(row))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(filling)
+        filling.rename(final)
+        sync_folder(self._folder)
+
+    def holds(self, order: OrderId) -> bool:
+        return (self._folder / str(order)).is_dir()
+
+    def entries(self, work: str, round_: int) -> dict[str, Entry]:
+        """Accepted updates of one round by device name, in name order."""
+        found = {}
+        for folder in sorted(self._folder.glob(f"{work}-{round_}-*")):
+            row = msgspec.json.decode((folder / UPDATE).read_bytes(), type=Row)
+            found[row.client] = Entry(row, {path.stem: path for path in folder.glob("*.safetensors")})
+        return dict(sorted(found.items()))
+
+    def discard(self, order: OrderId) -> None:
+        """One update that turned out to be late."""
+        shutil.rmtree(self._folder / str(order), ignore_errors=True)
+
+    def clear(self, work: str, round_: int) -> None:
+        """After the commit that consumed a round."""
+        for folder in self._folder.glob(f"{work}-{round_}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def clear_except(self, work: str, round_: int) -> None:
+        """At start: what a process that was killed after its commit had no time to clear."""
+        for folder in set(self._folder.iterdir()) - set(self._folder.glob(f"{work}-{round_}-*")):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,206 @@
+"""Pictures of accuracies out of summaries: by round, by client, and over several runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from attune.common.interval import wilson
+from attune.common.pictures import figures
+from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.fedserver.view.summary import Client, Point, Summary
+
+SERIES = {
+    "before": ("as served, before local training", figures.BEFORE, "o"),
+    "after": ("after local training", figures.AFTER, "o"),
+    "common": ("common model", figures.COMMON, "D"),
+    "local": ("trained on the device alone", figures.LOCAL, "s"),
+}
+BARS = 40  # clients with bars of their own; more are shown as points
+NAMED = 120  # clients whose names fit below the axis
+MARKED = 60  # states with a mark each
+LABEL = "accuracy"
+
+
+def figures_of(summary: Summary) -> Section:
+    """The protocols' figures in words and numbers; no picture."""
+    rows: list[list[Cell]] = []
+    tp, mcsa = summary.fedtp, summary.fedmcsa
+    if tp is not None:
+        which = f"{tp.evaluations} evaluations, every {tp.every} of the last {tp.last} rounds"
+        rows.append([f"FedTP: over all test samples, mean ({which})", tp.mean])
+        rows.append(["FedTP: standard deviation over these evaluations", tp.deviation])
+    if mcsa is not None:
+        rows.append([f"FedMCSA: best mean over clients (BMTA), after round {mcsa.bmta_round}", mcsa.bmta])
+        rows.append([f"FedMCSA: mean of the last {mcsa.evaluations} evaluations", mcsa.mean_of_last])
+    names = {"accuracy": "personalized model, latest", "before": "before the latest local training", "after": "after it"}
+    names |= {"common": "common model, latest", "local": "trained on the device alone, latest"}
+    for key, average in summary.latest.items():
+        rows.append([f"{names[key]}: mean over {average.clients} clients", average.mean_over_clients])
+        rows.append([f"{names[key]}: over all test samples", average.over_samples])
+    rows += [[f"clients that keep the {choice} model", count] for choice, count in summary.kept.items()]
+    caption = f"{summary.closed} of {summary.rounds} rounds of {summary.method} with {summary.model}, seed {summary.seed}."
+    return Section("Figures", caption, None, Table(("figure", "value"), rows))
+
+
+def curves(summary: Summary) -> Section:
+    """Accuracy by state. Hollow marks: not everyone was asked."""
+    figure = figures.new(8.5, 4.8)
+    axes = figure.add_subplot()
+    for key, (label, colour, mark) in SERIES.items():
+        points = summary.curves[key]
+        if not points:
+            continue
+        whole = [point for point in points if point.whole]
+        size = 4.5 if len(points) <= MARKED else 2.5
+        if len(whole) < len(points):
+            face = "white" if len(points) <= MARKED else "none"
+            axes.plot(*_xy(points), f"-{mark}", color=colour, linewidth=1, alpha=0.5, markerfacecolor=face, markersize=size)
+        axes.plot(*_xy(whole), f"-{mark}", color=colour, linewidth=1.6, markersize=size, label=label)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("closed rounds")
+    axes.set_ylabel(f"{LABEL}, mean over clients")
+    axes.set_title(f"{summary.method} with {summary.model}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, loc="lower right")
+    figures.plain(axes)
+    partial = any(not point.whole for points in summary.curves.values() for point in points)
+    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if partial else ""
+    caption = f"Each client's accuracy on its own test part, averaged over clients.{hint}"
+    return Section("Accuracy by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary))
+
+
+def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:
+    return [point.round for point in points], [point.mean_over_clients for point in points]
+
+
+def _curve_table(summary: Summary) -> Table:
+    found = {key: {point.round: point for point in summary.curves[key]} for key in SERIES if summary.curves[key]}
+    heads = ["closed rounds"]
+    for key in found:
+        heads += [f"{key}: clients", "mean over clients", "over samples"]
+    rows: list[list[Cell]] = []
+    for state in sorted(set().union(*found.values())):
+        row: list[Cell] = [state]
+        for points in found.values():
+            point = points.get(state)
+            row += [point.clients, point.mean_over_clients, point.over_samples] if point else [None] * 3
+        rows.append(row)
+    return Table(heads, rows)
+
+
+def bars(summary: Summary) -> Section:
+    """Each client before and after its latest local training, with 95 % intervals."""
+    by_name = {client.name: client for client in summary.clients if client.after is not None}
+    listed = [by_name[name] for name in figures.natural(by_name)]
+    many = len(listed) > BARS
+    if many:
+        listed.sort(key=lambda client: (client.before or 0.0, client.after or 0.0))
+    figure = figures.new(min(max(6.0, 2 + 0.5 * len(listed)), 14.0), 5.4 if many else 4.6)
+    axes = figure.add_subplot()
+    for shift, (key, label, colour) in enumerate(
+        (("before", "before local training", figures.BEFORE), ("after", "after local training", figures.AFTER))
+    ):
+        at, values, errors = _with_intervals(listed, key, (shift - 0.5) * (0.3 if many else 0.4))
+        if many:
+            axes.errorbar(at, values, yerr=errors, fmt="o", markersize=3, color=colour, elinewidth=0.7, alpha=0.85, label=label)
+        else:
+            axes.bar(at, values, width=0.4, color=colour, label=label)
+            axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(-0.8, len(listed) - 0.2)
+    axes.set_ylabel(f"{LABEL}, 95 % interval")
+    axes.set_title("Each client before and after its latest local training", pad=24)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+    if len(listed) <= NAMED:
+        names = figures.short([client.name for client in listed])
+        upright = len(listed) > 12 or max(map(len, names), default=0) > 8
+        axes.set_xticks(range(len(listed)), names, rotation=90 if upright else 0, fontsize=7 if many else 9)
+    if many:
+        axes.set_xlabel(f"{len(listed)} clients, by accuracy before local training")
+    figures.plain(axes)
+    caption = (
+        "Before: what the device started its latest training from. The intervals (Wilson's) say how far so few test samples "
+        "can be trusted: where they overlap widely, a difference means little."
+    )
+    return Section("Clients", caption, Picture("clients", figures.png(figure)), _client_table(listed))
+
+
+def _with_intervals(listed: Sequence[Client], key: str, shift: float) -> tuple[list[float], list[float], list[list[float]]]:
+    """Positions, values, and how far each interval reaches below and above its value."""
+    at, values, below, above = [], [], [], []
+    for position, client in enumerate(listed):
+        value = getattr(client, key)
+        if value is not None:
+            low, high = wilson(value, client.test_samples)
+            at.append(position + shift)
+            values.append(value)
+            below.append(max(0.0, value - low))
+            above.append(max(0.0, high - value))
+    return at, values, [below, above]
+
+
+def _client_table(listed: Sequence[Client]) -> Table:
+    heads = ("client", "test samples", "before", "95 %", "after", "95 %", "personalized, latest", "common", "local", "keeps")
+
+    def row(c: Client) -> list[Cell]:
+        measured = [c.before, _interval(c.before, c), c.after, _interval(c.after, c)]
+        return [c.name, c.test_samples, *measured, c.accuracy, c.common, c.local, c.kept]
+
+    rows = [row(client) for client in listed]
+    return Table(heads, rows)
+
+
+def _interval(value: float | None, client: Client) -> str:
+    return "" if value is None else "{:.3f}-{:.3f}".format(*wilson(value, client.test_samples))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One federation of a sweep: where it lies on the x axis, and what came of it."""
+
+    name: str
+    x: float
+    summary: Summary
+
+    @property
+    def accuracy(self) -> tuple[float, float] | None:
+        """Over all test samples, by FedTP's protocol: mean and deviation over the evaluations; None where it has none."""
+        found = self.summary.fedtp
+        return (found.mean, found.deviation) if found else None
+
+
+def sweep(runs: Sequence[Run], label: str) -> Section:
+    """Accuracy against a setting, a line a method; several runs at one place (seeds) are averaged. A faint point a client."""
+    figure = figures.new(7.5, 4.8)
+    axes = figure.add_subplot()
+    methods: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run.accuracy is not None:
+            methods[run.summary.method][run.x].append(run)
+    rows: list[list[Cell]] = []
+    for number, (method, places) in enumerate(sorted(methods.items())):
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        x, means, deviations = sorted(places), [], []
+        for place in x:
+            values = [run.accuracy for run in places[place] if run.accuracy is not None]
+            means.append(fmean(value for value, _ in values))
+            deviations.append(pstdev([value for value, _ in values]) if len(values) > 1 else values[0][1])
+            spread = [client.accuracy for run in places[place] for client in run.summary.clients if client.accuracy is not None]
+            axes.plot([place] * len(spread), spread, "o", color=colour, alpha=0.18, markersize=3.5, markeredgewidth=0, zorder=1)
+            rows.append([method, f"{place:g}", len(values), means[-1], deviations[-1]])
+        axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(label)
+    axes.set_ylabel(f"{LABEL}, over all test samples")
+    axes.set_title(f"Accuracy against {label}")
+    axes.legend(frameon=False, loc="best")
+    figures.plain(axes)
+    caption = (
+        "By FedTP's protocol: all correct over all test samples, the mean over the last evaluations. Bars: the deviation over "
+        "runs where there are several at one place, else over the evaluations of the one. Faint points: the clients."
+    )
+    table = Table(("method", label, "runs", "accuracy", "deviation"), rows)
+    return Section(f"Accuracy against {label}", caption, Picture("sweep", figures.png(figure)), table)

@@ -1,0 +1,177 @@
+"""Pictures of how clients relate: who learned from whom, and which embeddings lie close together.
+
+Shapes: S clients of a cohort, N clients with an embedding, E numbers of an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.errors import SettingError
+from attune.common.pictures import figures
+from attune.common.pictures.page import Cell, Picture, Section, Table
+
+Matrix = npt.NDArray[np.float64]
+
+PANELS = 24  # components in one picture; of more, every so manyth
+COLUMNS = 4
+TICKS = 24  # clients whose names fit beside a panel
+NAMED = 40  # clients whose names fit into the map
+KEYED = 20  # groups that fit into the key
+PERPLEXITY, FEWEST = 30.0, 4
+TINY = 1e-12  # of a weight against an equal share: the smallest that has a logarithm
+LEAST = 0.02  # powers of two: the range of colours is no smaller, so that noise does not look like structure
+
+
+def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Mapping[str, str], when: str) -> Section:
+    """A panel a component: row i shows out of whose values client i's is mixed. Clients of one group lie side by side."""
+    order = sorted(range(len(clients)), key=_place(clients, groups))
+    names = figures.short([clients[i] for i in order])
+    kinds = [groups.get(clients[i], "") for i in order]
+    sorted_SS = {unit: A_SS[np.ix_(order, order)] for unit, A_SS in matrices.items()}
+    step = math.ceil(len(sorted_SS) / PANELS)
+    shown = list(sorted_SS)[::step]
+    columns = min(COLUMNS, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure = figures.new(2.2 + 2.7 * columns, 1.2 + 2.75 * rows)
+    times_SS = {unit: np.log2(np.maximum(sorted_SS[unit] * len(names), TINY)) for unit in shown}
+    reach = min(max(max(float(np.abs(times).max()) for times in times_SS.values()), LEAST), max(math.log2(len(names)), LEAST))
+    grid: Any = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, unit in zip(grid.flat, shown, strict=False):
+        image = axes.imshow(times_SS[unit], cmap="RdBu_r", vmin=-reach, vmax=reach, interpolation="nearest")
+        axes.set_title("mean of all components" if unit == "mean" else unit, fontsize=9)
+        _ticks(axes, names, kinds)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_visible(False)
+    figure.supylabel("client that is served", fontsize=10)
+    figure.supxlabel("client it learns from", fontsize=10)
+    figure.suptitle(f"Who learns from whom, {when}", fontsize=12)
+    bar = figure.colorbar(image, ax=grid, label="weight (white: an equal share)", shrink=0.7 if rows > 1 else 0.9, aspect=30)
+    marks = np.linspace(-reach, reach, 7)
+    bar.set_ticks(marks, labels=[f"{2.0**mark / len(names):.3g}" for mark in marks])
+    caption = (
+        "Each row sums to one: how much of each client's value is in what the client of that row is served, one panel for each "
+        "component of the model. Red is more than an equal share, blue is less. A red diagonal means that clients keep to "
+        "themselves; red squares are clients that learn from each other. Effective clients: how many equal shares would be "
+        "spread as widely (the exponential of the entropy)."
+    )
+    if step > 1:
+        caption += f" One of {step} components is shown; the table has them all."
+    table = Table(("component", "mean weight on oneself", "effective clients"), [_spread(u, A) for u, A in sorted_SS.items()])
+    return Section("Who learns from whom", caption, Picture("attention", figures.png(figure)), table)
+
+
+def _place(clients: Sequence[str], groups: Mapping[str, str]) -> Any:
+    """Sorting key of positions in `clients`: by group, then by name."""
+    rank = {name: position for position, name in enumerate(figures.natural(clients))}
+    kinds = {group: position for position, group in enumerate(figures.natural(set(groups.values())))}
+    return lambda i: (kinds.get(groups.get(clients[i], ""), len(kinds)), rank[clients[i]])
+
+
+def _ticks(axes: Any, names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Names where they fit, else groups at their middles where there are any; kinds: of each client its group, or nothing."""
+    if len(names) <= TICKS:
+        at, words = list(range(len(names))), list(names)
+    else:
+        spans = [(kind, [i for i, other in enumerate(kinds) if other == kind]) for kind in dict.fromkeys(kinds)]
+        at, words = [sum(span) // len(span) for _, span in spans], [kind or "?" for kind, _ in spans]
+        if len(spans) == 1 or len(spans) > TICKS:
+            axes.tick_params(labelsize=7)
+            return
+        for _, span in spans[1:]:
+            axes.axhline(span[0] - 0.5, color="0.5", linewidth=0.4)
+            axes.axvline(span[0] - 0.5, color="0.5", linewidth=0.4)
+    axes.set_xticks(at, words, rotation=90 if max(map(len, words)) > 2 else 0, fontsize=7)
+    axes.set_yticks(at, words, fontsize=7)
+
+
+def _spread(unit: str, A_SS: Matrix) -> list[Cell]:
+    logs_SS = np.log(np.where(A_SS > 0, A_SS, 1.0))
+    entropy_S = -(A_SS * logs_SS).sum(axis=1)
+    return [unit, float(A_SS.diagonal().mean()), float(np.exp(entropy_S).mean())]
+
+
+def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], coloured_by: str) -> Section:
+    """A map of the clients' embeddings (t-SNE of van der Maaten & Hinton, 2008), coloured by group where there are groups.
+
+    Errors: SettingError for fewer clients than make a map, and without scikit-learn.
+    """
+    if len(clients) < FEWEST:
+        raise SettingError(f"a map of embeddings needs at least {FEWEST} clients; {len(clients)} were trained")
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise SettingError(
+            "a map of embeddings needs scikit-learn, which is not installed: pip install 'attune[data]'"
+        ) from None
+    perplexity = min(PERPLEXITY, (len(clients) - 1) / 3)
+    at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))
+    figure = figures.new(8.0, 6.0)
+    axes = figure.add_subplot()
+    _points(axes, at_N2, [groups.get(client) for client in clients], coloured_by)
+    if len(clients) <= NAMED:
+        for client, (x, y) in zip(figures.short(clients), at_N2, strict=True):
+            axes.annotate(client, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7, color="0.25")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.margins(0.12)
+    axes.set_title(f"Embeddings of {len(clients)} clients (t-SNE, perplexity {perplexity:.3g})")
+    caption = "Clients whose generated weights are alike lie close together; distances between far groups mean nothing."
+    rows: list[list[Cell]] = [
+        [client, groups.get(client), float(x), float(y)] for client, (x, y) in zip(clients, at_N2, strict=True)
+    ]
+    shares = neighbours(z_NE, [groups.get(client) for client in clients])
+    if shares is not None:
+        share, chance = shares
+        caption += (
+            f" Coloured by {coloured_by}. The nearest other client in the space of the embeddings has the same colour for "
+            f"{share:.1%} of the clients; by chance it would for {chance:.1%}."
+        )
+    picture = Picture("embeddings", figures.png(figure))
+    return Section(
+        "Client embeddings", caption, picture, Table(("client", coloured_by if groups else "colour", "x", "y"), rows)
+    )
+
+
+def neighbours(z_NE: Matrix, groups: Sequence[str | None]) -> tuple[float, float] | None:
+    """How often the nearest other client (Euclidean) is of the same group, and how often any other is; both as shares.
+
+    Of the clients with a group only. None where there are not two groups.
+    """
+    known = [i for i, group in enumerate(groups) if group is not None]
+    if len({groups[i] for i in known}) < 2:
+        return None
+    kept_NE = z_NE[known].astype(np.float64)
+    square_NN = np.square(kept_NE[:, None] - kept_NE).sum(axis=-1)
+    np.fill_diagonal(square_NN, np.inf)
+    kinds = np.unique([str(groups[i]) for i in known], return_inverse=True)[1]
+    same_N = kinds[square_NN.argmin(axis=1)] == kinds
+    sizes = np.bincount(kinds)
+    return float(same_N.mean()), float((sizes * (sizes - 1)).sum() / (len(known) * (len(known) - 1)))
+
+
+def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None], coloured_by: str) -> None:
+    from matplotlib import colormaps
+
+    kinds = figures.natural({group for group in groups if group is not None})
+    if not kinds:
+        axes.scatter(*at_N2.T, s=42, color=figures.BEFORE, edgecolors="white", linewidths=0.6)
+        return
+    map_ = colormaps["tab10" if len(kinds) <= 10 else "tab20" if len(kinds) <= 20 else "turbo"]
+    counts = Counter(groups)
+    for number, kind in enumerate(kinds):
+        here = [i for i, group in enumerate(groups) if group == kind]
+        colour = map_(number) if len(kinds) <= KEYED else map_(number / (len(kinds) - 1))
+        label = f"{kind} ({counts[kind]})" if len(kinds) <= KEYED else None
+        axes.scatter(*at_N2[here].T, s=42, color=[colour], edgecolors="white", linewidths=0.6, label=label)
+    unknown = [i for i, group in enumerate(groups) if group is None]
+    if unknown:
+        axes.scatter(*at_N2[unknown].T, s=30, facecolors="none", edgecolors="0.5", label=f"unknown ({len(unknown)})")
+    if len(kinds) <= KEYED:
+        axes.legend(title=coloured_by, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

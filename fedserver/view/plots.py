@@ -1,0 +1,190 @@
+"""`fedserver plot`: from a home, or several exported runs, to pictures. Works beside a running server and on a stopped home."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from attune.common.errors import NoModel, SettingError, nearest
+from attune.common.pictures import page
+from attune.common.plan import Plan
+from attune.common.wire.files import TensorFile
+from attune.fedserver.core import planning
+from attune.fedserver.home import Home
+from attune.fedserver.lab.aggregators import embeddings as embedding_rows
+from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.view import plot_accuracy, plot_clients
+from attune.fedserver.view.summary import Summary, summarise
+
+T = TypeVar("T")
+ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
+
+
+class Source:
+    """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
+
+    def __init__(self, home: Home, store: Store, labels: Path | None) -> None:
+        rows, saved = store.rows(), store.get("plan")
+        if saved is None or not rows:
+            raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
+        self._home, self._store = home, store
+        plan = msgspec.convert(saved, Plan)
+        self.closed = store.record().round
+        self.summary = summarise(rows, planning.resolve(store.get("said") or {}), plan.model.name, self.closed)
+        devices = store.devices()
+        if labels is None:
+            self.groups, self.coloured_by = (
+                by_classes({device.name: device.labels for device in devices if device.labels}),
+                "classes",
+            )
+        else:
+            self.groups, self.coloured_by = read_labels(labels, [device.name for device in devices])
+
+    def __repr__(self) -> str:
+        return f"Source({self._home.path}, {self.closed} rounds)"
+
+    def tensors(self, key: str, read: Callable[[TensorFile], T]) -> T | None:
+        """`read` of the slot `key`, of whichever part has one; None if none has."""
+        for attempt in range(ATTEMPTS):
+            found = next((slot for slot in self._store.slots() if slot.key == key), None)
+            if found is None:
+                return None
+            try:
+                with TensorFile(self._home.state / found.file) as file:
+                    return read(file)
+            except FileNotFoundError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+
+def accuracy(source: Source) -> page.Section:
+    if not any(source.summary.curves.values()):
+        raise SettingError("no device has reported an accuracy: none has a test part")
+    return plot_accuracy.curves(source.summary)
+
+
+def clients(source: Source) -> page.Section:
+    if not any(client.after is not None for client in source.summary.clients):
+        raise SettingError("no device has reported an accuracy after local training")
+    return plot_accuracy.bars(source.summary)
+
+
+def attention(source: Source) -> page.Section:
+    def read(file: TensorFile) -> tuple[list[str], dict[str, plot_clients.Matrix]]:
+        names, found = matrices.read(file)
+        return names, {unit: A_SS.double().numpy() for unit, A_SS in found.items()}
+
+    kept = source.tensors(matrices.KEY, read)
+    if kept is None:
+        raise SettingError(
+            f"{source.summary.method} keeps no matrices of who learns from whom; "
+            "fedmcsa, fedamp and their relatives do, from the first round on that this version closes"
+        )
+    names, found = kept
+    if not found:
+        raise SettingError(f"the matrices of {len(names)} clients were too large to be kept")
+    return plot_clients.attention(found, names, source.groups, f"round {source.closed} of {source.summary.method}")
+
+
+def embeddings(source: Source) -> page.Section:
+    def read(file: TensorFile) -> tuple[list[str], plot_clients.Matrix]:
+        names, z_NE = embedding_rows.read(file)
+        return names, z_NE.double().numpy()
+
+    kept = source.tensors("network", read)
+    if kept is None:
+        raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
+    names, z_NE = kept
+    return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
+
+
+PICTURES: dict[str, Callable[[Source], page.Section]] = {
+    "accuracy": accuracy,
+    "clients": clients,
+    "attention": attention,
+    "embeddings": embeddings,
+}
+
+
+def plot_home(home: Home, store: Store, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
+    """Pictures and a page into `out`; a line for each. Without `wanted` all that there can be, and why not the others.
+
+    Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
+    """
+    source = Source(home, store, labels)
+    sections, left_out = page.drawn(PICTURES, source, wanted)
+    summary = source.summary
+    title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
+    return [*map(str, page.write(out, title, [plot_accuracy.figures_of(summary), *sections])), *left_out]
+
+
+def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
+    """Accuracy over exported folders, `DIR` or `X=DIR`; a line for each file written. Errors: SettingError."""
+    runs = [read_run(text, x) for text in given]
+    label = x or "setting"
+    return [str(path) for path in page.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)])]
+
+
+def read_run(text: str, x: str | None) -> plot_accuracy.Run:
+    """One folder of `fedserver export`; its place is what stands before "=", or its value of the setting `x`."""
+    before, equals, rest = text.partition("=")
+    place = _number(before) if equals else None
+    folder = Path(text if place is None else rest)
+    try:
+        found = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingError(f"{folder} is no folder that `fedserver export` wrote: {error}") from None
+    if found.fedtp is None:
+        raise SettingError(f"{folder}: not one of the last states was evaluated by everyone; set round.evaluate_every")
+    return plot_accuracy.Run(str(folder), setting(found, x, folder) if place is None else place, found)
+
+
+def setting(summary: Summary, x: str | None, folder: Path) -> float:
+    """The value of a setting by its name, or of `participation`: the share of the clients that are drawn."""
+    if x is None:
+        raise SettingError("say what is on the x axis: --x SETTING, or a number before each folder (--runs 0.1=DIR)")
+    if x == "participation":
+        drawn = summary.settings.get("round.clients") or len(summary.clients)
+        return min(1.0, float(drawn) / len(summary.clients))
+    if x not in summary.settings:
+        known = [key for key, value in summary.settings.items() if isinstance(value, int | float)]
+        raise SettingError(f"{folder} has no setting {x}{nearest(x, [*known, 'participation'])}")
+    value = summary.settings[x]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingError(f"{x} is {value!r} in {folder}, which is no number: give one before each folder (--runs 0.1=DIR)")
+    return float(value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def by_classes(labels: Mapping[str, str]) -> dict[str, str]:
+    """Clients by the classes that each declared, where this makes groups: some clients have the same, and not all."""
+    kinds = set(labels.values())
+    return dict(labels) if 1 < len(kinds) < len(labels) else {}
+
+
+def read_labels(path: Path, known: Sequence[str]) -> tuple[dict[str, str], str]:
+    """client -> label out of a CSV file with a column `client` and one more, and the name of that. Errors: SettingError."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            heads = [head for head in reader.fieldnames or () if head != "client"]
+            if len(heads) != 1 or len(reader.fieldnames or ()) != 2:
+                raise SettingError(f"{path} needs a head with two columns, such as `client,label`, not {reader.fieldnames}")
+            found = {row["client"]: row[heads[0]] for row in reader if row[heads[0]]}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SettingError(f"cannot read {path}: {error}") from None
+    if not found.keys() & set(known):
+        raise SettingError(f"{path} names no client of this federation; its clients are {', '.join(list(known)[:5])}, ...")
+    return found, heads[0]

@@ -1,0 +1,143 @@
+"""What the operator sees: the state of a home as one JSON-able object. Reads the database and the inbox; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attune.common.config import RoundSettings
+from attune.common.interval import wilson
+from attune.common.methods.method import Evaluate
+from attune.fedserver.core import planning
+from attune.fedserver.core.messages import Phase, Record, quorum_of
+from attune.fedserver.home import Home
+from attune.fedserver.stores.sqlite import Device, Row, Store
+
+
+def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
+    """The latest accuracy of each client and the size of its test part.
+
+    evaluate "served": of what the server served, before local training; "trained": of the device's model after it. Rows must
+    be in the order of time. An evaluation order does not train, so it reports the one accuracy that there is as "before".
+    """
+    latest: dict[str, tuple[float, int]] = {}
+    for row in rows:
+        trained = evaluate == "trained" and row.work == "train"
+        value = row.accuracy_after if trained else row.accuracy_before
+        if value is not None and (evaluate == "served" or trained or row.work == "evaluate"):
+            latest[row.client] = (value, row.test_samples or 0)
+    return latest
+
+
+def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
+    """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
+    return {row.client: row for row in rows if row.work == "evaluate"}
+
+
+def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
+    """Both averages of experiments.md: FedMCSA's unweighted mean over clients, and FedTP's over all test samples."""
+    total = sum(samples for _, samples in latest.values())
+    if not total:
+        return None
+    return {
+        "mean_over_clients": sum(value for value, _ in latest.values()) / len(latest),
+        "over_samples": sum(value * samples for value, samples in latest.values()) / total,
+    }
+
+
+def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
+    """One line about a round for the log."""
+    listed = list(rows)
+    losses = [row.loss for row in listed if row.loss is not None]
+    text = f"{len(listed)} answers"
+    if losses:
+        text += f", loss {sum(losses) / len(losses):.4f}"
+    mean = over_all(accuracies(listed, evaluate))
+    return f"{text}, accuracy {mean['mean_over_clients']:.4f}" if mean else text
+
+
+def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
+    """One of waiting, training, aggregating, done, failed: training that cannot reach its quorum for want of devices waits."""
+    if record.phase is Phase.TRAINING:
+        reachable = reported | (set(record.devices) & connected)
+        waits = served and len(reachable & set(record.cohort)) < quorum_of(policy, record)
+        return "waiting" if waits else "training"
+    return "training" if record.phase is Phase.EVALUATING else str(record.phase)
+
+
+def status(home: Home, store: Store) -> dict[str, Any]:
+    """The object of `fedserver status --json`; see docs/operations.md for its fields."""
+    settings = planning.resolve(store.get("said") or {})
+    record, rows, devices = store.record(), store.rows(), store.devices()
+    served, address = home.is_served(), home.address()
+    connected = {device.name for device in devices if device.connected and served}
+    reported = reported_names(home, record)
+    ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
+    final = ended if record.phase is Phase.DONE else rows
+    latest, compared = accuracies(final, settings.method.evaluate), comparisons(rows)
+    awaited = (
+        set(record.devices) - reported - set(record.excused) if record.phase in (Phase.TRAINING, Phase.EVALUATING) else set()
+    )
+    return {
+        "state": state_of(record, connected, reported, settings.round, served=served),
+        "phase": str(record.phase),
+        "running": served,
+        "address": f"{address.host}:{address.port}" if served and address else None,
+        "method": settings.method.name,
+        "model": (store.get("plan") or {}).get("model", {}).get("name"),
+        "round": record.round,
+        "rounds": settings.round.rounds,
+        "adapting": sorted(record.adapting),
+        "min_clients": settings.round.min_clients,
+        "clients": [
+            _client(device, device.name in connected, awaited, reported)
+            | _found(latest.get(device.name), compared.get(device.name))
+            for device in devices
+        ],
+        "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
+        "accuracy": over_all(latest),
+        "reason": record.reason or None,
+    }
+
+
+def reported_names(home: Home, record: Record) -> set[str]:
+    """Devices whose answer to the open orders lies in the inbox."""
+    work, number = record.open_orders
+    prefix = f"{work}-{number}-"
+    return {path.name.removeprefix(prefix) for path in home.inbox.glob(f"{prefix}*")}
+
+
+def _since(name: str, devices: Iterable[Device], record: Record) -> float:
+    """Unix time since when a device is awaited: since it left, if it left after the order went out."""
+    left = next((device.since for device in devices if device.name == name and not device.connected), 0.0)
+    return max(left, record.opened_at)
+
+
+def _found(latest: tuple[float, int] | None, compared: Row | None) -> dict[str, Any]:
+    """How good a client's models are: fractions of its test part."""
+    return {
+        "accuracy": latest[0] if latest else None,
+        "interval": wilson(*latest) if latest else None,
+        "accuracy_common": compared.accuracy_common if compared else None,
+        "accuracy_local": compared.accuracy_local if compared else None,
+        "kept": compared.kept if compared else None,
+    }
+
+
+def _client(device: Device, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:
+    if device.revoked:
+        state = "revoked"
+    elif not connected:
+        state = "disconnected"
+    elif device.name in awaited:
+        state = "working"
+    else:
+        state = "reported" if device.name in reported else "idle"
+    return {
+        "name": device.name,
+        "state": state,
+        "since": device.since,
+        "progress": device.progress if state == "working" else None,
+        "samples": device.samples,
+        "note": device.note or None,
+    }

@@ -1,0 +1,230 @@
+"""A federation's accuracies by the protocols of both papers, out of its rows of metrics alone: pure, and without torch.
+
+A state is named by the rounds that were closed when it was made; state 0 is the untrained one. All accuracies are fractions.
+Rounds that newcomers are given after the last one are in the clients' own figures, and in no curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from statistics import fmean, pstdev
+from typing import Any
+
+import msgspec
+
+from attune.common.config import RoundSettings
+from attune.common.methods.method import Evaluate
+from attune.fedserver.core.planning import Effective
+from attune.fedserver.stores.sqlite import Row
+from attune.fedserver.view import status as report
+
+FEDTP_EVERY = 5  # rounds from one evaluation to the next
+FEDTP_LAST = Fraction(200, 1500)  # of the rounds: whose evaluations count
+FEDMCSA_LAST = 20  # evaluations
+
+Found = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
+Pick = Callable[[Row], tuple[int, float | None]]  # a row's state, and which of its accuracies is meant
+
+
+class Average(msgspec.Struct, frozen=True):
+    clients: int
+    mean_over_clients: float  # FedMCSA's: every client counts the same
+    over_samples: float  # FedTP's: every test sample counts the same
+
+
+class Point(Average, frozen=True):
+    """whole: everyone was asked, and nobody is missing who was there before and after."""
+
+    round: int
+    whole: bool
+
+
+class FedTP(msgspec.Struct, frozen=True):
+    """All correct over all test samples, in every `every`-th round (and the end) of the `last` ones."""
+
+    every: int
+    last: int
+    evaluations: int
+    mean: float
+    deviation: float  # of these evaluations about their mean
+
+
+class FedMCSA(msgspec.Struct, frozen=True):
+    """Means over clients: the best of all rounds, which is optimistic, and the mean of the `evaluations` last ones."""
+
+    bmta: float
+    bmta_round: int
+    evaluations: int
+    mean_of_last: float
+
+
+class Client(msgspec.Struct, frozen=True):
+    """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation."""
+
+    name: str
+    test_samples: int
+    accuracy: float | None  # of the model by which the method is judged
+    before: float | None
+    after: float | None
+    common: float | None
+    local: float | None
+    kept: str | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """summary.json."""
+
+    method: str
+    model: str | None
+    seed: int
+    rounds: int
+    closed: int
+    judged: str  # the curve by which the method is judged: "before" or "after" local training
+    curves: dict[str, list[Point]]  # before, after, common, local
+    fedtp: FedTP | None  # None: no state in question was evaluated by everyone
+    fedmcsa: FedMCSA | None
+    latest: dict[str, Average]  # accuracy, before, after, common, local: of the clients' latest figures
+    kept: dict[str, int]  # personalized, common, local: how many clients chose it
+    clients: list[Client]
+    settings: dict[str, Any]
+
+
+def summarise(rows: Sequence[Row], effective: Effective, model: str | None, closed: int) -> Summary:
+    """The whole of summary.json. Rows must be in the order of time."""
+    evaluate, policy = effective.method.evaluate, effective.round
+    found = curves(rows, evaluate, policy)
+    judged = judged_by(evaluate)
+    listed = clients(rows, evaluate)
+    return Summary(
+        method=effective.method.name,
+        model=model,
+        seed=effective.seed,
+        rounds=policy.rounds,
+        closed=closed,
+        judged=judged,
+        curves=found,
+        fedtp=fedtp(found[judged], policy),
+        fedmcsa=fedmcsa(found[judged]),
+        latest=averages(listed),
+        kept=dict(sorted(Counter(client.kept for client in listed if client.kept).items())),
+        clients=listed,
+        settings=effective.fixed(),
+    )
+
+
+def judged_by(evaluate: Evaluate) -> str:
+    return "before" if evaluate == "served" else "after"
+
+
+def curves(rows: Iterable[Row], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[Point]]:
+    """Accuracy by state: as served, after local training, of the common model, and of one trained on the device alone.
+
+    Before round r + 1 a device tells how good state r is on its data, and so does an evaluation of state r, whose word counts
+    where there are both. Where a method is judged by its trained models, an evaluation is of them.
+    """
+    rows = [row for row in rows if row.round <= policy.rounds]
+    evaluations = [row for row in rows if row.work == "evaluate"]
+    own = evaluations if evaluate == "served" else []
+    trained = evaluations if evaluate == "trained" else []
+    training = [row for row in rows if row.work == "train"]
+    everyone_trains = not policy.clients or (policy.train == "all" and evaluate == "trained")
+
+    def before(row: Row) -> tuple[int, float | None]:
+        return row.round - (row.work == "train"), row.accuracy_before
+
+    def after(row: Row) -> tuple[int, float | None]:
+        return row.round, row.accuracy_after if row.work == "train" else row.accuracy_before
+
+    return {
+        "before": curve([*training, *own], before, everyone_trains),
+        "after": curve([*training, *trained], after, everyone_trains),
+        "common": curve(evaluations, lambda row: (row.round, row.accuracy_common), everyone_trains),
+        "local": curve(evaluations, lambda row: (row.round, row.accuracy_local), everyone_trains),
+    }
+
+
+def curve(rows: Iterable[Row], pick: Pick, everyone_trains: bool) -> list[Point]:
+    """A point for each state of which an accuracy is known; of two rows of a client about one state the later one counts."""
+    states: dict[int, Found] = defaultdict(dict)
+    asked: set[int] = set()
+    for row in rows:
+        state, value = pick(row)
+        if value is not None and row.test_samples:
+            states[state][row.client] = (value, row.test_samples)
+            if everyone_trains or row.work == "evaluate":
+                asked.add(state)
+    seen: dict[str, list[int]] = defaultdict(list)
+    for state in sorted(states):
+        for client in states[state]:
+            seen[client].append(state)
+    points = []
+    for state, found in sorted(states.items()):
+        missing = any(client not in found and at[0] < state < at[-1] for client, at in seen.items())
+        points.append(Point(**_averages(found), round=state, whole=state in asked and not missing))
+    return points
+
+
+def fedtp(points: Iterable[Point], policy: RoundSettings) -> FedTP | None:
+    """FedTP's figure, over the states that everyone evaluated; None where there is none.
+
+    Without `evaluate_every` and `evaluate_last` it takes the paper's: every fifth round, and the last 200 of 1500, as a share.
+    """
+    every = policy.evaluate_every or FEDTP_EVERY
+    last = policy.evaluate_last or math.ceil(policy.rounds * FEDTP_LAST)
+    due = [
+        point.over_samples
+        for point in points
+        if point.whole and point.round > policy.rounds - last and (point.round % every == 0 or point.round == policy.rounds)
+    ]
+    return FedTP(every, last, len(due), fmean(due), pstdev(due)) if due else None
+
+
+def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
+    """FedMCSA's BMTA (the first of equal rounds) and the mean of the last evaluations; None where everyone never evaluated."""
+    due = [point for point in points if point.whole]
+    if not due:
+        return None
+    best = max(due, key=lambda point: (point.mean_over_clients, -point.round))
+    last = due[-FEDMCSA_LAST:]
+    return FedMCSA(best.mean_over_clients, best.round, len(last), fmean(point.mean_over_clients for point in last))
+
+
+def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
+    """Each client with an accuracy, by name."""
+    accuracy = report.accuracies(rows, evaluate)
+    trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
+    compared = report.comparisons(rows)
+
+    def of(name: str) -> Client:
+        training, comparison = trained.get(name), compared.get(name)
+        value, samples = accuracy.get(name) or (None, (training.test_samples or 0) if training else 0)
+        return Client(
+            name=name,
+            test_samples=samples,
+            accuracy=value,
+            before=training.accuracy_before if training else None,
+            after=training.accuracy_after if training else None,
+            common=comparison.accuracy_common if comparison else None,
+            local=comparison.accuracy_local if comparison else None,
+            kept=comparison.kept if comparison else None,
+        )
+
+    return [of(name) for name in sorted(accuracy.keys() | trained.keys())]
+
+
+def averages(listed: Sequence[Client]) -> dict[str, Average]:
+    """Of each figure over the clients that have it."""
+    found = {}
+    for key in ("accuracy", "before", "after", "common", "local"):
+        values = {client.name: (getattr(client, key), client.test_samples) for client in listed}
+        known = {name: (value, samples) for name, (value, samples) in values.items() if value is not None and samples}
+        if known:
+            found[key] = Average(**_averages(known))
+    return found
+
+
+def _averages(found: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
+    return {"clients": len(found), **(report.over_all(found) or {})}
