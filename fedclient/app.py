@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import random
 import threading
 import time
@@ -40,47 +39,43 @@ from attune.common.errors import (
 from attune.common.identity.credential import needs_renewal
 from attune.common.models.options import cautions
 from attune.common.plan import Plan
-from attune.fedclient import session
-from attune.fedclient.console import Reporter
+from attune.fedclient import messages, session
+from attune.fedclient.console import Console
+from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.data.source import Source, held
-from attune.fedclient.home import Home, Identity, Record
+from attune.fedclient.home import DeviceInfo, Home, Identity
 from attune.fedclient.link.connection import Broken, Connection
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S
 from attune.fedclient.membership import check_plan, identity_of
 from attune.fedclient.options import Options
-from attune.fedclient.work.worker import Place
+from attune.fedclient.work.worker import LearnerSlot, Worker
 
 if TYPE_CHECKING:
-    from attune.fedclient.work.bench import Bench
-    from attune.fedclient.work.state import Result
+    from attune.fedclient.messages import Result
 
 PROGRESS_S = 1.0
 FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError)  # end the process
 
 
-def run(options: Options, reporter: Reporter) -> Path:
-    """The whole life; returns where the finished model lies. Errors: AttuneError of the kind that ended it."""
-    source = held(load_shard(options.data))
+def run(options: Options, console: Console) -> Path:
+    """One device's life in a process of its own; returns where the finished model lies.
+
+    Errors: AttuneError of the kind that ended it.
+    """
+    shard = LazyShard.held(load_shard(options.data))
     home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
-    with home.locked():
-        return asyncio.run(alone(options, source, home, reporter))
+    with home.locked(), Worker() as worker:
+        return asyncio.run(live(options, shard, home, console, worker))
 
 
-async def alone(options: Options, source: Source, home: Home, reporter: Reporter) -> Path:
-    """`live` with the process to itself."""
-    with Place() as place:
-        return await live(options, source, home, reporter, place)
-
-
-async def live(options: Options, source: Source, home: Home, reporter: Reporter, place: Place) -> Path:
-    """`run` for a shard that was read and a home that is locked, at a place that other devices may share."""
-    for warning in source.warnings:
-        reporter.say(f"warning: {warning}")
-    identity = await identity_of(options, source.name, home, reporter.say)
-    home.remember(Record(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    return await Device(options, source, home, identity, reporter, place).live()
+async def live(options: Options, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+    """The life of a device whose home is locked; other devices may share the worker. Errors: as `run`."""
+    for warning in shard.warnings:
+        console.say(f"warning: {warning}")
+    identity = await identity_of(options, shard.name, home, console.say)
+    home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
+    return await Device(options, shard, home, identity, console, worker).run()
 
 
 @dataclass
@@ -95,14 +90,14 @@ class Device:
     """Performs what the session decides."""
 
     def __init__(
-        self, options: Options, source: Source, home: Home, identity: Identity, reporter: Reporter, place: Place
+        self, options: Options, shard: LazyShard, home: Home, identity: Identity, console: Console, worker: Worker
     ) -> None:
-        self.options, self.source, self.home, self.reporter, self.place = options, source, home, reporter, place
-        self.connection = Connection(options.server, identity, reporter.say)
+        self.options, self.shard, self.home, self.console, self.worker = options, shard, home, console, worker
+        self.connection = Connection(options.server, identity, console.say)
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
-        self.events: asyncio.Queue[session.Event | BaseException] = asyncio.Queue(64)
+        self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
         self.job: Job | None = None  # the session has one order at hand at most
-        self.bench: Bench | None = None  # once there is a plan
+        self.slot: LearnerSlot | None = None  # once there is a plan
         self.last_contact = time.monotonic()
         self.last_progress = 0.0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +105,7 @@ class Device:
     def __repr__(self) -> str:
         return f"<Device {self.connection.identity.name}: {self.session}>"
 
-    async def live(self) -> Path:
+    async def run(self) -> Path:
         """Until the model is kept. Errors: AttuneError."""
         try:
             self._spawn(self._stream(0.0))
@@ -119,7 +114,7 @@ class Device:
                 if isinstance(event, BaseException):
                     raise event
                 for effect in self.session.on(event):
-                    if isinstance(effect, session.Keep):
+                    if isinstance(effect, messages.Keep):
                         return await self._keep(effect.message)
                     await self._perform(effect)
         finally:
@@ -129,30 +124,30 @@ class Device:
             await asyncio.gather(*self.tasks, return_exceptions=True)
             await self.connection.close()
 
-    async def _perform(self, effect: session.Effect) -> None:
+    async def _perform(self, effect: messages.Effect) -> None:
         match effect:
-            case session.Say(text):
-                self.reporter.say(text)
-            case session.Prepare(plan_json):
+            case messages.Say(text):
+                self.console.say(text)
+            case messages.Prepare(plan_json):
                 await self._prepare(plan_json)
-            case session.Start(order):
+            case messages.Start(order):
                 self._start(order)
-            case session.Send(order_id, resume):
+            case messages.Send(order_id, resume):
                 self.job = Job(self._spawn(self._send(order_id, resume)))
-            case session.StopWork() | session.StopSending():
+            case messages.StopWork() | messages.StopSending():
                 self._stop_job()
-            case session.ReportTrouble(order_id, reason):
+            case messages.ReportTrouble(order_id, reason):
                 self.connection.trouble(order_id, reason)
-            case session.Reconnect(after_s):
+            case messages.Reconnect(after_s):
                 self._spawn(self._stream(after_s))
-            case session.GiveUp(reason):
+            case messages.GiveUp(reason):
                 raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
-            case session.Yield(reason):
+            case messages.Yield(reason):
                 raise Replaced(
                     f"another process has taken over ({reason}), so this one ends. If that was not you, {self.home.path} "
                     "was copied: have this device revoked on the server, and enrol every device by itself"
                 )
-            case session.Refuse(reason):
+            case messages.Refuse(reason):
                 raise HomeMismatch(reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -175,7 +170,7 @@ class Device:
         await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not come in step)
         opened_at: float | None = None
 
-        async def handle(event: session.Event) -> None:
+        async def handle(event: messages.Event) -> None:
             nonlocal opened_at
             self.last_contact = time.monotonic()
             opened_at = opened_at or self.last_contact
@@ -183,11 +178,11 @@ class Device:
 
         try:
             await self._renew_if_due()
-            profile_json = msgspec.json.encode(self.source.profile)
+            profile_json = msgspec.json.encode(self.shard.profile)
             await self.connection.control(f"attune {version(DISTRIBUTION)}", profile_json, handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
-            await self.events.put(session.Displaced(str(replaced), lived_s))
+            await self.events.put(messages.Displaced(str(replaced), lived_s))
         except Broken as broken:
             now = time.monotonic()
             if opened_at is not None:
@@ -196,7 +191,7 @@ class Device:
             if broken.connecting and opened_at is None:
                 reason = await self._diagnosis()
             lived_s = 0.0 if opened_at is None else now - opened_at
-            await self.events.put(session.Broke(reason, now - self.last_contact, lived_s))
+            await self.events.put(messages.Broke(reason, now - self.last_contact, lived_s))
 
     async def _diagnosis(self) -> str:
         """Why nobody answered, if waiting can help. Errors: FingerprintMismatch, CertificateRefused if it cannot."""
@@ -215,11 +210,11 @@ class Device:
             if broken.connecting:
                 raise
             # The old certificate is good for another third of its life; the next connection asks again.
-            self.reporter.say(f"cannot renew this device's certificate yet: {broken}")
+            self.console.say(f"cannot renew this device's certificate yet: {broken}")
             return
         self.home.keep(identity)
         await self.connection.use(identity)
-        self.reporter.say("renewed this device's certificate")
+        self.console.say("renewed this device's certificate")
 
     # --- work ----------------------------------------------------------------------------------------------------------
 
@@ -229,20 +224,18 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.home, self.options.allow_models)
-        # Importing torch takes a second, in which the event loop must stay live.
-        workshop = await self.place.do(importlib.import_module, "attune.fedclient.work.bench")
         name = self.connection.identity.name
-        bench: Bench = await self.place.do(workshop.Bench, plan, self.source, name, self.home, self.options, self.place.keep)
+        slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.home, self.options, self.worker.keep)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         write_file(self.home.plan, plan_json, PUBLIC)
-        if self.bench is None:
+        if self.slot is None:
             for warning in cautions(plan.model.name, plan.model.options):
-                self.reporter.say(f"warning: {warning}")
-        self.bench = bench
-        if bench.newest is not None:
-            self.session.finished = bench.newest.order_id
+                self.console.say(f"warning: {warning}")
+        self.slot = slot
+        if slot.newest is not None:
+            self.session.finished = slot.newest.order_id
 
-    def _start(self, order: session.Order) -> None:
+    def _start(self, order: messages.Order) -> None:
         stop = threading.Event()
         self.job = Job(self._spawn(self._work(order, stop)), stop)
 
@@ -252,11 +245,11 @@ class Device:
             self.job.task.cancel()
             self.job = None
 
-    async def _work(self, order: session.Order, stop: threading.Event) -> None:
+    async def _work(self, order: messages.Order, stop: threading.Event) -> None:
         from attune.fedclient.work.trainer import Cancelled
 
         try:
-            async with self.place.turn:
+            async with self.worker.turn:
                 result = await self._result_of(order, stop)
         except Cancelled:
             return
@@ -264,30 +257,31 @@ class Device:
             raise
         except Exception as error:
             # Whatever goes wrong in one order (memory, numbers, a user's model) is the round's loss, not the device's end.
-            await self.events.put(session.WorkFailed(order.id, str(error) or type(error).__name__))
+            await self.events.put(messages.WorkFailed(order.id, str(error) or type(error).__name__))
             return
-        self.reporter.result(result)
-        await self.events.put(session.WorkDone(order.id))
+        self.console.result(result)
+        await self.events.put(messages.WorkDone(order.id))
 
-    async def _result_of(self, order: session.Order, stop: threading.Event) -> Result:
+    async def _result_of(self, order: messages.Order, stop: threading.Event) -> Result:
         from attune.fedclient.link.transfer import fetch, together
 
-        bench = self._ready()
+        slot = self._ready()
         try:
-            missing = await self.place.do(bench.missing, order)
+            learner = await self.worker.do(slot.awake)
+            missing = await self.worker.do(learner.missing, order)
             tensors = await together([fetch(self.connection, ref, expected) for ref, expected in missing])
             fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
             bytes_down = sum(ref.size for ref, _ in missing)
             progress = self._progress_of(order)
-            return await self.place.carry_out(bench, order, fetched, bytes_down, progress, stop.is_set)
+            return await self.worker.do(learner.carry_out, order, fetched, bytes_down, progress, stop.is_set)
         finally:
-            bench.rest()
+            slot.rest()
 
-    def _progress_of(self, order: session.Order) -> Any:
+    def _progress_of(self, order: messages.Order) -> Any:
         loop, name = asyncio.get_running_loop(), f"round {order.round}"
 
         def tell(done: float) -> None:
-            self.reporter.progress(name, done)
+            self.console.progress(name, done)
             self.connection.progress(order.id, done)
 
         def progress(done: float) -> None:
@@ -302,29 +296,38 @@ class Device:
     async def _send(self, order_id: str, resume: bool) -> None:
         from attune.fedclient.link.transfer import send
 
-        bench = self._ready()
-        result = bench.newest
+        slot = self._ready()
+        result = slot.newest
         if result is None or result.order_id != order_id:
             return
         try:
-            in_time = await send(self.connection, bench.orders, result, resume)
+            in_time = await send(self.connection, slot.orders, result, resume)
         except FINAL:
             raise
         except AttuneError as error:
-            await self.events.put(session.SendRefused(order_id, str(error)))
+            await self.events.put(messages.SendRefused(order_id, str(error)))
             return
-        await self.events.put(session.Sent(order_id, late=not in_time))
+        await self.events.put(messages.Sent(order_id, late=not in_time))
 
     async def _keep(self, message: str) -> Path:
-        if self.bench is None or self.bench.newest is None:
+        slot = self.slot
+        if slot is None or slot.newest is None:
             raise NoModel(
                 f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
             )
-        path = await self.place.do(self.bench.save)
-        self.reporter.kept(message, self.bench.newest, path)
+        path = await self.worker.do(self._save, slot)
+        self.console.kept(message, slot.newest, path)
         return path
 
-    def _ready(self) -> Bench:
-        if self.bench is None:
+    def _save(self, slot: LearnerSlot) -> Path:
+        from attune.fedclient.model.artifact import save_model
+
+        try:
+            return save_model(slot.awake(), self.home.model)
+        finally:
+            slot.rest()
+
+    def _ready(self) -> LearnerSlot:
+        if self.slot is None:
             raise AttuneError("an order was started before the plan was known")
-        return self.bench
+        return self.slot

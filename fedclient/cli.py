@@ -21,7 +21,7 @@ import click
 from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
-    from attune.fedclient.console import Reporter
+    from attune.fedclient.console import Console
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
 
@@ -117,7 +117,7 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
 def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import app, shards
-    from attune.fedclient.console import reporter
+    from attune.fedclient.console import console
     from attune.fedclient.link.address import Address
     from attune.fedclient.options import Options
 
@@ -135,7 +135,7 @@ def _train(given: dict[str, Any]) -> None:
         allow_models=tuple(given["allow_model"]),
     )
     fleet = shards.members(shards.expand(given["data"]), options) if shards.is_fleet(given["data"]) else None
-    screen = reporter()
+    screen = console()
 
     def leave(signum: int, frame: object) -> None:
         # State on disk is safe at every moment, so nothing is waited for: not the batch at hand, not the network.
@@ -155,7 +155,7 @@ def _train(given: dict[str, Any]) -> None:
         screen.close()
 
 
-def _train_fleet(fleet: list[Options], screen: Reporter) -> None:
+def _train_fleet(fleet: list[Options], screen: Console) -> None:
     from attune.fedclient import fleet as hosted
 
     outcomes = hosted.run(fleet, screen)
@@ -184,13 +184,13 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
             return
         from attune.common import homes
         from attune.common.identity.names import default_name
-        from attune.fedclient.home import Home, Record, check_name
+        from attune.fedclient.home import DeviceInfo, Home, check_name
         from attune.fedclient.link.address import Address
         from attune.fedclient.link.enrol import enrol, stay_enrolled
 
         address = Address.parse(server)
         where = Home(home or homes.joined_home(address.host, address.port))
-        record = Record(name or default_name(socket.gethostname(), ""), str(address))
+        record = DeviceInfo(name or default_name(socket.gethostname(), ""), str(address))
         with where.locked():
             identity = where.identity()
             if identity is not None:

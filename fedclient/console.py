@@ -13,10 +13,10 @@ from attune.common.interval import wilson
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attune.fedclient.work.state import Result
+    from attune.fedclient.messages import Result
 
 
-class Reporter:
+class Console:
     """Plain lines, never wrapped: for logs, pipes and tests."""
 
     def say(self, text: str) -> None:
@@ -41,7 +41,7 @@ class Reporter:
         """Nothing is drawn after it."""
 
 
-class TerminalReporter(Reporter):
+class TerminalConsole(Console):
     """Lines as above, over a bar for the order at hand."""
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class TerminalReporter(Reporter):
         self._bar.stop()
 
 
-def reporter() -> Reporter:
+def console() -> Console:
     """The one that suits stdout."""
-    return TerminalReporter() if sys.stdout.isatty() else Reporter()
+    return TerminalConsole() if sys.stdout.isatty() else Console()
 
 
 def line_of(result: Result, *who: str) -> str:

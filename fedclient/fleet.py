@@ -15,13 +15,13 @@ from pathlib import Path
 
 from attune.common.errors import AttuneError, SettingError
 from attune.fedclient import app
-from attune.fedclient.console import Reporter
-from attune.fedclient.data.source import on_disk
-from attune.fedclient.fleet_console import Chorus, agreeing
+from attune.fedclient.console import Console
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
+from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
-from attune.fedclient.work.state import Result
-from attune.fedclient.work.worker import Place
+from attune.fedclient.work.worker import Worker
 
 TURNS = 2  # one device trains while the next one downloads
 THREADS = 16  # for what blocks but computes nothing, such as finding out why the server does not answer
@@ -38,7 +38,7 @@ class Outcome:
     error: Exception | None = None
 
 
-def run(members: Sequence[Options], screen: Reporter) -> list[Outcome]:
+def run(members: Sequence[Options], screen: Console) -> list[Outcome]:
     """All lives, to the last one's end. Errors: SettingError if this process may not open enough files."""
     make_room(len(members))
     return asyncio.run(_host(members, screen))
@@ -61,31 +61,31 @@ def make_room(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-async def _host(members: Sequence[Options], screen: Reporter) -> list[Outcome]:
+async def _host(members: Sequence[Options], screen: Console) -> list[Outcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
-    chorus = Chorus(screen, [str(options.label) for options in members])
-    with Place(TURNS, keep=False) as place:
-        outcomes = await asyncio.gather(*(_life(options, chorus, place) for options in members))
-    chorus.flush()
+    console = FleetConsole(screen, [str(options.label) for options in members])
+    with Worker(TURNS, keep=False) as worker:
+        outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
+    console.flush()
     return outcomes
 
 
-async def _life(options: Options, chorus: Chorus, place: Place) -> Outcome:
+async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outcome:
     label = str(options.label)
-    voice = chorus.voice(label)
+    own = console.console_of(label)
     assert options.home is not None  # noqa: S101 (members() gave every device one)
     home = Home(options.home)
     try:
-        source = await place.do(on_disk, options.data)
+        shard = await worker.do(LazyShard.on_disk, options.data)
         with home.locked():
-            path = await app.live(options, source, home, voice, place)
-        return Outcome(_name(home, label), path, voice.last)
+            path = await app.live(options, shard, home, own, worker)
+        return Outcome(_name(home, label), path, own.last)
     except Exception as error:
         # Whatever ends one device is reported with its name, and the others go on.
-        voice.say(f"FAILED: {_text(error)}")
+        own.say(f"FAILED: {_text(error)}")
         return Outcome(_name(home, label), error=error)
     finally:
-        chorus.ended(label)
+        console.ended(label)
 
 
 def _name(home: Home, label: str) -> str:

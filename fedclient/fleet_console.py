@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attune.fedclient.console import Reporter, line_of
+from attune.fedclient.console import Console, line_of
 
 if TYPE_CHECKING:
-    from attune.fedclient.work.state import Result
+    from attune.fedclient.messages import Result
 
 FEW = 5  # up to so many devices, each speaks for itself
 GATHER_S = 1.0  # lines that say the same within this time become one
 
 
-class Chorus:
+class FleetConsole:
     """The voices of `labels` on one screen. `ended` a device, and no summary waits for it any longer."""
 
-    def __init__(self, screen: Reporter, labels: Iterable[str]) -> None:
+    def __init__(self, screen: Console, labels: Iterable[str]) -> None:
         self.screen = screen
         self.alive = set(labels)
         self.few = len(self.alive) <= FEW
@@ -28,11 +28,11 @@ class Chorus:
         self._results: dict[tuple[int, bool], dict[str, Result]] = {}  # (round, evaluated after it) -> device -> result
 
     def __repr__(self) -> str:
-        return f"<Chorus of {len(self.alive)}>"
+        return f"<FleetConsole of {len(self.alive)}>"
 
-    def voice(self, label: str) -> Voice:
-        """The reporter of one device."""
-        return Voice(self, label)
+    def console_of(self, label: str) -> DeviceConsole:
+        """The console of one device."""
+        return DeviceConsole(self, label)
 
     def say(self, label: str, text: str) -> None:
         """At once for few; else within GATHER_S, together with who says the same."""
@@ -82,25 +82,25 @@ class Chorus:
         self.screen.say(line_of_all(self._results.pop(key)))
 
 
-class Voice(Reporter):
+class DeviceConsole(Console):
     """One device's part."""
 
-    def __init__(self, chorus: Chorus, label: str) -> None:
-        self.chorus, self.label = chorus, label
+    def __init__(self, console: FleetConsole, label: str) -> None:
+        self.console, self.label = console, label
         self.last: Result | None = None
 
     def say(self, text: str) -> None:
-        self.chorus.say(self.label, text)
+        self.console.say(self.label, text)
 
     def result(self, result: Result) -> None:
-        self.chorus.result(self.label, result)
+        self.console.result(self.label, result)
 
     def kept(self, message: str, result: Result, path: Path) -> None:
         # The table at the end says so for all.
         self.last = result
 
     def progress(self, what: str, done: float) -> None:
-        self.chorus.progress(what, done)
+        self.console.progress(what, done)
 
 
 def agreeing(said: Iterable[tuple[str, str]]) -> list[str]:

@@ -17,7 +17,7 @@ from attune.common.identity.credential import Credential
 from attune.fedclient.link.address import Address
 
 
-class Record(msgspec.Struct, frozen=True):
+class DeviceInfo(msgspec.Struct, frozen=True):
     """device.json: for people, and to find the home again."""
 
     name: str
@@ -63,17 +63,17 @@ class Home:
         finally:
             lock.release()
 
-    def record(self) -> Record | None:
+    def record(self) -> DeviceInfo | None:
         """device.json. Errors: HomeMismatch if it is damaged."""
         path = self.path / "device.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Record)
+            return msgspec.json.decode(path.read_bytes(), type=DeviceInfo)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
             raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use another --home") from None
 
-    def remember(self, record: Record) -> None:
+    def remember(self, record: DeviceInfo) -> None:
         if record != self.record():
             write_file(self.path / "device.json", msgspec.json.format(msgspec.json.encode(record)), PUBLIC)
 
@@ -90,12 +90,12 @@ class Home:
         write_file(self.identity_folder / "ca.pem", identity.ca_pem, PUBLIC)
         identity.credential.save(self.identity_folder)
 
-    def adopt(self, joined: Home, record: Record) -> bool:
+    def adopt(self, joined: Home, record: DeviceInfo) -> bool:
         """Takes over the identity that `fedclient join` left. False if there is none (any more)."""
         if joined.identity() is None:
             return False
         old = joined.record()
-        self.remember(Record(old.name if old else record.name, record.server, record.data))
+        self.remember(DeviceInfo(old.name if old else record.name, record.server, record.data))
         try:
             # One rename, so that of two devices started at once only one gets it.
             joined.identity_folder.rename(self.identity_folder)

@@ -11,7 +11,7 @@ from attune.common import homes
 from attune.common.errors import HomeMismatch, NotEnrolled, SettingError
 from attune.common.identity.names import default_name
 from attune.common.plan import Plan
-from attune.fedclient.home import Home, Identity, Record, check_name, local_token
+from attune.fedclient.home import DeviceInfo, Home, Identity, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.options import Options
 
@@ -24,7 +24,7 @@ async def identity_of(options: Options, shard_name: str, home: Home, say: Callab
     """
     address = options.server
     name = options.name or default_name(socket.gethostname(), options.label or shard_name)
-    record = Record(name, str(address), str(options.data.expanduser().resolve()))
+    record = DeviceInfo(name, str(address), str(options.data.expanduser().resolve()))
     identity = home.identity()
     if identity is None and options.home is None and options.token is None:
         joined = Home(homes.joined_home(address.host, address.port))

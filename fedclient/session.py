@@ -7,190 +7,37 @@ stops no work, but results are handed in only on a stream on which the server ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from attune.fedclient.backoff import backoff_s
+from attune.fedclient.messages import (
+    Broke,
+    Displaced,
+    Effect,
+    Event,
+    Finished,
+    GiveUp,
+    Keep,
+    Noticed,
+    Opened,
+    Order,
+    Ordered,
+    Prepare,
+    Reconnect,
+    Refuse,
+    ReportTrouble,
+    Say,
+    Send,
+    SendRefused,
+    Sent,
+    Start,
+    StopSending,
+    StopWork,
+    Welcomed,
+    WorkDone,
+    WorkFailed,
+    Yield,
+)
 
-FIRST_DELAY_S = 0.2
-LONGEST_DELAY_S = 10.0
 STEADY_S = 5.0  # a stream that lived this long starts the back-off anew
-
-
-def backoff_s(failures: int) -> float:
-    """How long to wait after so many failures in a row (1, 2, ...): doubling, bounded."""
-    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 10))
-
-
-@dataclass(frozen=True)
-class BlobRef:
-    """One part's tensors, by the SHA-256 of their bytes."""
-
-    part: str
-    digest: str
-    size: int  # bytes
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the server wants done; `id` survives restarts of either side."""
-
-    id: str
-    round: int
-    train: bool  # else evaluate only
-    downloads: tuple[BlobRef, ...] = ()
-    returns: tuple[str, ...] = ()
-    common: tuple[BlobRef, ...] = ()  # what a stranger is served, to compare with
-    trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
-
-
-# --- events: what happened -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The control stream is open."""
-
-
-@dataclass(frozen=True)
-class Noticed:
-    text: str
-
-
-@dataclass(frozen=True)
-class Welcomed:
-    plan_json: bytes
-
-
-@dataclass(frozen=True)
-class Ordered:
-    order: Order
-
-
-@dataclass(frozen=True)
-class Finished:
-    message: str
-
-
-@dataclass(frozen=True)
-class Broke:
-    """The stream is gone, or could not be opened. Seconds since the server was last heard, and for how long it was open."""
-
-    reason: str
-    silent_s: float
-    lived_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Displaced:
-    """The server closed the stream, because another was opened with this device's certificate. `lived_s` as in Broke."""
-
-    reason: str
-    lived_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class WorkDone:
-    """The order's result is durable on disk."""
-
-    order_id: str
-
-
-@dataclass(frozen=True)
-class WorkFailed:
-    order_id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Sent:
-    order_id: str
-    late: bool
-
-
-@dataclass(frozen=True)
-class SendRefused:
-    order_id: str
-    reason: str
-
-
-Event = Opened | Noticed | Welcomed | Ordered | Finished | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused
-
-# --- effects: what to do ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Say:
-    text: str
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Build the model and tensors for this plan, or refuse it."""
-
-    plan_json: bytes
-
-
-@dataclass(frozen=True)
-class Start:
-    order: Order
-
-
-@dataclass(frozen=True)
-class StopWork:
-    order_id: str
-
-
-@dataclass(frozen=True)
-class Send:
-    """Upload and submit. `resume`: the server may hold some of it already."""
-
-    order_id: str
-    resume: bool
-
-
-@dataclass(frozen=True)
-class StopSending:
-    order_id: str
-
-
-@dataclass(frozen=True)
-class ReportTrouble:
-    order_id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Reconnect:
-    """Open the stream again after this long (the caller adds jitter)."""
-
-    after_s: float
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    reason: str
-
-
-@dataclass(frozen=True)
-class Yield:
-    """Another process is this device now: end, and leave it to that one."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """The server contradicts what it said before: stop rather than guess."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Keep:
-    """The federation is over: write the finished model and end."""
-
-    message: str
-
-
-Effect = Say | Prepare | Start | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Yield | Refuse | Keep
 
 
 class Session:

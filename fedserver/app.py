@@ -23,13 +23,14 @@ from attune.common.models.options import cautions
 from attune.common.pb import federation_pb2, federation_pb2_grpc
 from attune.fedserver.core import planning
 from attune.fedserver.core.coordinator import NOTHING_PERSONAL, Coordinator
-from attune.fedserver.core.updates import Intake
-from attune.fedserver.executors import Threads
+from attune.fedserver.core.planning import ResolvedSettings
+from attune.fedserver.core.updates import Updates
+from attune.fedserver.executors import Executors
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
-from attune.fedserver.rpc.auth import Guard
+from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.operators import Operators
 from attune.fedserver.rpc.service import AdminService, BlobService, FederationService
 from attune.fedserver.stores.sqlite import Store
@@ -62,14 +63,14 @@ async def run(options: Options, said: dict[str, Any]) -> None:
     with home.locked():
         authority = home.create()
         store = Store(home.database)
-        threads = Threads()
+        executors = Executors()
         try:
             merged = planning.reconcile(store.get("said"), said)
             settings = planning.resolve(merged)
             store.put("said", merged)
             registrar = Registrar(authority, store, settings.server.certificate_days)
-            coordinator = Coordinator(home, store, settings, authority.fingerprint, threads)
-            server = _server(settings, registrar, coordinator, store, threads, home)
+            coordinator = Coordinator(home, store, settings, authority.fingerprint, executors)
+            server = _server(settings, registrar, coordinator, store, executors, home)
             address = _listen(server, options, home.address(), registrar)
             install_operator(authority, store, home.operator)
             local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
@@ -83,26 +84,31 @@ async def run(options: Options, said: dict[str, Any]) -> None:
             home.write_address(address)
             _greet(options, address, authority.short_fingerprint, join, settings)
             await _until_told(coordinator, registrar, options.exit_when_done)
-            coordinator.roster.hang_up()
+            coordinator.streams.hang_up()
             await server.stop(STOP_GRACE_S)
             if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
                 raise coordinator.error
         finally:
-            threads.shutdown()
+            executors.shutdown()
             store.close()
 
 
 def _server(
-    settings: planning.Effective, registrar: Registrar, coordinator: Coordinator, store: Store, threads: Threads, home: Home
+    settings: ResolvedSettings,
+    registrar: Registrar,
+    coordinator: Coordinator,
+    store: Store,
+    executors: Executors,
+    home: Home,
 ) -> grpc.aio.Server:
     """The gRPC server with all its services, not listening yet."""
-    guard, keepalive_s = Guard(registrar), settings.server.keepalive_s
+    auth, keepalive_s = Auth(registrar), settings.server.keepalive_s
     server = grpc.aio.server(
-        interceptors=[guard], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
+        interceptors=[auth], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
     )
-    intake = Intake(coordinator, Uploads(home.uploads), store, threads)
-    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, intake, registrar, guard), server)
-    server.add_generic_rpc_handlers((BlobService(coordinator, intake, guard, threads).handler(),))
+    updates = Updates(coordinator, Uploads(home.uploads), store, executors)
+    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar, auth), server)
+    server.add_generic_rpc_handlers((BlobService(coordinator, updates, auth, executors).handler(),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(Operators(coordinator, registrar, store)), server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -128,7 +134,7 @@ def _services(file: Any) -> list[Any]:
     return list(file.DESCRIPTOR.services_by_name.values())
 
 
-def _greet(options: Options, address: Address, fingerprint: str, join: str, settings: planning.Effective) -> None:
+def _greet(options: Options, address: Address, fingerprint: str, join: str, settings: ResolvedSettings) -> None:
     host = socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")
     options.say(f"certificate authority {fingerprint}")

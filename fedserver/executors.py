@@ -11,7 +11,7 @@ T = TypeVar("T")
 IO_THREADS = 4
 
 
-class Threads:
+class Executors:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tensors")
         self._io = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="disk")

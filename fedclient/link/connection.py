@@ -35,7 +35,8 @@ from attune.common.pb.federation_pb2 import (
     Work,
 )
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
-from attune.fedclient import session
+from attune.fedclient import messages
+from attune.fedclient.backoff import backoff_s
 from attune.fedclient.home import Identity
 from attune.fedclient.link.address import Address
 
@@ -48,7 +49,7 @@ SAID_AFTER = 4  # failures in a row of one transfer
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 
 T = TypeVar("T")
-Handle = Callable[[session.Event], Awaitable[None]]
+Handle = Callable[[messages.Event], Awaitable[None]]
 
 
 class Broken(Exception):
@@ -131,7 +132,7 @@ class Connection:
                 call = _federation(self._channel).Connect(_messages(self._outbox))
                 await call.wait_for_connection()
                 self.open.set()
-                await handle(session.Opened())
+                await handle(messages.Opened())
                 async for message in call:
                     if (event := _event_of(message)) is not None:
                         await handle(event)
@@ -163,7 +164,7 @@ class Connection:
                 breaks += 1
                 if breaks == SAID_AFTER:
                     self._say(f"a transfer keeps failing: {broken} (trying on)")
-                await asyncio.sleep(session.backoff_s(breaks))
+                await asyncio.sleep(backoff_s(breaks))
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
         """Hands the blob's bytes from `offset` on to `take`, frame by frame. Errors: Broken, UnknownBlob, Forbidden."""
@@ -215,26 +216,26 @@ async def _messages(outbox: asyncio.Queue[DeviceMessage]) -> AsyncIterator[Devic
         yield await outbox.get()
 
 
-def _event_of(message: ServerMessage) -> session.Event | None:
+def _event_of(message: ServerMessage) -> messages.Event | None:
     """None for a kind of message that a newer server may send."""
     match message.WhichOneof("message"):
         case "welcome":
-            return session.Welcomed(message.welcome.plan_json)
+            return messages.Welcomed(message.welcome.plan_json)
         case "notice":
-            return session.Noticed(message.notice.text)
+            return messages.Noticed(message.notice.text)
         case "order":
             return _ordered(message.order)
         case "finish":
-            return session.Finished(message.finish.message)
+            return messages.Finished(message.finish.message)
     return None
 
 
-def _ordered(order: Order) -> session.Ordered | None:
+def _ordered(order: Order) -> messages.Ordered | None:
     if order.work not in (Work.WORK_TRAIN, Work.WORK_EVALUATE):
         return None
     downloads, common = (
-        tuple(session.BlobRef(ref.part, ref.digest, ref.size) for ref in refs) for refs in (order.downloads, order.common)
+        tuple(messages.BlobRef(ref.part, ref.digest, ref.size) for ref in refs) for refs in (order.downloads, order.common)
     )
     train = order.work == Work.WORK_TRAIN
     returns, trains = tuple(order.returns), tuple(order.trains)
-    return session.Ordered(session.Order(order.id, order.round, train, downloads, returns, common, trains))
+    return messages.Ordered(messages.Order(order.id, order.round, train, downloads, returns, common, trains))

@@ -21,10 +21,10 @@ from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.common.pb.federation_pb2 import Certificate, EnrolRequest
 from attune.common.pb.federation_pb2_grpc import FederationStub
-from attune.fedclient.home import Home, Identity, Record
+from attune.fedclient.backoff import backoff_s
+from attune.fedclient.home import DeviceInfo, Home, Identity
 from attune.fedclient.link.address import Address
 from attune.fedclient.link.diagnose import diagnose
-from attune.fedclient.session import backoff_s
 
 _stub: Any = FederationStub  # generated without types
 CALL_S = 30.0
@@ -32,7 +32,7 @@ DIAGNOSIS_S = 5.0
 
 
 async def enrol(
-    home: Home, record: Record, address: Address, token_text: str, connect_timeout_s: float, say: Callable[[str], None]
+    home: Home, record: DeviceInfo, address: Address, token_text: str, connect_timeout_s: float, say: Callable[[str], None]
 ) -> Identity:
     """Asks the server at `address` for a certificate in `record.name`, and keeps it in `home`.
 
@@ -66,14 +66,14 @@ async def stay_enrolled(
         check_dates(identity.credential.certificate_pem, now)
     else:
         say(f"the certificate of {identity.name} has expired; enrolling again with the same key")
-        record = home.record() or Record(identity.name, str(address))
+        record = home.record() or DeviceInfo(identity.name, str(address))
         identity = await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
     return identity
 
 
 async def _certify(
     home: Home,
-    record: Record,
+    record: DeviceInfo,
     key: bytes,
     address: Address,
     token_text: str,
@@ -87,7 +87,7 @@ async def _certify(
     credential = Credential(key, answer.certificate_pem)
     _check(token, credential, answer.ca_pem)
     identity = Identity(answer.name or record.name, credential, answer.ca_pem)
-    home.remember(Record(identity.name, record.server, record.data))
+    home.remember(DeviceInfo(identity.name, record.server, record.data))
     home.keep(identity)
     return identity
 

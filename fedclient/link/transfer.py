@@ -16,8 +16,8 @@ from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.common.wire.sinks import UploadBusy, read_frames
 from attune.fedclient.link.connection import Broken, Connection
-from attune.fedclient.session import BlobRef
-from attune.fedclient.work.state import Orders, Part, Result
+from attune.fedclient.messages import BlobRef, Part, Result
+from attune.fedclient.work.state import Orders
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
 ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had

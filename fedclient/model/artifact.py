@@ -27,10 +27,11 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data import labels
 from attune.fedclient.data.prepare import Standardiser, check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.messages import Choice
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.hardware import choose
+from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.predictors.model import Model as PlainModel
-from attune.fedclient.work.state import Choice
 from attune.fedclient.work.trainer import Trainer
 
 
@@ -66,6 +67,33 @@ def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Tensor]) -> Path:
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def save_model(learner: Learner, folder: Path) -> Path:
+    """What the device predicts with now, as the finished model in `folder`.
+
+    Errors: NoModel before the first order, DiskFull.
+    """
+    plan, result, tensors = learner.plan, learner.newest, learner.finished()
+    assert result is not None  # noqa: S101 (there is a finished model)
+    standardiser = learner.data.standardiser
+    info = ModelInfo(
+        name=learner.name,
+        federation=plan.federation,
+        method=plan.method,
+        method_options=plan.method_options,
+        model=plan.model,
+        classes=plan.classes,
+        train=plan.train,
+        standardiser=standardiser.to_dict() if standardiser else None,
+        kept=result.kept,
+        accuracy=result.accuracy,
+        accuracies={name: value for name, value in result.accuracies.items() if value is not None},
+        samples=result.samples,
+        test_samples=result.test_samples,
+        round=result.round,
+    )
+    return save(folder, info, tensors)
 
 
 class Model:

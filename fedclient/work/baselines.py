@@ -1,7 +1,8 @@
-"""What a device compares its own model with: the common model, and on request one that was trained here alone."""
+"""What a device compares its own model with (the common model, and on request one trained here alone), and which it keeps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -13,16 +14,15 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.work.choice import choose
+from attune.fedclient.messages import Choice
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
-from attune.fedclient.work.state import Choice
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
 
 Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
 
 
-class Rivals:
+class Baselines:
     """Both are plain models: trained by SGD, predicting by their own logits.
 
     Arguments: `model` only says how to compute; `saved` is the local model so far; without it a new one starts if `local`.
@@ -36,7 +36,7 @@ class Rivals:
         self.local = {name: (saved or initial)[name] for name in initial} if local else None
 
     def __repr__(self) -> str:
-        return f"<Rivals{', with local training' if self.local is not None else ''}>"
+        return f"<Baselines{', with local training' if self.local is not None else ''}>"
 
     def _initial(self) -> Tensors:
         return {name: tensor.clone() for name, tensor in tensors_of(build(self._plan.model, self._plan.seed)).items()}
@@ -70,3 +70,19 @@ def best(candidates: Candidates, data: Prepared) -> Choice:
         return "personalized"
     x, y = data.validation_x, data.validation_y
     return choose({name: trainer.right(tensors, x, y) for name, (trainer, tensors) in candidates.items()})
+
+
+def choose(right: Mapping[Choice, torch.Tensor]) -> Choice:
+    """The personalized model, unless another is clearly right more often.
+
+    right: for every model, on the same V validation samples, which it labels rightly, (V,) bool, or (V, T) where each of T
+    positions has a label. Clearly: the sum of the differences between two models exceeds one standard error, the root of the
+    sum of their squares; with one label a sample, of the number of samples that only one of the two labels rightly. The
+    positions of a sequence are not independent, so a sequence has one difference.
+    """
+    best: Choice = "personalized"
+    for name, right_V in right.items():
+        gain_V = (right_V.double() - right[best].double()).view(len(right_V), -1).sum(dim=1)
+        if float(gain_V.sum()) > math.sqrt(float(gain_V.square().sum())):
+            best = name
+    return best

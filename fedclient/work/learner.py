@@ -23,11 +23,14 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.session import BlobRef, Order
-from attune.fedclient.work import baselines as rivals
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.prepare import Prepared, prepare
+from attune.fedclient.home import Home
+from attune.fedclient.messages import BlobRef, Order, Result
+from attune.fedclient.options import Options
+from attune.fedclient.work import baselines, hardware
 from attune.fedclient.work.build import objective_for, predictor_for
-from attune.fedclient.work.state import Orders, Result, check_order_id
+from attune.fedclient.work.state import Orders, check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
 
 RECEIVED, LOCAL, KEPT = "received", "local", "kept"  # what is committed beside the model's tensors
@@ -71,7 +74,7 @@ class Learner:
             self.served = dict(self.newest.served) if received is not None else {}
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
-        self.rivals = rivals.Rivals(plan, model, device, local, baseline == "local")
+        self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local")
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -80,10 +83,13 @@ class Learner:
         """What a blob of this part must hold. Errors: Forbidden for a part that is private or that this method has not."""
         return manifest_of(self._of_part(part, self.theta))
 
-    def missing(self, order: Order) -> list[BlobRef]:
-        """What `order` refers to and this device does not hold already, each blob once."""
+    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
+        """What `order` refers to and this device does not hold already, each blob once, and what it must hold.
+
+        Errors: Forbidden.
+        """
         refs = {ref.digest: ref for ref in (*order.common, *order.downloads)}
-        return [ref for ref in refs.values() if self.served.get(ref.part) != ref.digest]
+        return [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
 
     def carry_out(
         self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
@@ -103,7 +109,7 @@ class Learner:
         samples = len(self.data.train_x), len(self.data.test_x)
         result = Result(order.id, order.round, order.train, *samples, bytes_down=bytes_down, served=served)
         beside = {RECEIVED: received} if self.keeps_received else {}
-        seeds, local = self._seeds(order.round), self.rivals.local
+        seeds, local = self._seeds(order.round), self.baselines.local
         if order.train:
             result, theta, local = self._trained(result, theta, received, order, progress, cancelled)
         else:
@@ -117,7 +123,7 @@ class Learner:
         sequence = self.newest.sequence + 1 if self.newest else 1
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
-        self.theta, self.received, self.served, self.rivals.local = theta, received, served, local
+        self.theta, self.received, self.served, self.baselines.local = theta, received, served, local
         return self.newest
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
@@ -136,7 +142,7 @@ class Learner:
         self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
     ) -> tuple[Result, Tensors, Tensors | None]:
         """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
-        data, seeds, passes = self.data, self._seeds(order.round), 1 if self.rivals.local is None else 2
+        data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
         def first(done: float) -> None:
             progress(done / passes)
@@ -148,7 +154,7 @@ class Learner:
         trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains)
         after = self._accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
-        return result, trained.tensors, self.rivals.trained(data, seeds, second, cancelled)
+        return result, trained.tensors, self.baselines.trained(data, seeds, second, cancelled)
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
         """What a stranger is served, as the order has it; empty if it does not say."""
@@ -163,9 +169,9 @@ class Learner:
         """(the result with the accuracy of every model that there is, the tensors of the one kept if that is not theta's)."""
         data = self.data
         own = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        candidates: rivals.Candidates = {"personalized": (self.trainer, own), **self.rivals.candidates(common)}
-        found = rivals.accuracies(candidates, data)
-        kept = rivals.best(candidates, data) if self.keep == "best" else "personalized"
+        candidates: baselines.Candidates = {"personalized": (self.trainer, own), **self.baselines.candidates(common)}
+        found = baselines.accuracies(candidates, data)
+        kept = baselines.best(candidates, data) if self.keep == "best" else "personalized"
         result = msgspec.structs.replace(
             result,
             accuracy_before=found.get("personalized"),
@@ -217,6 +223,14 @@ class Learner:
         if manifest_of(state) != manifest_of(self.theta):
             raise HomeMismatch(f"the state under {self.orders.path} is not of this federation's model; use another --home")
         return {name: state[name] for name in self.theta}
+
+
+def make_learner(plan: Plan, shard: LazyShard, name: str, home: Home, options: Options) -> Learner:
+    """Everything that orders need. Errors: ShapeMismatch, UndeclaredLabels, SettingError, HomeMismatch."""
+    # Threads are counted for each thread that computes, so this is set in the worker's.
+    hardware.set_threads(options.threads)
+    device = hardware.choose(options.device)
+    return Learner(plan, prepare(shard.load(), plan), name, Orders(home.orders), device, options.keep, options.baseline)
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from torch import Tensor
@@ -20,57 +19,11 @@ from torch import Tensor
 from attune.common.errors import HomeMismatch, WireError
 from attune.common.wire.blobs import disk_errors, sync_folder
 from attune.common.wire.files import read_tensors, write_tensors
+from attune.fedclient.messages import Part, Result
 
 Tensors = dict[str, Tensor]
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _STATE = "state"
-
-Choice = Literal["personalized", "common", "local"]
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One blob of the update."""
-
-    part: str
-    digest: str  # SHA-256, lower-case hexadecimal
-    size: int  # bytes
-
-
-class Result(msgspec.Struct, frozen=True):
-    """update.json: what carrying out an order came to."""
-
-    order_id: str
-    round: int
-    trained: bool
-    samples: int  # training samples
-    test_samples: int
-    loss: float | None = None
-    accuracy_before: float | None = None
-    accuracy_after: float | None = None
-    accuracy_common: float | None = None  # of what a stranger is served
-    accuracy_local: float | None = None  # of local training alone
-    kept: Choice = "personalized"  # which of them the device predicts with
-    validation_samples: int = 0  # by which that was chosen; 0: there was no choice
-    seconds: float = 0.0
-    bytes_down: int = 0
-    parts: list[Part] = []
-    served: dict[str, str] = {}  # part -> digest of what received.safetensors holds of it
-    sequence: int = 0
-
-    @property
-    def bytes_up(self) -> int:
-        return sum(part.size for part in self.parts)
-
-    @property
-    def accuracies(self) -> dict[Choice, float | None]:
-        """Of each model that the device could keep, on its test part."""
-        personalized = self.accuracy_after if self.trained else self.accuracy_before
-        return {"personalized": personalized, "common": self.accuracy_common, "local": self.accuracy_local}
-
-    @property
-    def accuracy(self) -> float | None:
-        """Of the model that is kept."""
-        return self.accuracies[self.kept]
 
 
 def check_order_id(order_id: str) -> str:

@@ -1,7 +1,6 @@
-"""Where tensors are worked on: one thread for all devices of a process, and few devices at a time that hold any.
+"""Where a device works on tensors: one thread for all devices of a process, and few devices at a time that hold any.
 
-A device hands its orders to `carry_out` and does not know when, or together with whose, they are worked on. They are worked
-on one after the other here; a place that trains several devices of one plan at once fits behind the same method.
+torch is imported on that thread, by the first learner that is made: the event loop stays live meanwhile.
 """
 
 from __future__ import annotations
@@ -12,17 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from attune.fedclient.session import Order
+from attune.common.plan import Plan
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.home import Home
+from attune.fedclient.options import Options
 
 if TYPE_CHECKING:
-    from attune.fedclient.work.bench import Bench
-    from attune.fedclient.work.state import Result, Tensors
+    from attune.fedclient.messages import Result
+    from attune.fedclient.work.learner import Learner
 
 T = TypeVar("T")
 
 
-class Place:
-    """`turns`: so many devices may hold tensors; `keep`: a device that waits for its next order keeps them in memory."""
+class Worker:
+    """turns: so many devices may hold tensors at a time. keep: a device that waits for its next order keeps them in memory."""
 
     def __init__(self, turns: int = 1, keep: bool = True) -> None:
         self.keep = keep
@@ -30,7 +32,7 @@ class Place:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
     def __repr__(self) -> str:
-        return f"<Place, keep={self.keep}, {self.turn}>"
+        return f"<Worker, keep={self.keep}, {self.turn}>"
 
     def __enter__(self) -> Self:
         return self
@@ -42,14 +44,41 @@ class Place:
         """`work(*arguments)` on the thread that tensors belong to; the event loop stays live."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
-    async def carry_out(
-        self,
-        bench: Bench,
-        order: Order,
-        fetched: dict[str, Tensors],
-        bytes_down: int,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-    ) -> Result:
-        """The order's result, durable. The caller has its turn. Errors: those of Learner.carry_out."""
-        return await self.do(bench.carry_out, order, fetched, bytes_down, progress, cancelled)
+
+class LearnerSlot:
+    """One device's learner, which exists while an order is worked on; between orders only if `keep`.
+
+    A learner is made from shard, plan and the newest order on disk, as after a restart. So putting it away changes no bit.
+    `rest` may be called from any thread; everything else belongs to the worker's.
+    Errors of the constructor: those of make_learner.
+    """
+
+    def __init__(self, plan: Plan, shard: LazyShard, name: str, home: Home, options: Options, keep: bool) -> None:
+        self._arguments = plan, shard, name, home, options
+        self._home, self._keep = home, keep
+        self._learner: Learner | None = None
+        self._newest: Result | None = None
+        self.orders = self.awake().orders
+        self.rest()
+
+    def __repr__(self) -> str:
+        return f"<LearnerSlot in {self._home.path}, {'at rest' if self._learner is None else 'in use'}>"
+
+    @property
+    def newest(self) -> Result | None:
+        """What the newest order that was carried out came to."""
+        return self._learner.newest if self._learner is not None else self._newest
+
+    def awake(self) -> Learner:
+        """The learner, made if it is not there. Errors: those of make_learner."""
+        if self._learner is None:
+            from attune.fedclient.work.learner import make_learner
+
+            self._learner = make_learner(*self._arguments)
+        return self._learner
+
+    def rest(self) -> None:
+        """Lets go of all tensors, unless they are to be kept."""
+        if self._learner is not None and not self._keep:
+            self._newest = self._learner.newest
+            self._learner = None

@@ -23,11 +23,12 @@ from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.dispatch import Dispatch
+from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.round import RoundMachine
-from attune.fedserver.executors import Threads
+from attune.fedserver.executors import Executors
 from attune.fedserver.home import Home
 from attune.fedserver.rpc.sessions import Session
-from attune.fedserver.rpc.streams import Roster
+from attune.fedserver.rpc.streams import Streams
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.view.status import summary
@@ -43,16 +44,16 @@ GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 class Coordinator:
     """The federation on the event loop: who is connected, which orders are out, and what is durable."""
 
-    def __init__(self, home: Home, store: Store, settings: planning.Effective, federation: str, threads: Threads) -> None:
+    def __init__(self, home: Home, store: Store, settings: ResolvedSettings, federation: str, executors: Executors) -> None:
         self.settings = settings
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
         self.error: AttuneError | None = None
         self.inbox = Inbox(home.inbox)
-        self.roster = Roster(store)
-        self._orders = Dispatch(settings, store, self.roster, threads)
+        self.streams = Streams(store)
+        self._orders = Dispatch(settings, store, self.streams, executors)
         self.book = self._orders.book
-        self._home, self._store, self._federation, self._threads = home, store, federation, threads
+        self._home, self._store, self._federation, self._executors = home, store, federation, executors
         saved = store.get("plan")
         self._plan: Plan | None = msgspec.convert(saved, Plan) if saved else None
         self._engine: Engine | None = None
@@ -65,7 +66,7 @@ class Coordinator:
         self.machine = RoundMachine(settings.policy, settings.seed, record, self._reported(record), self._finished(record))
 
     def __repr__(self) -> str:
-        return f"Coordinator({self.machine!r}, {self.roster!r})"
+        return f"Coordinator({self.machine!r}, {self.streams!r})"
 
     @property
     def engine(self) -> Engine:
@@ -87,7 +88,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Takes up the step at which the last process stopped."""
-        await self._threads.disk(self.inbox.clear_except, *self.machine.record.open_orders)
+        await self._executors.disk(self.inbox.clear_except, *self.machine.record.open_orders)
         if self._plan is not None:
             await self._make_engine(self._plan)
         async with self._turn:
@@ -108,20 +109,20 @@ class Coordinator:
         if self._plan is not None:
             planning.check_fits(profile, self._plan, name)
         else:
-            for other, reference in self.roster.profiles().items():
+            for other, reference in self.streams.profiles().items():
                 if other != name:
                     planning.check_like(profile, reference, name)
-        session = self.roster.enter(name, profile, software)
+        session = self.streams.enter(name, profile, software)
         self._spawn(self._welcome(session))
         return session
 
     async def _welcome(self, session: Session) -> None:
         async with self._turn:
-            if not self.roster.is_current(session):
+            if not self.streams.is_current(session):
                 return
             if self._plan is not None:
                 self._send_plan(session.name, self._plan)
-            elif len(self.roster) >= self.settings.round.min_clients and not await self._try_plan():
+            elif len(self.streams) >= self.settings.round.min_clients and not await self._try_plan():
                 return
             await self._handle(events.Connected(session.name, time.time(), newcomer=self._is_newcomer(session.name)))
         self._tell_who_waits(session)
@@ -131,11 +132,11 @@ class Coordinator:
         return device is None or not device.contributed
 
     def _send_plan(self, name: str, plan: Plan) -> None:
-        self.roster.send(name, welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
+        self.streams.send(name, welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
 
     def _tell_who_waits(self, session: Session) -> None:
         record = self.machine.record
-        missing = self.settings.round.min_clients - len(self.roster)
+        missing = self.settings.round.min_clients - len(self.streams)
         if record.phase is events.Phase.WAITING and missing > 0:
             session.send(notice=pb.Notice(text=f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
         elif record.phase is events.Phase.DONE and self.settings.round.adapt_rounds and not self.settings.adaptation:
@@ -145,7 +146,7 @@ class Coordinator:
 
     async def disconnect(self, session: Session) -> None:
         """The stream is gone. An older stream of a device that has reconnected changes nothing."""
-        if self.roster.leave(session):
+        if self.streams.leave(session):
             await self.dispatch(events.Disconnected(session.name, time.time()))
 
     async def excuse(self, name: str, reason: str) -> None:
@@ -158,7 +159,7 @@ class Coordinator:
         """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
         await self.finished.wait()
         for _ in range(GOODBYE_STEPS):
-            if not self.roster:
+            if not self.streams:
                 return
             await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)
 
@@ -166,7 +167,7 @@ class Coordinator:
         """A device says how far it is with an order."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self.book.order(name, order_id)
-            self.roster.progress(name, done)
+            self.streams.progress(name, done)
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order."""
@@ -177,12 +178,12 @@ class Coordinator:
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
-            session = self.roster.get(name)
+            session = self.streams.get(name)
             if session is not None:
                 session.close(error)
                 await self.disconnect(session)
                 await self.excuse(name, str(error))
-        return len(self.roster)
+        return len(self.streams)
 
     # --- orders
 
@@ -203,7 +204,7 @@ class Coordinator:
             return Engine(plan, slots, self._home.state, self._home.serve, closed)
 
         slots, closed = self._store.slots(), self.machine.record.round
-        self._engine = await self._threads.worker(make)
+        self._engine = await self._executors.worker(make)
 
     async def _try_plan(self) -> bool:
         """False, and the server is told to stop, if no model fits both the settings and what the devices declared."""
@@ -216,11 +217,11 @@ class Coordinator:
 
     async def _make_plan(self) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
-        profiles = self.roster.profiles()
+        profiles = self.streams.profiles()
         plan = planning.make_plan(self.settings, profiles, self._federation)
         await self._make_engine(plan)
         self._store.commit_round(self.machine.record, self.engine.staged_slots(), [], {}, plan=plan)
-        await self._threads.worker(self.engine.settle)
+        await self._executors.worker(self.engine.settle)
         self._plan = plan
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         if why := planning.why_this_model(self.settings, plan):
@@ -269,7 +270,7 @@ class Coordinator:
 
     async def _aggregate(self, number: int, cohort: set[str]) -> None:
         """The commit point of a round: the new state, the record and the metrics become durable together."""
-        found = await self._threads.disk(self.inbox.entries, "train", number)
+        found = await self._executors.disk(self.inbox.entries, "train", number)
         entries = {name: entry for name, entry in found.items() if name in self.machine.reported}  # others are late
         updates = {name: entry for name, entry in entries.items() if name in cohort}
         marks = self._orders.fetched(self.machine.record, entries, number - 1, "train")
@@ -279,9 +280,9 @@ class Coordinator:
         before = msgspec.json.encode(self.machine.record)
         try:
             if self.machine.record.adapting and self.settings.adaptation is not None:
-                metrics = await self._threads.worker(self.engine.adapt, updates, self.settings.adaptation)
+                metrics = await self._executors.worker(self.engine.adapt, updates, self.settings.adaptation)
             else:
-                metrics = await self._threads.worker(self.engine.aggregate, updates)
+                metrics = await self._executors.worker(self.engine.aggregate, updates)
             effects = self.machine.handle(events.Aggregated(time.time()))
             self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
         except Exception as error:
@@ -290,29 +291,29 @@ class Coordinator:
             self._fail(error)
             return
         self._saved_record = msgspec.json.encode(self.machine.record)
-        await self._threads.worker(self.engine.settle)
+        await self._executors.worker(self.engine.settle)
         rounds = self.settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
         LOG.info("%s closed: %s", which, summary(rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, metrics)
         await self._follow(effects)
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
-        await self._threads.disk(self.inbox.clear, "train", number)
+        await self._executors.disk(self.inbox.clear, "train", number)
 
     async def _commit_evaluation(self) -> None:
         number = self.machine.record.round
-        entries = await self._threads.disk(self.inbox.entries, "evaluate", number)
+        entries = await self._executors.disk(self.inbox.entries, "evaluate", number)
         if not entries:  # nobody answered, or it is committed already
             return
         rows = [entry.row for entry in entries.values()]
         marks = self._orders.fetched(self.machine.record, entries, number, "evaluate")
         self._store.commit_round(self.machine.record, [], rows, marks)
-        await self._threads.disk(self.inbox.clear, "evaluate", number)
+        await self._executors.disk(self.inbox.clear, "evaluate", number)
         LOG.info("state after round %d evaluated: %s", number, summary(rows, "served"))
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
-            self.roster.send(name, finish=pb.Finish(message=f"all {self.settings.round.rounds} rounds are done"))
+            self.streams.send(name, finish=pb.Finish(message=f"all {self.settings.round.rounds} rounds are done"))
         if self.machine.record.phase is events.Phase.DONE:  # else newcomers are given rounds of their own first
             self.finished.set()
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.orders import OrderId
-from attune.fedserver.core.planning import Effective
-from attune.fedserver.executors import Threads
-from attune.fedserver.rpc.streams import Roster
+from attune.fedserver.core.planning import ResolvedSettings
+from attune.fedserver.executors import Executors
+from attune.fedserver.rpc.streams import Streams
 from attune.fedserver.stores.sqlite import Store
 
 if TYPE_CHECKING:
@@ -24,25 +24,25 @@ LOG = logging.getLogger("fedserver")
 class Dispatch:
     """Writes orders into its book and sends them."""
 
-    def __init__(self, settings: Effective, store: Store, roster: Roster, threads: Threads) -> None:
+    def __init__(self, settings: ResolvedSettings, store: Store, streams: Streams, executors: Executors) -> None:
         self.book = OrderBook()
-        self._settings, self._store, self._roster, self._threads = settings, store, roster, threads
+        self._settings, self._store, self._streams, self._executors = settings, store, streams, executors
 
     def __repr__(self) -> str:
         return f"Dispatch({self.book!r})"
 
     async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Collection[str]) -> None:
         """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
-        served = await self._threads.worker(engine.serve, record.devices)
-        common = await self._threads.worker(engine.common) if work == "evaluate" else {}
+        served = await self._executors.worker(engine.serve, record.devices)
+        common = await self._executors.worker(engine.common) if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
             blobs = served[name] if self._needs_download(record, name, work) else {}
             trains, returns = self._task_of(engine, record, name) if work == "train" else ((), [])
             left_s = max(0.0, record.deadline - time.time())
             order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common, trains)
-            self._roster.send(name, order=order)
-            self._roster.progress(name, 0.0)
+            self._streams.send(name, order=order)
+            self._streams.progress(name, 0.0)
 
     def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
         """Marks for those of `names` that were served the state after `state_round`."""

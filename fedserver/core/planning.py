@@ -23,7 +23,7 @@ MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
 
 
 @dataclass(frozen=True)
-class Effective:
+class ResolvedSettings:
     """Every setting with its value: what was said, over the method's defaults, over the general ones."""
 
     method: Method
@@ -63,7 +63,7 @@ def _components(method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def resolve(said: Mapping[str, Any]) -> Effective:
+def resolve(said: Mapping[str, Any]) -> ResolvedSettings:
     """Checks all that can be checked before a device has connected. Errors: SettingError with the nearest known name."""
     options = dict(said.get("method", {}))
     method = method_from_options(options)
@@ -74,7 +74,7 @@ def resolve(said: Mapping[str, Any]) -> Effective:
     name = model.pop("name", None)
     models.check_options(name, model)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
-    return Effective(
+    return ResolvedSettings(
         method=method,
         method_options=options,
         model_name=name,
@@ -105,7 +105,7 @@ def reconcile(recorded: Mapping[str, Any] | None, said: Mapping[str, Any]) -> di
     return merged
 
 
-def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: str) -> Plan:
+def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str) -> Plan:
     """The plan for the devices present at round 1: classes are the sorted union of their labels. Errors: SettingError."""
     ordered = [profiles[name] for name in sorted(profiles)]
     labels: set[Label] = {label for profile in ordered for label in profile.labels}
@@ -131,7 +131,7 @@ def make_plan(settings: Effective, profiles: Mapping[str, Profile], federation: 
     )
 
 
-def why_this_model(settings: Effective, plan: Plan) -> str:
+def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Why a model was chosen that is not the usual one for this kind of data; empty if it is, or was named."""
     lacking = models.lacking(plan.model.kind, _roles_of(settings.method))
     if settings.model_name or not lacking:

@@ -16,16 +16,16 @@ from attune.common.wire.sinks import FileSink
 from attune.fedserver.core.coordinator import Coordinator
 from attune.fedserver.core.orders import OrderId
 from attune.fedserver.core.planning import MAX_COUNT
-from attune.fedserver.executors import Threads
+from attune.fedserver.executors import Executors
 from attune.fedserver.stores.sqlite import Device, Row, Store
 from attune.fedserver.stores.uploads import Target, Uploads
 
 KEPT = ("", "personalized", "common", "local")
 
 
-class Intake:
-    def __init__(self, coordinator: Coordinator, uploads: Uploads, store: Store, threads: Threads) -> None:
-        self._coordinator, self._uploads, self._store, self._threads = coordinator, uploads, store, threads
+class Updates:
+    def __init__(self, coordinator: Coordinator, uploads: Uploads, store: Store, executors: Executors) -> None:
+        self._coordinator, self._uploads, self._store, self._executors = coordinator, uploads, store, executors
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
@@ -33,18 +33,18 @@ class Intake:
     async def open(self, name: str, target: Target) -> FileSink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
         max_bytes = self._check(name, target)
-        sink = await self._threads.disk(self._uploads.sink, name, target, max_bytes)
+        sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
             raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
         return sink
 
     async def write(self, name: str, target: Target, sink: FileSink, frames: list[bytes]) -> None:
         """Appends frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
-        await self._threads.disk(self._uploads.write, name, target.part, sink, frames)
+        await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def close(self, name: str, target: Target, sink: FileSink) -> None:
         """Errors: OrderClosed as for `write`, DigestMismatch, Truncated, DiskFull."""
-        await self._threads.disk(self._uploads.complete, name, target.part, sink)
+        await self._executors.disk(self._uploads.complete, name, target.part, sink)
 
     def offset(self, name: str, target: Target) -> int:
         """How many bytes of an announced blob are here."""
@@ -78,7 +78,7 @@ class Intake:
             await self._accept(order, order_id, update)
         if await self._coordinator.report(name, order_id.round):
             return pb.Receipt(status=pb.Receipt.STATUS_ACCEPTED)
-        await self._threads.disk(self._coordinator.inbox.discard, order_id)
+        await self._executors.disk(self._coordinator.inbox.discard, order_id)
         return pb.Receipt(status=pb.Receipt.STATUS_LATE, message=f"round {order_id.round} is closed")
 
     async def _accept(self, order: pb.Order, order_id: OrderId, update: pb.Update) -> None:
@@ -94,13 +94,13 @@ class Intake:
             paths = {part: blob.path for part, blob in blobs.items()}
             max_norm = self._coordinator.settings.server.max_update_norm
             for part, path in paths.items():
-                await self._threads.worker(self._coordinator.engine.check, name, cast(PartKind, part), path, max_norm)
+                await self._executors.worker(self._coordinator.engine.check, name, cast(PartKind, part), path, max_norm)
         except (UnknownBlob, DiskFull):
             raise
         except AttuneError as refusal:
             await self._coordinator.excuse(name, f"update refused: {refusal}")
             raise
-        await self._threads.disk(self._coordinator.inbox.accept, order_id, row, paths)
+        await self._executors.disk(self._coordinator.inbox.accept, order_id, row, paths)
 
 
 def row_of(order_id: OrderId, update: pb.Update, device: Device | None) -> Row:

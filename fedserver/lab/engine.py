@@ -77,7 +77,7 @@ class Engine:
         """For each part the file with what one of whom nothing is known would be served: devices compare their own with it."""
         for part, aggregator in sorted(self.aggregators.items()):
             if part not in self._common:
-                found = aggregator.stranger()
+                found = aggregator.cold_start()
                 if isinstance(found, str):
                     self._common[part] = self.vaults[part].blob(found)
                 else:

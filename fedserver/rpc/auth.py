@@ -23,7 +23,7 @@ ALLOWED = {
 }
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses before a handler sees the call. Handlers learn the caller's name from `name_of`, never from a message."""
 
     def __init__(self, registrar: Registrar) -> None:

@@ -1,4 +1,4 @@
-"""gRPC adapters: messages in, coordinator and intake called, messages out. No decision is made here."""
+"""gRPC adapters: messages in, coordinator and updates called, messages out. No decision is made here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attune.common.plan import Profile
 from attune.common.wire.frames import FRAME_BYTES
 from attune.common.wire.sinks import read_frames
 from attune.fedserver.core.coordinator import Coordinator
-from attune.fedserver.core.updates import Intake
-from attune.fedserver.executors import Threads
+from attune.fedserver.core.updates import Updates
+from attune.fedserver.executors import Executors
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.pb import admin_pb2 as admin_pb
 from attune.fedserver.pb import admin_pb2_grpc
-from attune.fedserver.rpc.auth import Guard
+from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.operators import Operators
 from attune.fedserver.rpc.sessions import Session
 from attune.fedserver.stores.uploads import Target
@@ -34,22 +34,22 @@ UPLOAD_KEY = "attune-upload-bin"
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    def __init__(self, coordinator: Coordinator, intake: Intake, registrar: Registrar, guard: Guard) -> None:
-        self._coordinator, self._intake, self._registrar, self._guard = coordinator, intake, registrar, guard
+    def __init__(self, coordinator: Coordinator, updates: Updates, registrar: Registrar, auth: Auth) -> None:
+        self._coordinator, self._updates, self._registrar, self._auth = coordinator, updates, registrar, auth
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.Certificate:  # noqa: N802
-        pem = self._registrar.enrol(self._guard.fingerprint_of(context), request.name, request.csr_der)
+        pem = self._registrar.enrol(self._auth.fingerprint_of(context), request.name, request.csr_der)
         return self._certificate(pem, request.name)
 
     async def Renew(self, request: pb.RenewRequest, context: grpc.aio.ServicerContext) -> pb.Certificate:  # noqa: N802
-        name = self._guard.name_of(context)
+        name = self._auth.name_of(context)
         return self._certificate(self._registrar.renew(name, request.csr_der), name)
 
     def _certificate(self, pem: bytes, name: str) -> pb.Certificate:
         return pb.Certificate(certificate_pem=pem, ca_pem=self._registrar.authority.certificate_pem, name=name)
 
     async def Connect(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
-        name = self._guard.name_of(context)
+        name = self._auth.name_of(context)
         hello = await self._hello(name, context)
         session = await self._coordinator.connect(name, _profile_of(hello, name), hello.software)
         listening = asyncio.create_task(self._listen(session, context))
@@ -87,14 +87,14 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             session.close()
 
     async def Submit(self, request: pb.Update, context: grpc.aio.ServicerContext) -> pb.Receipt:  # noqa: N802
-        return await self._intake.submit(self._guard.name_of(context), request)
+        return await self._updates.submit(self._auth.name_of(context), request)
 
 
 class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
-    def __init__(self, coordinator: Coordinator, intake: Intake, guard: Guard, threads: Threads) -> None:
-        self._coordinator, self._intake, self._guard, self._threads = coordinator, intake, guard, threads
+    def __init__(self, coordinator: Coordinator, updates: Updates, auth: Auth, executors: Executors) -> None:
+        self._coordinator, self._updates, self._auth, self._executors = coordinator, updates, auth, executors
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -109,28 +109,28 @@ class BlobService:
         )
 
     async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        blob = self._coordinator.book.offer(self._guard.name_of(context), request.digest)
+        blob = self._coordinator.book.offer(self._auth.name_of(context), request.digest)
         frames = read_frames(blob.path, request.offset)
-        while batch := await self._threads.disk(_take, frames):
+        while batch := await self._executors.disk(_take, frames):
             for frame in batch:
                 yield frame
 
     async def upload(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.UploadReply:
-        name = self._guard.name_of(context)
+        name = self._auth.name_of(context)
         target = _target_of(context, name)
-        sink = await self._intake.open(name, target)
+        sink = await self._updates.open(name, target)
         skip = sink.offset - target.offset  # what an earlier stream has already brought
         async for batch in _batches(frames, name):
             fresh = []
             for frame in batch:
                 fresh.append(frame[skip:])
                 skip = max(0, skip - len(frame))
-            await self._intake.write(name, target, sink, fresh)
-        await self._intake.close(name, target, sink)
+            await self._updates.write(name, target, sink, fresh)
+        await self._updates.close(name, target, sink)
         return pb.UploadReply(received=target.size)
 
     async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:
-        return pb.UploadOffsetReply(offset=self._intake.offset(self._guard.name_of(context), _target(request)))
+        return pb.UploadOffsetReply(offset=self._updates.offset(self._auth.name_of(context), _target(request)))
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):

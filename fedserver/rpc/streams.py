@@ -14,14 +14,14 @@ LOG = logging.getLogger("fedserver")
 MAX_LABELS = 500  # characters of its classes that are kept for pictures
 
 
-class Roster:
+class Streams:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._sessions: dict[str, Session] = {}
         store.disconnect_all()
 
     def __repr__(self) -> str:
-        return f"Roster({sorted(self._sessions)})"
+        return f"Streams({sorted(self._sessions)})"
 
     def __len__(self) -> int:
         return len(self._sessions)

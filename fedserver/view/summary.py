@@ -17,7 +17,7 @@ import msgspec
 
 from attune.common.config import RoundSettings
 from attune.common.methods.method import Evaluate
-from attune.fedserver.core.planning import Effective
+from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.stores.sqlite import Row
 from attune.fedserver.view import status as report
 
@@ -92,7 +92,7 @@ class Summary(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
 
-def summarise(rows: Sequence[Row], effective: Effective, model: str | None, closed: int) -> Summary:
+def summarise(rows: Sequence[Row], effective: ResolvedSettings, model: str | None, closed: int) -> Summary:
     """The whole of summary.json. Rows must be in the order of time."""
     evaluate, policy = effective.method.evaluate, effective.round
     found = curves(rows, evaluate, policy)

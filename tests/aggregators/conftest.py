@@ -95,9 +95,9 @@ class Bench:
             key: {name: self.vault.read(key)[name].clone() for name in self.vault.read(key)} for key in list(self.vault.keys())
         }
 
-    def stranger(self) -> Tensors:
+    def cold_start(self) -> Tensors:
         """What one of whom nothing is known is served."""
-        found = self.aggregator.stranger()
+        found = self.aggregator.cold_start()
         tensors = self.vault.read(found) if isinstance(found, str) else found
         return {name: tensors[name].clone() for name in SHAPES}
 

@@ -150,12 +150,12 @@ def test_state_is_kept_by_name_for_who_is_not_in_the_cohort():
     vault = MemoryVault()
     aggregator = Attention(AttentionSettings(), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros(2)})
-    assert aggregator.slot("a") == "stranger"
+    assert aggregator.slot("a") == "cold-start"
     aggregator.close_round([Update("a", 1, {"x": torch.tensor([1.0, 0.0])}), Update("b", 1, {"x": torch.tensor([0.0, 1.0])})])
     kept = vault.read("client/a")["x"].clone()
     aggregator.close_round([Update("b", 1, {"x": torch.tensor([5.0, 5.0])}), Update("c", 1, {"x": torch.tensor([2.0, 1.0])})])
     assert torch.equal(vault.read(aggregator.slot("a"))["x"], kept)
-    assert aggregator.slot("c") == "client/c" and aggregator.slot("d") == "stranger"
+    assert aggregator.slot("c") == "client/c" and aggregator.slot("d") == "cold-start"
 
 
 def test_metric_is_the_mean_weight_on_oneself():

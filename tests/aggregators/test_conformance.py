@@ -90,16 +90,16 @@ def test_a_client_that_never_returns_holds_nobody_up(bench):
 
 def test_what_a_stranger_is_served_is_whole_and_follows_from_the_state_alone(bench, new_bench, identical):
     other = new_bench(bench.kind)
-    assert identical(bench.stranger(), other.stranger())
+    assert identical(bench.cold_start(), other.cold_start())
     for number, samples in enumerate([SAMPLES, {"bob": 3, "cyd": 5}]):
         bench.served(f"visitor{number}")
         bench.play(number, samples)
         other.play(number, samples)
         other.reopen()
         before = other.state()
-        assert identical(bench.stranger(), other.stranger())
+        assert identical(bench.cold_start(), other.cold_start())
         assert identical(before, other.state()), "nobody was admitted, nothing was written"
-        assert {name: (t.shape, t.dtype) for name, t in bench.stranger().items()} == {
+        assert {name: (t.shape, t.dtype) for name, t in bench.cold_start().items()} == {
             name: (t.shape, t.dtype) for name, t in bench.served("ann").items()
         }
 
@@ -107,13 +107,13 @@ def test_what_a_stranger_is_served_is_whole_and_follows_from_the_state_alone(ben
 def test_a_newcomer_to_a_trained_federation_is_served_what_a_stranger_is(bench, identical):
     if bench.kind == "hypernetwork-fixed":
         pytest.skip("embeddings that are never trained have no mean: everybody keeps a draw of their own")
-    start = bench.stranger()
+    start = bench.cold_start()
     bench.served("early")
     bench.play(0, SAMPLES)
     bench.play(1, {"ann": 2, "bob": 1})
-    assert not identical(start, bench.stranger())
-    assert identical(bench.served("zoe"), bench.stranger())
-    assert identical(bench.served("early"), bench.stranger()), "who was only evaluated is a newcomer too"
+    assert not identical(start, bench.cold_start())
+    assert identical(bench.served("zoe"), bench.cold_start())
+    assert identical(bench.served("early"), bench.cold_start()), "who was only evaluated is a newcomer too"
 
 
 def test_admitting_again_changes_nothing(bench, identical):

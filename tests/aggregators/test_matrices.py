@@ -53,7 +53,7 @@ def test_the_last_round_takes_the_place_of_the_one_before():
         aggregator.close_round([Update(name, 1.0, {"x": torch.ones(2)}) for name in cohort])
     names, found = matrices.read(vault.read(matrices.KEY))
     assert (names, found["one"].tolist()) == (["c"], [[1.0]])
-    assert Attention(AttentionSettings(), vault, 0, {"one": ["x"]}).slot("matrices") == "stranger", "it is nobody's value"
+    assert Attention(AttentionSettings(), vault, 0, {"one": ["x"]}).slot("matrices") == "cold-start", "it is nobody's value"
 
 
 @pytest.mark.parametrize(

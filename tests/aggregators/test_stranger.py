@@ -37,9 +37,9 @@ def test_attended_strangers_get_the_mean_of_all_who_have_contributed(history: li
         known |= rows.keys()
         served = [vault.read(aggregator.slot(name))["x"].tolist() for name in sorted(known)]
         mean = [math.fsum(column) / len(known) for column in zip(*served, strict=True)]
-        assert vault.read(aggregator.stranger())["x"].tolist() == pytest.approx(mean, abs=1e-5)
-        assert vault.read(aggregator.stranger())["x"].dtype == torch.float32
-        assert vault.read(aggregator.stranger())["n"].dtype == torch.int64
+        assert vault.read(aggregator.cold_start())["x"].tolist() == pytest.approx(mean, abs=1e-5)
+        assert vault.read(aggregator.cold_start())["x"].dtype == torch.float32
+        assert vault.read(aggregator.cold_start())["n"].dtype == torch.int64
 
 
 def test_a_mean_is_moved_by_hand() -> None:
@@ -83,11 +83,11 @@ def by_hand(saved: dict[str, torch.Tensor], z: torch.Tensor) -> torch.Tensor:
 def test_generated_strangers_get_the_weights_of_the_mean_embedding_and_of_zero_without_one(embedding: str) -> None:
     made, vault = network(embedding=embedding)
     made.admit("idle")
-    assert torch.allclose(made.stranger()["x"], by_hand(dict(vault.read("network")), torch.zeros(3).double()), atol=1e-14)
+    assert torch.allclose(made.cold_start()["x"], by_hand(dict(vault.read("network")), torch.zeros(3).double()), atol=1e-14)
     made.close_round([Update(name, 1, {"x": torch.full((4, 2), value).double()}) for name, value in (("a", 1.0), ("b", -3.0))])
     saved = dict(vault.read("network"))
     mean = saved["embedding.value"][:2].mean(dim=0) if embedding == "trained" else torch.zeros(3).double()
-    assert torch.allclose(made.stranger()["x"], by_hand(saved, mean), atol=1e-14)
+    assert torch.allclose(made.cold_start()["x"], by_hand(saved, mean), atol=1e-14)
 
 
 def test_an_embedding_follows_the_mean_until_it_is_trained() -> None:

@@ -25,7 +25,7 @@ from attune.common.pb.federation_pb2_grpc import FederationServicer, add_Federat
 from attune.common.plan import ModelSpec, Plan, Profile
 from attune.common.wire.sinks import FileSink
 from attune.fedclient import app
-from attune.fedclient.console import Reporter
+from attune.fedclient.console import Console
 from attune.fedclient.home import Home
 from attune.fedclient.link.address import Address
 from attune.fedclient.options import Options
@@ -296,7 +296,7 @@ class FakeServer(FederationServicer):
         return pb.UploadOffsetReply(offset=path.stat().st_size if path.exists() else 0)
 
 
-class Lines(Reporter):
+class Lines(Console):
     """Keeps what was said."""
 
     def __init__(self) -> None:
@@ -336,12 +336,12 @@ class Bench:
         options = self.options(**changed)
 
         async def scenario() -> None:
+            from attune.fedclient.data.lazy_shard import LazyShard
             from attune.fedclient.data.shard import load_shard
-            from attune.fedclient.data.source import held
 
             home = Home(self.folder / "home")
             with home.locked():
-                task = asyncio.create_task(app.alone(options, held(load_shard(options.data)), home, self.lines))
+                task = asyncio.create_task(app.alone(options, LazyShard.held(load_shard(options.data)), home, self.lines))
                 async with asyncio.timeout(20):
                     while not happened():
                         assert not task.done(), task.result()

@@ -7,8 +7,8 @@ import torch
 
 from attune.common.interval import wilson
 from attune.fedclient.console import verdict_of
-from attune.fedclient.work.choice import choose
-from attune.fedclient.work.state import Result
+from attune.fedclient.messages import Result
+from attune.fedclient.work.baselines import choose
 
 
 def right(text: str) -> torch.Tensor:

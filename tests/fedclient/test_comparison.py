@@ -12,7 +12,7 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.session import BlobRef, Order
+from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
 
@@ -101,7 +101,7 @@ def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(m
             train(alone, number)
             train(compared, number)
             compared = make("fedavg", f"compared-{model}", baseline="local", model=model)
-        assert all(compared.rivals.local[name].equal(alone.theta[name]) for name in alone.theta), model
+        assert all(compared.baselines.local[name].equal(alone.theta[name]) for name in alone.theta), model
     alone, compared = make("local", "alone-mlr"), make("fedavg", "compared-mlr", baseline="local")
     result = evaluate(compared, own=-1, common=-1, number=3)
     assert result.kept == "local"
@@ -112,7 +112,7 @@ def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(m
 def test_parts_that_never_leave_a_device_are_to_a_stranger_as_they_began(make):
     learner = make("local")
     train(learner, 1)
-    candidates = learner.rivals.candidates({"weight": torch.ones(2)})
+    candidates = learner.baselines.candidates({"weight": torch.ones(2)})
     initial = tensors_of(build(learner.plan.model, learner.plan.seed))
     common = candidates["common"][1]
     assert common["weight"].equal(torch.ones(2))

@@ -14,14 +14,13 @@ from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient import fleet, shards
 from attune.fedclient.cli import main
+from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.data.source import held
-from attune.fedclient.fleet_console import Chorus, agreeing
+from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.link.address import Address
+from attune.fedclient.messages import Order, Result
 from attune.fedclient.options import Options
-from attune.fedclient.session import Order
-from attune.fedclient.work.state import Result
 from tests.fedclient import conftest
 
 
@@ -124,15 +123,15 @@ def test_many_devices_say_one_line_a_round(bench):
         return Result("x", round_, True, 1, 1, loss=loss, accuracy_before=0.5, accuracy_after=after)
 
     async def scenario():
-        chorus = Chorus(bench.lines, names)
+        console = FleetConsole(bench.lines, names)
         for name in names:
-            chorus.voice(name).say(f"enrolled as edge-{name}")
+            console.console_of(name).say(f"enrolled as edge-{name}")
         for number, name in enumerate(names):
-            chorus.voice(name).result(result(1, float(number), 0.1 * number))
-        chorus.voice("s0").result(result(2, 1.0, 0.5))
+            console.console_of(name).result(result(1, float(number), 0.1 * number))
+        console.console_of("s0").result(result(2, 1.0, 0.5))
         for name in names[1:]:
-            chorus.ended(name)
-        chorus.flush()
+            console.ended(name)
+        console.flush()
 
     asyncio.run(scenario())
     assert bench.lines.lines == [
@@ -157,7 +156,7 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        bench = Bench(plan, held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
+        bench = Bench(plan, LazyShard.held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             bench.carry_out(Order(f"train-{number}-kiel", number, True, (), (part,)), {}, 0, lambda done: None, lambda: False)

@@ -16,7 +16,7 @@ from attune.common.wire.files import read_tensors
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.session import BlobRef, Order
+from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders, check_order_id
 from attune.fedclient.work.trainer import Cancelled

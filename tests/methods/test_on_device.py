@@ -14,9 +14,8 @@ from attune.common.wire.files import read_tensors
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
+from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.model import artifact
-from attune.fedclient.session import BlobRef, Order
-from attune.fedclient.work import bench as workshop
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.state import Orders
@@ -116,7 +115,7 @@ def test_the_finished_model_predicts_as_the_device_does_without_its_samples(make
     learner = make(method)
     result = carry_out(learner, 1, scale=0.9)
     home = Home(tmp_path / "home")
-    workshop.save_model(learner, home)
+    artifact.save_model(learner, home.model)
     model = artifact.Model(home.model)
     assert model.evaluate(images) == (result.accuracy, result.test_samples)
     assert not any(name.startswith(PERSONAL) for name in model.tensors)

@@ -15,9 +15,8 @@ from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
+from attune.fedclient.messages import Order
 from attune.fedclient.model import artifact
-from attune.fedclient.session import Order
-from attune.fedclient.work import bench as workshop
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
 
@@ -100,7 +99,7 @@ def test_a_device_counts_sequences_and_its_finished_model_labels_every_position_
     result = learner.carry_out(Order("train-1-kiel", 1, True, (), ()), {}, 0, lambda done: None, lambda: False)
     assert (result.samples, result.test_samples) == (16, 8)
     home = Home(tmp_path / "home")
-    workshop.save_model(learner, home)
+    artifact.save_model(learner, home.model)
     model = artifact.Model(home.model)
     labels = np.array(model.predict(shard.test_x, "new"))
     assert labels.shape == (8, STEPS)
@@ -113,7 +112,7 @@ def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_pa
     learner = Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / "home" / "orders"), torch.device("cpu"))
     learner.carry_out(Order("train-1-kiel", 1, True, (), ()), {}, 0, lambda done: None, lambda: False)
     home = Home(tmp_path / "home")
-    workshop.save_model(learner, home)
+    artifact.save_model(learner, home.model)
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])
     np.savez(tmp_path / "text" / "test.npz", x=shard.test_x, y=shard.test_y[:, -1])
     with pytest.raises(ShapeMismatch, match="has a label for every sample, but the model gives one for every position"):

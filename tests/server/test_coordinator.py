@@ -17,7 +17,7 @@ from attune.fedserver.core.coordinator import Coordinator
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.core.orders import OrderId
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.executors import Threads
+from attune.fedserver.executors import Executors
 from attune.fedserver.home import Home
 from attune.fedserver.rpc.sessions import Session
 from attune.fedserver.stores.sqlite import Row, Store
@@ -34,8 +34,8 @@ def on_a_server(
     async def run() -> None:
         home = Home(folder)
         home.create()
-        store, threads = Store(home.database), Threads()
-        coordinator = Coordinator(home, store, resolve(said), "federation", threads)
+        store, executors = Store(home.database), Executors()
+        coordinator = Coordinator(home, store, resolve(said), "federation", executors)
         try:
             await coordinator.start()
             for name in ("a", "b"):
@@ -43,7 +43,7 @@ def on_a_server(
                     store.add_device(name, name)
             await scenario(coordinator, store)
         finally:
-            threads.shutdown()
+            executors.shutdown()
             store.close()
 
     asyncio.run(run())

@@ -62,7 +62,7 @@ class Aggregator(Protocol):
         """What these clients are served, in the order asked, for those without a slot."""
         ...
 
-    def stranger(self) -> str | Tensors:
+    def cold_start(self) -> str | Tensors:
         """What one of whom nothing is known is served: the vault key, or the tensors themselves where they are made.
 
         Follows from the state alone; nobody is admitted.

@@ -82,7 +82,7 @@ class Hypernetwork:
             yield from zip(asked, _generated(state, state.embeddings.values(asked)), strict=True)
 
     @torch.no_grad()
-    def stranger(self) -> Tensors:
+    def cold_start(self) -> Tensors:
         """W of the mean of the trained embeddings; while there are none, of zero, the mean of what they are drawn from."""
         state = self._load()
         return next(_generated(state, state.embeddings.mean()[None]))

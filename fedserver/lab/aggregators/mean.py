@@ -37,7 +37,7 @@ class Mean:
     def slot(self, client: str) -> str | None:
         return VALUE
 
-    def stranger(self) -> str:
+    def cold_start(self) -> str:
         return VALUE
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:

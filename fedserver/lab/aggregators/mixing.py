@@ -16,7 +16,7 @@ from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
 
-STRANGER, CLIENT = "stranger", "client/"
+COLD_START, CLIENT = "cold-start", "client/"
 Put = Callable[[str, Sequence[torch.Tensor]], None]  # a tensor's name, and its value for every client of the cohort
 
 
@@ -43,17 +43,17 @@ class Mixing:
         raise NotImplementedError
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
-        write(self._vault, STRANGER, initial)
+        write(self._vault, COLD_START, initial)
 
     def admit(self, client: str) -> None:
-        """Nothing to keep: until its first round is closed a client is served what a stranger is."""
+        """Nothing to keep: until its first round is closed a client is served what a cold_start is."""
 
     def slot(self, client: str) -> str:
         key = f"{CLIENT}{client}"
-        return key if key in self._served else STRANGER
+        return key if key in self._served else COLD_START
 
-    def stranger(self) -> str:
-        return STRANGER
+    def cold_start(self) -> str:
+        return COLD_START
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Nobody: every client has a slot."""
@@ -69,19 +69,19 @@ class Mixing:
             return {}
         keys = [f"{CLIENT}{update.client}" for update in counted]
         before = [self._vault.read(self.slot(update.client)) for update in counted]
-        mean = self._vault.read(STRANGER)
+        mean = self._vault.read(COLD_START)
         if self._manifest is None:
             self._manifest = manifest_of(mean)
         known = len(self._served.union(keys))
         metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
         with ExitStack() as opened:
             writers = [opened.enter_context(self._vault.writer(key, self._manifest)) for key in keys]
-            stranger = opened.enter_context(self._vault.writer(STRANGER, self._manifest))
+            cold_start = opened.enter_context(self._vault.writer(COLD_START, self._manifest))
 
             def put(name: str, values: Sequence[torch.Tensor]) -> None:
                 for writer, value in zip(writers, values, strict=True):
                     writer.put(name, value)
-                stranger.put(name, moved(mean[name], values, (old[name] for old in before), known))
+                cold_start.put(name, moved(mean[name], values, (old[name] for old in before), known))
 
             for unit, groups in self._units.items():
                 A_SS = self._mix(counted, groups, put)
@@ -92,7 +92,7 @@ class Mixing:
         return metrics
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
-        """As any round: a round moves the values of its cohort alone, and what a stranger is served."""
+        """As any round: a round moves the values of its cohort alone, and what a cold_start is served."""
         return self.close_round(updates)
 
     def _mix(self, updates: Sequence[Update], groups: Sequence[list[str]], put: Put) -> torch.Tensor:

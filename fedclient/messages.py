@@ -1,0 +1,230 @@
+"""What a device's session is told (events), what it answers (effects), and the order and the result that travel with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """One part's tensors, by the SHA-256 of their bytes."""
+
+    part: str
+    digest: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server wants done; `id` survives restarts of either side."""
+
+    id: str
+    round: int
+    train: bool  # else evaluate only
+    downloads: tuple[BlobRef, ...] = ()
+    returns: tuple[str, ...] = ()
+    common: tuple[BlobRef, ...] = ()  # what a stranger is served, to compare with
+    trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
+
+
+Choice = Literal["personalized", "common", "local"]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One blob of the update."""
+
+    part: str
+    digest: str  # SHA-256, lower-case hexadecimal
+    size: int  # bytes
+
+
+class Result(msgspec.Struct, frozen=True):
+    """update.json: what carrying out an order came to."""
+
+    order_id: str
+    round: int
+    trained: bool
+    samples: int  # training samples
+    test_samples: int
+    loss: float | None = None
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    accuracy_common: float | None = None  # of what a stranger is served
+    accuracy_local: float | None = None  # of local training alone
+    kept: Choice = "personalized"  # which of them the device predicts with
+    validation_samples: int = 0  # by which that was chosen; 0: there was no choice
+    seconds: float = 0.0
+    bytes_down: int = 0
+    parts: list[Part] = []
+    served: dict[str, str] = {}  # part -> digest of what received.safetensors holds of it
+    sequence: int = 0
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def accuracies(self) -> dict[Choice, float | None]:
+        """Of each model that the device could keep, on its test part."""
+        personalized = self.accuracy_after if self.trained else self.accuracy_before
+        return {"personalized": personalized, "common": self.accuracy_common, "local": self.accuracy_local}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the model that is kept."""
+        return self.accuracies[self.kept]
+
+
+# --- events: what happened -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The control stream is open."""
+
+
+@dataclass(frozen=True)
+class Noticed:
+    text: str
+
+
+@dataclass(frozen=True)
+class Welcomed:
+    plan_json: bytes
+
+
+@dataclass(frozen=True)
+class Ordered:
+    order: Order
+
+
+@dataclass(frozen=True)
+class Finished:
+    message: str
+
+
+@dataclass(frozen=True)
+class Broke:
+    """The stream is gone, or could not be opened. Seconds since the server was last heard, and for how long it was open."""
+
+    reason: str
+    silent_s: float
+    lived_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Displaced:
+    """The server closed the stream, because another was opened with this device's certificate. `lived_s` as in Broke."""
+
+    reason: str
+    lived_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """The order's result is durable on disk."""
+
+    order_id: str
+
+
+@dataclass(frozen=True)
+class WorkFailed:
+    order_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sent:
+    order_id: str
+    late: bool
+
+
+@dataclass(frozen=True)
+class SendRefused:
+    order_id: str
+    reason: str
+
+
+Event = Opened | Noticed | Welcomed | Ordered | Finished | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused
+
+# --- effects: what to do ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Build the model and tensors for this plan, or refuse it."""
+
+    plan_json: bytes
+
+
+@dataclass(frozen=True)
+class Start:
+    order: Order
+
+
+@dataclass(frozen=True)
+class StopWork:
+    order_id: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """Upload and submit. `resume`: the server may hold some of it already."""
+
+    order_id: str
+    resume: bool
+
+
+@dataclass(frozen=True)
+class StopSending:
+    order_id: str
+
+
+@dataclass(frozen=True)
+class ReportTrouble:
+    order_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """Open the stream again after this long (the caller adds jitter)."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Yield:
+    """Another process is this device now: end, and leave it to that one."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The server contradicts what it said before: stop rather than guess."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The federation is over: write the finished model and end."""
+
+    message: str
+
+
+Effect = Say | Prepare | Start | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Yield | Refuse | Keep
