@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.fedclient.session import (
+from attune.fedclient.backoff import backoff_s
+from attune.fedclient.messages import (
     BlobRef,
     Broke,
     Displaced,
@@ -25,7 +26,6 @@ from attune.fedclient.session import (
     Send,
     SendRefused,
     Sent,
-    Session,
     Start,
     StopSending,
     StopWork,
@@ -33,8 +33,8 @@ from attune.fedclient.session import (
     WorkDone,
     WorkFailed,
     Yield,
-    backoff_s,
 )
+from attune.fedclient.session import Session
 
 ONE = Order("train-1-kiel", 1, True, (BlobRef("shared", "ab", 10),), ("shared",))
 TWO = Order("train-2-kiel", 2, True)
