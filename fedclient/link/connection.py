@@ -35,6 +35,7 @@ from attune.common.pb.federation_pb2 import (
     Work,
 )
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
+from attune.common.protocol import PROTOCOL, UPLOAD_KEY
 from attune.fedclient import messages
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.home import Identity
@@ -43,8 +44,6 @@ from attune.fedclient.link.address import Address
 _federation: Any = FederationStub  # generated without types
 _blobs: Any = BlobsStub
 
-PROTOCOL = 1
-UPLOAD_KEY = "attune-upload-bin"
 SAID_AFTER = 4  # failures in a row of one transfer
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 
