@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from attune.common.identity.certificates import SERVER_NAME
+from attune.common.identity.credential import server_name
 from attune.fedserver.identity.authority import Authority
 
 CHUNK_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def raw_tls_bytes_per_s(total_bytes: int = 1 << 29) -> float:
         chunk = bytes(CHUNK_BYTES)
         with (
             socket.create_connection(listener.getsockname()) as raw,
-            context.wrap_socket(raw, server_hostname=SERVER_NAME) as end,
+            context.wrap_socket(raw, server_hostname=server_name(authority.certificate_pem)) as end,
         ):
             started = time.monotonic()
             for _ in range(total_bytes // CHUNK_BYTES):

@@ -118,13 +118,13 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_settings(config: Path | None, assignments: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said explicitly, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
-    said: dict[str, Any] = read_toml(config) if config else {}
+    """What was set explicitly, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
+    overrides: dict[str, Any] = read_toml(config) if config else {}
     for text in assignments:
         path, value = parse_assignment(text)
         for key in reversed(path):
             value = {key: value}
-        said = merge(said, value)
-    said = merge(said, flags)
-    convert(Settings, said, "")
-    return said
+        overrides = merge(overrides, value)
+    overrides = merge(overrides, flags)
+    convert(Settings, overrides, "")
+    return overrides

@@ -117,8 +117,8 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
 def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import app, shards
+    from attune.fedclient.address import Address
     from attune.fedclient.console import console
-    from attune.fedclient.link.address import Address
     from attune.fedclient.options import Options
 
     options = Options(
@@ -184,8 +184,8 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
             return
         from attune.common import homes
         from attune.common.identity.names import default_name
+        from attune.fedclient.address import Address
         from attune.fedclient.home import DeviceInfo, Home, check_name
-        from attune.fedclient.link.address import Address
         from attune.fedclient.link.enrol import enrol, stay_enrolled
 
         address = Address.parse(server)
@@ -347,8 +347,8 @@ def partition(classes_per_client: int | None, alpha: float | None, by: str | Non
 
 def _home(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
     """The home whose model is meant; found before torch is imported, for errors come at once."""
+    from attune.fedclient.address import Address
     from attune.fedclient.home import with_model
-    from attune.fedclient.link.address import Address
 
     return with_model(home, Address.parse(server) if server else None, shard, only_own)
 
@@ -357,7 +357,7 @@ def _members(
     data: tuple[str, ...], server: str, home: Path | None, name: str | None, token: str, connect_timeout_s: float
 ) -> list[Options]:
     from attune.fedclient import shards
-    from attune.fedclient.link.address import Address
+    from attune.fedclient.address import Address
     from attune.fedclient.options import Options
 
     common = Options(Path(data[0]), Address.parse(server), home, name, token=token, connect_timeout_s=connect_timeout_s)

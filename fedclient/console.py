@@ -84,7 +84,7 @@ def verdict_of(result: Result) -> list[str]:
     own, others = found.get("personalized"), {name: value for name, value in found.items() if name != "personalized"}
     if own is None or not others:
         return []
-    tested = result.test_samples
+    tested = result.test_samples or 0
     lines = []
     for name, value in found.items():
         low, high = wilson(value, tested)
@@ -99,4 +99,4 @@ def verdict_of(result: Result) -> list[str]:
         lines.append(f"personalization does not help here: {own - others[rival]:+.3f} against the {rival} model")
     held = result.validation_samples
     chosen = f"chosen on {held} samples held out of training" if held else "not chosen"
-    return [*lines, f"kept: the {result.kept} model ({chosen})"]
+    return [*lines, f"kept: the {result.choice} model ({chosen})"]

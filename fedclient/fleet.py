@@ -110,7 +110,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     mean = f", mean accuracy {sum(found) / len(found):.3f}" if found else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
     for outcome in outcomes:
-        accuracy, kept = (outcome.result.accuracy, outcome.result.kept) if outcome.result else (None, "-")
+        accuracy, kept = (outcome.result.accuracy, outcome.result.choice) if outcome.result else (None, "-")
         said = "-" if accuracy is None else f"{accuracy:.3f}"
         lines.append(f"{outcome.name:<{width}}  {said:>5}  {kept:<12}  {outcome.path or 'failed'}")
     return lines

@@ -14,7 +14,7 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
-from attune.fedclient.link.address import Address
+from attune.fedclient.address import Address
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):

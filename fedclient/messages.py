@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
+
+from attune.common.metrics import Choice, Metrics
 
 
 @dataclass(frozen=True)
 class BlobRef:
-    """One part's tensors, by the SHA-256 of their bytes."""
+    """One part's tensors, by the digest of their bytes. version: how many rounds were closed when they were made."""
 
     part: str
-    digest: str
+    digest: str  # ALGORITHM:HEX
     size: int  # bytes
+    version: int = 0
 
 
 @dataclass(frozen=True)
@@ -26,45 +29,36 @@ class Order:
     train: bool  # else evaluate only
     downloads: tuple[BlobRef, ...] = ()
     returns: tuple[str, ...] = ()
-    common: tuple[BlobRef, ...] = ()  # what a stranger is served, to compare with
+    cold_start: tuple[BlobRef, ...] = ()  # what a device of which nothing is known is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
-
-
-Choice = Literal["personalized", "common", "local"]
 
 
 class Part(msgspec.Struct, frozen=True):
     """One blob of the update."""
 
     part: str
-    digest: str  # SHA-256, lower-case hexadecimal
+    digest: str  # ALGORITHM:HEX
     size: int  # bytes
+    version: int = 0  # of the value that its training began from
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(Metrics, frozen=True, kw_only=True):
     """update.json: what carrying out an order came to."""
 
     order_id: str
     round: int
     trained: bool
     samples: int  # training samples
-    test_samples: int
-    loss: float | None = None
-    accuracy_before: float | None = None
-    accuracy_after: float | None = None
-    accuracy_common: float | None = None  # of what a stranger is served
-    accuracy_local: float | None = None  # of local training alone
-    kept: Choice = "personalized"  # which of them the device predicts with
-    validation_samples: int = 0  # by which that was chosen; 0: there was no choice
-    seconds: float = 0.0
-    bytes_down: int = 0
-    parts: list[Part] = []
-    served: dict[str, str] = {}  # part -> digest of what received.safetensors holds of it
+    validation_samples: int = 0  # by which the model that is kept was chosen; 0: there was no choice
+    parts: tuple[Part, ...] = ()
+    served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
+    versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
     sequence: int = 0
 
     @property
-    def bytes_up(self) -> int:
-        return sum(part.size for part in self.parts)
+    def choice(self) -> Choice:
+        """Which model the device predicts with."""
+        return self.kept or "personalized"
 
     @property
     def accuracies(self) -> dict[Choice, float | None]:
@@ -75,7 +69,7 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def accuracy(self) -> float | None:
         """Of the model that is kept."""
-        return self.accuracies[self.kept]
+        return self.accuracies[self.choice]
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

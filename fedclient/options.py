@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from attune.fedclient.link.address import Address
+from attune.fedclient.address import Address
 
 
 @dataclass(frozen=True)

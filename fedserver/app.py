@@ -22,17 +22,18 @@ from attune.common.errors import PortInUse
 from attune.common.models.options import cautions
 from attune.common.pb import federation_pb2, federation_pb2_grpc
 from attune.fedserver.core import planning
-from attune.fedserver.core.coordinator import NOTHING_PERSONAL, Coordinator
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.updates import Updates
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.coordinator import NOTHING_PERSONAL, Coordinator
+from attune.fedserver.federation.updates import Updates
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
-from attune.fedserver.rpc.operators import Operators
-from attune.fedserver.rpc.service import AdminService, BlobService, FederationService
+from attune.fedserver.rpc.blob_service import BlobService
+from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.stores.uploads import Uploads
 
@@ -55,19 +56,19 @@ class Options:
     say: Callable[[str], None]
 
 
-async def run(options: Options, said: dict[str, Any]) -> None:
+async def run(options: Options, overrides: dict[str, Any]) -> None:
     """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
     home = Home(options.home)
     if not home.exists():
-        planning.resolve(said)  # a misspelt first start leaves no home behind
+        planning.resolve(overrides)  # a misspelt first start leaves no home behind
     with home.locked():
         authority = home.create()
         store = Store(home.database)
         executors = Executors()
         try:
-            merged = planning.reconcile(store.get("said"), said)
+            merged = planning.reconcile(store.get("overrides"), overrides)
             settings = planning.resolve(merged)
-            store.put("said", merged)
+            store.put("overrides", merged)
             registrar = Registrar(authority, store, settings.server.certificate_days)
             coordinator = Coordinator(home, store, settings, authority.fingerprint, executors)
             server = _server(settings, registrar, coordinator, store, executors, home)
@@ -106,10 +107,11 @@ def _server(
     server = grpc.aio.server(
         interceptors=[auth], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
     )
-    updates = Updates(coordinator, Uploads(home.uploads), store, executors)
+    uploads = Uploads(home.uploads)
+    updates = Updates(coordinator, uploads, store, executors)
     federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar, auth), server)
-    server.add_generic_rpc_handlers((BlobService(coordinator, updates, auth, executors).handler(),))
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(Operators(coordinator, registrar, store)), server)
+    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, auth, executors).handler(),))
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, registrar, store), server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     services = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]

@@ -65,18 +65,18 @@ def cli(
     """Runs the aggregation server; with a command, looks at or changes the home of one."""
     if context.invoked_subcommand is not None:
         return
-    said = load_settings(config, assignments, _as_settings(flags))
+    overrides = load_settings(config, assignments, _as_settings(flags))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     from attune.fedserver.malloc import bound_heaps
 
     bound_heaps()
     from attune.fedserver.app import Options, run
 
-    asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), said))
+    asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), overrides))
 
 
 def _as_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags in the shape of a federation.toml; what was not said is absent."""
+    """Flags in the shape of a federation.toml; what was not given is absent."""
     places = {
         "method": ("method", "name"),
         "model": ("model", "name"),
@@ -84,11 +84,11 @@ def _as_settings(flags: dict[str, Any]) -> dict[str, Any]:
         "min_clients": ("round", "min_clients"),
         "clients_per_round": ("round", "clients"),
     }
-    said: dict[str, Any] = {} if flags["seed"] is None else {"seed": flags["seed"]}
+    overrides: dict[str, Any] = {} if flags["seed"] is None else {"seed": flags["seed"]}
     for flag, (section, key) in places.items():
         if flags[flag] is not None:
-            said.setdefault(section, {})[key] = flags[flag]
-    return said
+            overrides.setdefault(section, {})[key] = flags[flag]
+    return overrides
 
 
 @cli.command()

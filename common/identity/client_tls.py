@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from attune.common.identity.certificates import SERVER_NAME
-from attune.common.identity.credential import Credential
+from attune.common.identity.credential import Credential, server_name
 
 MAX_MESSAGE_BYTES = 4 << 20
 KEEPALIVE_S = 30
@@ -19,14 +18,18 @@ def channel_credentials(root_pem: bytes, credential: Credential) -> grpc.Channel
 
 
 def channel_options(
+    root_pem: bytes,
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     keepalive_s: float = KEEPALIVE_S,
     keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
 ) -> list[tuple[str, int | str]]:
-    """Options for `grpc.aio.secure_channel`. A message is a frame of at most 1 MiB or a small protobuf; bulk is streamed."""
+    """Options for `grpc.aio.secure_channel` to the server under `root_pem`.
+
+    A message is a frame of at most 1 MiB or a small protobuf; bulk is streamed.
+    """
     return [
-        ("grpc.ssl_target_name_override", SERVER_NAME),
+        ("grpc.ssl_target_name_override", server_name(root_pem)),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),

@@ -131,6 +131,14 @@ def short_form(authority_pem: bytes) -> str:
     return "-".join(digest[start : start + 4] for start in range(0, 20, 4))
 
 
+def server_name(authority_pem: bytes) -> str:
+    """The name in the certificate of this authority's server, by which a proxy can tell federations behind one port apart.
+
+    Equal for ca.pem and for the trust anchor that a device rebuilds from its token.
+    """
+    return f"{key_fingerprint_of(authority_pem)[:32]}.attune"
+
+
 def not_after(pem: bytes) -> datetime:
     """When the certificate expires (UTC)."""
     return load_certificate(pem).not_valid_after_utc

@@ -51,14 +51,16 @@ class DeviceMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "software", "profile_json")
+    __slots__ = ("protocol", "software", "profile_json", "encodings")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     profile_json: bytes
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., profile_json: _Optional[bytes] = ...) -> None: ...
+    encodings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., profile_json: _Optional[bytes] = ..., encodings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("order_id", "done")
@@ -101,7 +103,7 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "common")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
@@ -109,62 +111,50 @@ class Order(_message.Message):
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TRAINS_FIELD_NUMBER: _ClassVar[int]
-    COMMON_FIELD_NUMBER: _ClassVar[int]
+    COLD_START_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
     downloads: _containers.RepeatedCompositeFieldContainer[BlobRef]
-    returns: _containers.RepeatedScalarFieldContainer[str]
+    returns: _containers.RepeatedCompositeFieldContainer[Return]
     deadline_s: float
     trains: _containers.RepeatedScalarFieldContainer[str]
-    common: _containers.RepeatedCompositeFieldContainer[BlobRef]
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., common: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
+    cold_start: _containers.RepeatedCompositeFieldContainer[BlobRef]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
-    __slots__ = ("part", "digest", "size")
+    __slots__ = ("part", "digest", "size", "version", "encoding")
     PART_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     part: str
     digest: str
     size: int
-    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+    version: int
+    encoding: str
+    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., version: _Optional[int] = ..., encoding: _Optional[str] = ...) -> None: ...
+
+class Return(_message.Message):
+    __slots__ = ("part", "encoding")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    encoding: str
+    def __init__(self, part: _Optional[str] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("order_id", "parts", "samples", "metrics")
+    __slots__ = ("order_id", "parts", "samples", "metrics_json")
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    METRICS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
     order_id: str
     parts: _containers.RepeatedCompositeFieldContainer[BlobRef]
     samples: int
-    metrics: Metrics
-    def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
-
-class Metrics(_message.Message):
-    __slots__ = ("loss", "accuracy_before", "accuracy_after", "test_samples", "seconds", "bytes_up", "bytes_down", "accuracy_common", "accuracy_local", "kept")
-    LOSS_FIELD_NUMBER: _ClassVar[int]
-    ACCURACY_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    ACCURACY_AFTER_FIELD_NUMBER: _ClassVar[int]
-    TEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
-    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
-    ACCURACY_COMMON_FIELD_NUMBER: _ClassVar[int]
-    ACCURACY_LOCAL_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
-    loss: float
-    accuracy_before: float
-    accuracy_after: float
-    test_samples: int
-    seconds: float
-    bytes_up: int
-    bytes_down: int
-    accuracy_common: float
-    accuracy_local: float
-    kept: str
-    def __init__(self, loss: _Optional[float] = ..., accuracy_before: _Optional[float] = ..., accuracy_after: _Optional[float] = ..., test_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., accuracy_common: _Optional[float] = ..., accuracy_local: _Optional[float] = ..., kept: _Optional[str] = ...) -> None: ...
+    metrics_json: bytes
+    def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics_json: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("status", "message")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +18,7 @@ from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.pb.federation_pb2 import (
+    BlobRef,
     Certificate,
     DeviceMessage,
     DownloadRequest,
@@ -37,9 +38,9 @@ from attune.common.pb.federation_pb2 import (
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
 from attune.common.protocol import PROTOCOL, UPLOAD_KEY
 from attune.fedclient import messages
+from attune.fedclient.address import Address
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.home import Identity
-from attune.fedclient.link.address import Address
 
 _federation: Any = FederationStub  # generated without types
 _blobs: Any = BlobsStub
@@ -95,11 +96,15 @@ class Connection:
 
     def _new_channel(self) -> grpc.aio.Channel:
         # Our own back-off decides when to try again; gRPC's would make us wait twice.
-        options = [*channel_options(), ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 5000)]
+        options = [
+            *channel_options(self.identity.ca_pem),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 5000),
+        ]
         options = [option for option in options if option[0] != "grpc.max_reconnect_backoff_ms"]
         options.append(("grpc.max_reconnect_backoff_ms", 1000))
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
-        return grpc.aio.secure_channel(str(self.address), credentials, options)
+        return grpc.aio.secure_channel(str(self.address), credentials, list(options.items()))
 
     async def close(self) -> None:
         await self._channel.close()
@@ -232,9 +237,11 @@ def _event_of(message: ServerMessage) -> messages.Event | None:
 def _ordered(order: Order) -> messages.Ordered | None:
     if order.work not in (Work.WORK_TRAIN, Work.WORK_EVALUATE):
         return None
-    downloads, common = (
-        tuple(messages.BlobRef(ref.part, ref.digest, ref.size) for ref in refs) for refs in (order.downloads, order.common)
-    )
+    downloads, cold_start = _refs(order.downloads), _refs(order.cold_start)
     train = order.work == Work.WORK_TRAIN
-    returns, trains = tuple(order.returns), tuple(order.trains)
-    return messages.Ordered(messages.Order(order.id, order.round, train, downloads, returns, common, trains))
+    returns, trains = tuple(each.part for each in order.returns), tuple(order.trains)
+    return messages.Ordered(messages.Order(order.id, order.round, train, downloads, returns, cold_start, trains))
+
+
+def _refs(refs: Iterable[BlobRef]) -> tuple[messages.BlobRef, ...]:
+    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in refs)

@@ -16,8 +16,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
-from attune.common.identity.certificates import SERVER_NAME
-from attune.common.identity.credential import Credential, check_dates, load_key, short_form
+from attune.common.identity.credential import Credential, check_dates, load_key, server_name, short_form
 
 # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _OUT_OF_DATE = (9, 10)
@@ -81,7 +80,7 @@ def _probe(host: str, port: int, context: ssl.SSLContext, root_pem: bytes, deadl
     with plain:
         try:
             plain.settimeout(_left_s(deadline))
-            with context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure:
+            with context.wrap_socket(plain, server_hostname=server_name(root_pem)) as secure:
                 return _listen(secure, address, deadline)
         except TimeoutError:
             return Unreachable(f"{address} accepts connections but does not answer. The server may be overloaded or hung.")

@@ -21,9 +21,9 @@ from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.common.pb.federation_pb2 import Certificate, EnrolRequest
 from attune.common.pb.federation_pb2_grpc import FederationStub
+from attune.fedclient.address import Address
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.home import DeviceInfo, Home, Identity
-from attune.fedclient.link.address import Address
 from attune.fedclient.link.diagnose import diagnose
 
 _stub: Any = FederationStub  # generated without types
@@ -99,7 +99,9 @@ async def _ask(
     started, failures = time.monotonic(), 0
     while True:
         # A channel of its own for every try: no back-off but ours.
-        async with grpc.aio.secure_channel(str(address), channel_credentials(anchor, bootstrap), channel_options()) as channel:
+        async with grpc.aio.secure_channel(
+            str(address), channel_credentials(anchor, bootstrap), channel_options(anchor)
+        ) as channel:
             try:
                 answer: Certificate = await _stub(channel).Enrol(request, timeout=CALL_S)
                 return answer

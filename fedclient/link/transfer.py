@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from torch import Tensor
 
 from attune.common.errors import OrderClosed, UnknownBlob
+from attune.common.metrics import metrics_of
 from attune.common.pb.federation_pb2 import BlobRef as BlobMessage
-from attune.common.pb.federation_pb2 import Metrics, Update, UploadTarget
+from attune.common.pb.federation_pb2 import Update, UploadTarget
 from attune.common.wire.buffers import ReceiveBuffer
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
@@ -94,17 +96,6 @@ async def _upload(connection: Connection, orders: Orders, result: Result, part: 
 
 
 def _update(result: Result) -> Update:
-    metrics = Metrics(
-        test_samples=result.test_samples,
-        seconds=result.seconds,
-        bytes_up=result.bytes_up,
-        bytes_down=result.bytes_down,
-        loss=result.loss,
-        accuracy_before=result.accuracy_before,
-        accuracy_after=result.accuracy_after,
-        accuracy_common=result.accuracy_common,
-        accuracy_local=result.accuracy_local,
-        kept="" if result.trained else result.kept,
-    )
-    parts = [BlobMessage(part=part.part, digest=part.digest, size=part.size) for part in result.parts]
-    return Update(order_id=result.order_id, parts=parts, samples=result.samples, metrics=metrics)
+    parts = [BlobMessage(part=p.part, digest=p.digest, size=p.size, version=p.version) for p in result.parts]
+    metrics = msgspec.json.encode(metrics_of(result))
+    return Update(order_id=result.order_id, parts=parts, samples=result.samples, metrics_json=metrics)

@@ -21,13 +21,13 @@ from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError
 from attune.common.methods.registry import method_from_options
 from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data import labels
 from attune.fedclient.data.prepare import Standardiser, check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.messages import Choice
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.hardware import choose
 from attune.fedclient.work.learner import Learner
@@ -86,11 +86,11 @@ def save_model(learner: Learner, folder: Path) -> Path:
         classes=plan.classes,
         train=plan.train,
         standardiser=standardiser.to_dict() if standardiser else None,
-        kept=result.kept,
+        kept=result.choice,
         accuracy=result.accuracy,
         accuracies={name: value for name, value in result.accuracies.items() if value is not None},
         samples=result.samples,
-        test_samples=result.test_samples,
+        test_samples=result.test_samples or 0,
         round=result.round,
     )
     return save(folder, info, tensors)

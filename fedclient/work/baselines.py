@@ -10,11 +10,11 @@ from torch import nn
 
 from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.messages import Choice
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
@@ -48,7 +48,10 @@ class Baselines:
         return self._trainer.train(self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled).tensors
 
     def candidates(self, common: Tensors) -> Candidates:
-        """The models there are, each with what evaluates it. common: what a stranger is served; the rest is as it began."""
+        """The models there are, each with what evaluates it.
+
+        common: what a device of which nothing is known is served; the tensors that are not in it are as they began.
+        """
         found: dict[Choice, tuple[Trainer, Tensors]] = {}
         if common:
             found["common"] = (self._trainer, self._initial() | common)

@@ -66,12 +66,14 @@ class Learner:
         self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of)
         self.theta |= self.trainer.extras(self.theta)
         self.served: dict[str, str] = {}
+        self.versions: dict[str, int] = {}
         self.newest = orders.newest()
         received = local = None
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
             received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
             self.served = dict(self.newest.served) if received is not None else {}
+            self.versions = dict(self.newest.versions)
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local")
@@ -88,7 +90,7 @@ class Learner:
 
         Errors: Forbidden.
         """
-        refs = {ref.digest: ref for ref in (*order.common, *order.downloads)}
+        refs = {ref.digest: ref for ref in (*order.cold_start, *order.downloads)}
         return [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
 
     def carry_out(
@@ -106,8 +108,16 @@ class Learner:
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
         self._check_trains(order)
         theta, received, served = self._merged(order, fetched)
-        samples = len(self.data.train_x), len(self.data.test_x)
-        result = Result(order.id, order.round, order.train, *samples, bytes_down=bytes_down, served=served)
+        result = Result(
+            order_id=order.id,
+            round=order.round,
+            trained=order.train,
+            samples=len(self.data.train_x),
+            test_samples=len(self.data.test_x),
+            bytes_down=bytes_down,
+            served=served,
+            versions=self.versions | {ref.part: ref.version for ref in order.downloads},
+        )
         beside = {RECEIVED: received} if self.keeps_received else {}
         seeds, local = self._seeds(order.round), self.baselines.local
         if order.train:
@@ -124,6 +134,7 @@ class Learner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
         self.theta, self.received, self.served, self.baselines.local = theta, received, served, local
+        self.versions = dict(self.newest.versions)
         return self.newest
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
@@ -157,9 +168,9 @@ class Learner:
         return result, trained.tensors, self.baselines.trained(data, seeds, second, cancelled)
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
-        """What a stranger is served, as the order has it; empty if it does not say."""
+        """The common model: what a device of which nothing is known is served. Empty if the order does not say."""
         common: Tensors = {}
-        for ref in order.common:
+        for ref in order.cold_start:
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
         return common
 

@@ -80,13 +80,13 @@ class Orders:
             blobs = []
             for name, tensors in parts.items():
                 blob = write_tensors(folder / f"{name}.safetensors", tensors, durable=True)
-                blobs.append(Part(name, blob.digest, blob.size))
+                blobs.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
             _write_or_link(
                 folder / f"{_STATE}.safetensors", state, [(folder / f"{name}.safetensors", parts[name]) for name in parts]
             )
             for what, tensors in beside.items():
                 write_tensors(folder / f"{what}.safetensors", tensors, durable=True)
-            result = msgspec.structs.replace(result, parts=blobs)
+            result = msgspec.structs.replace(result, parts=tuple(blobs), bytes_up=sum(blob.size for blob in blobs))
             _write_durably(folder / "update.json", msgspec.json.format(msgspec.json.encode(result)))
             folder.rename(final)
             sync_folder(self.path)

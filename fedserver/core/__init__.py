@@ -1,1 +1,1 @@
-"""The rounds: pure decisions (messages, round), and the coordinator that carries them out."""
+"""Decisions: pure files that read no clock, open nothing and see no tensor; settings and plans."""

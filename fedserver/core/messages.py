@@ -1,4 +1,4 @@
-"""What the round is told (events), what it answers (effects), and what of it survives a restart (the record).
+"""What travels between the server's rooms: events and effects of the round, its record, orders, and what devices are told.
 
 Times are seconds of the caller's clock.
 """
@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
 from attune.common.config import RoundSettings
+from attune.common.errors import UpdateRefused
+from attune.common.metrics import Metrics
+from attune.common.plan import Plan
 
 
 class Phase(StrEnum):
@@ -134,3 +138,89 @@ def quorum_of(policy: RoundSettings, record: Record) -> int:
     """Updates without which a round is not aggregated: never more than are sampled, or (with over-selection) than count."""
     cohort = len(record.cohort)
     return min(1, cohort) if record.adapting else min(policy.quorum or policy.min_clients, cohort, policy.clients or cohort)
+
+
+# --- orders and updates
+
+
+@dataclass(frozen=True)
+class OrderId:
+    """`work` is "train" (for the round after the last closed one) or "evaluate" (of the state after `round`)."""
+
+    work: str
+    round: int
+    client: str
+
+    def __str__(self) -> str:
+        return f"{self.work}-{self.round}-{self.client}"
+
+    @classmethod
+    def parse(cls, text: str, client: str) -> Self:
+        """Errors: UpdateRefused if this is no order, or one for another device than `client`."""
+        work, _, rest = text.partition("-")
+        number, _, name = rest.partition("-")
+        if work not in ("train", "evaluate") or not number.isascii() or not number.isdecimal() or len(number) > 9:
+            raise UpdateRefused(f"{client} answered {text[:80]!r}, which is no order of this server")
+        if name != client:
+            raise UpdateRefused(f"{client} answered an order for another device: {text[:80]!r}")
+        return cls(work, int(number), client)
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """One part's tensors, by the digest of their bytes.
+
+    version: how many rounds were closed when the value was made; of an update, that of the value its training began from.
+    """
+
+    part: str
+    digest: str
+    size: int  # bytes
+    version: int
+    encoding: str = ""  # of the tensors; empty: safetensors
+
+
+@dataclass(frozen=True)
+class Order:
+    """One piece of work for one device. trains: the kinds of tensors that move in training; none named: all."""
+
+    id: OrderId
+    deadline_s: float  # left when it is sent
+    downloads: tuple[BlobRef, ...] = ()
+    returns: tuple[str, ...] = ()
+    trains: tuple[str, ...] = ()
+    cold_start: tuple[BlobRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a device hands in: its order's id as it said it, and the parts that it has uploaded."""
+
+    order_id: str
+    parts: tuple[BlobRef, ...]
+    samples: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the federation has fixed."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something for the person at the device."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The last state is durable and evaluated: the device keeps its model and goes."""
+
+    text: str
+
+
+ToDevice = Welcome | Notice | Order | Farewell

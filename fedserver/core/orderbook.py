@@ -7,19 +7,16 @@ from typing import Literal
 
 from attune.common.errors import OrderClosed, UnknownBlob
 from attune.common.methods.method import Evaluate
-from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.orders import OrderId
-from attune.fedserver.stores.sqlite import Device
-
-WORK = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
+from attune.fedserver.core.messages import BlobRef, Order, OrderId
+from attune.fedserver.core.records import Device
 
 
 class OrderBook:
     """One open order a device at most; a newer one replaces it and its offers."""
 
     def __init__(self) -> None:
-        self._orders: dict[str, pb.Order] = {}
+        self._orders: dict[str, Order] = {}
         self._offers: dict[str, dict[str, Blob]] = {}
 
     def write(
@@ -28,45 +25,45 @@ class OrderBook:
         blobs: Mapping[str, Blob],
         returns: Sequence[str],
         deadline_s: float,
-        common: Mapping[str, Blob] | None = None,
+        version: int,
+        cold_start: Mapping[str, Blob] | None = None,
         trains: Sequence[str] = (),
-    ) -> pb.Order:
-        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `common` to compare with.
+    ) -> Order:
+        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `cold_start` to compare with.
 
-        trains: the kinds of tensors that move in training; none named: all.
+        version: how many rounds were closed when the state was made that they are of. trains: the kinds of tensors that move in
+        training; none named: all.
         """
-        compared = common or {}
+        compared = cold_start or {}
         self._offers[order.client] = {blob.digest: blob for blob in (*blobs.values(), *compared.values())}
-        self._orders[order.client] = pb.Order(
-            id=str(order),
-            round=order.round,
-            work=WORK[order.work],
-            downloads=_refs(blobs),
-            returns=returns,
+        self._orders[order.client] = Order(
+            id=order,
             deadline_s=deadline_s,
-            trains=trains,
-            common=_refs(compared),
+            downloads=_refs(blobs, version),
+            returns=tuple(returns),
+            trains=tuple(trains),
+            cold_start=_refs(compared, version),
         )
         return self._orders[order.client]
 
-    def order(self, name: str, order_id: str) -> pb.Order:
+    def order(self, name: str, order_id: str) -> Order:
         """The open order that a device answers. Errors: OrderClosed if it is open no longer, UpdateRefused if it never was."""
-        OrderId.parse(order_id, name)
+        asked = OrderId.parse(order_id, name)
         order = self._orders.get(name)
-        if order is None or order.id != order_id:
+        if order is None or order.id != asked:
             raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
         return order
 
     def offer(self, name: str, digest: str) -> Blob:
-        """A blob that this device was offered. Errors: UnknownBlob, also for what is another device's."""
+        """A blob that this device was offered. Errors: UnknownBlob, also for another device's."""
         blob = self._offers.get(name, {}).get(digest)
         if blob is None:
-            raise UnknownBlob(f"{name} was not offered a blob {digest[:12]!r}: ask for those of the present order")
+            raise UnknownBlob(f"{name} was not offered a blob {digest[:20]!r}: ask for those of the present order")
         return blob
 
 
-def _refs(blobs: Mapping[str, Blob]) -> list[pb.BlobRef]:
-    return [pb.BlobRef(part=part, digest=blob.digest, size=blob.size) for part, blob in sorted(blobs.items())]
+def _refs(blobs: Mapping[str, Blob], version: int) -> tuple[BlobRef, ...]:
+    return tuple(BlobRef(part, blob.digest, blob.size, version) for part, blob in sorted(blobs.items()))
 
 
 def needs_download(device: Device | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:

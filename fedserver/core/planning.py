@@ -1,4 +1,4 @@
-"""From what the operator said and what the first devices declared to what is fixed for everyone."""
+"""From the operator's settings and the devices' declarations to what is fixed for everyone."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from attune.common.config import RoundSettings, ServerSettings, TrainSettings, c
 from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.methods.method import Method, options_of
 from attune.common.methods.registry import method_from_options
+from attune.common.metrics import MAX_COUNT
 from attune.common.models import registry as models
 from attune.common.plan import Label, Plan, Profile
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 
 AFTER_THE_END = ("adapt_rounds", "adapt")
-MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
 
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """Every setting with its value: what was said, over the method's defaults, over the general ones."""
+    """Every setting with its value: what was set, over the method's defaults, over the general ones."""
 
     method: Method
-    method_options: dict[str, Any]  # as said
+    method_options: dict[str, Any]  # as set
     model_name: str | None
     model_options: dict[str, Any]
     train: TrainSettings
@@ -63,13 +63,13 @@ def _components(method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def resolve(said: Mapping[str, Any]) -> ResolvedSettings:
+def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     """Checks all that can be checked before a device has connected. Errors: SettingError with the nearest known name."""
-    options = dict(said.get("method", {}))
+    options = dict(overrides.get("method", {}))
     method = method_from_options(options)
     options.pop("name", None)
     options_of(method, options)
-    full = merge(method.defaults, said)
+    full = merge(method.defaults, overrides)
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
     models.check_options(name, model)
@@ -87,13 +87,13 @@ def resolve(said: Mapping[str, Any]) -> ResolvedSettings:
     )
 
 
-def reconcile(recorded: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said at this start over what this home was made with. Errors: HomeMismatch that names every contradiction."""
+def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set at this start, over what this home was made with. Errors: HomeMismatch that names every contradiction."""
     if recorded is None:
-        return dict(said)
-    merged = merge(recorded, said)
+        return dict(overrides)
+    merged = merge(recorded, overrides)
     before = resolve(recorded).fixed()
-    named = said.get("method", {}).get("name", before["method.name"])
+    named = overrides.get("method", {}).get("name", before["method.name"])
     # Of another method the settings on record may be unknown: that they are is not what is wrong.
     now = resolve(merged).fixed() if named == before["method.name"] else before | {"method.name": named}
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]

@@ -18,7 +18,6 @@ from attune.common.identity.certificates import (
     AUTHORITY,
     CLIENT,
     SERVER,
-    SERVER_NAME,
     Lifetime,
     authority_certificate,
     leaf_certificate,
@@ -31,6 +30,7 @@ from attune.common.identity.credential import (
     load_key,
     new_key,
     public_key_of,
+    server_name,
     short_form,
 )
 from attune.common.identity.names import check_name
@@ -109,8 +109,9 @@ class Authority:
         return self._issue_credential("operator", CLIENT, days)
 
     def issue_server(self, days: float = 90, extra_hosts: Sequence[str] = ()) -> Credential:
-        """A credential for acting as the server only, for `attune-server` and `extra_hosts` (DNS names, IP addresses)."""
-        return self._issue_credential(SERVER_NAME, SERVER, days, (SERVER_NAME, *extra_hosts))
+        """A credential for acting as the server only, under the federation's own name and `extra_hosts`."""
+        name = server_name(self.certificate_pem)
+        return self._issue_credential(name, SERVER, days, (name, *extra_hosts))
 
     def _issue_credential(
         self, name: str, purpose: x509.ObjectIdentifier, days: float, hosts: Sequence[str] = ()

@@ -19,11 +19,11 @@ from attune.common.wire.files import Blob, TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.aggregators.base import Aggregator, Update
 from attune.fedserver.lab.build import aggregators_for
 from attune.fedserver.lab.vault import Vault
 from attune.fedserver.stores.inbox import Entry
-from attune.fedserver.stores.sqlite import Slot
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
@@ -50,7 +50,7 @@ class Engine:
             if not slots:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
-        self._common: dict[str, Blob] = {}
+        self._cold_start: dict[str, Blob] = {}
 
     @property
     def parts(self) -> list[PartKind]:
@@ -73,16 +73,16 @@ class Engine:
                 served[client][part] = self._generated[part, client] if slot is None else self.vaults[part].blob(slot)
         return served
 
-    def common(self) -> dict[str, Blob]:
-        """For each part the file with what one of whom nothing is known would be served: devices compare their own with it."""
+    def cold_start(self) -> dict[str, Blob]:
+        """For each part the file that a device of which nothing is known is served: devices compare their own model with it."""
         for part, aggregator in sorted(self.aggregators.items()):
-            if part not in self._common:
+            if part not in self._cold_start:
                 found = aggregator.cold_start()
                 if isinstance(found, str):
-                    self._common[part] = self.vaults[part].blob(found)
+                    self._cold_start[part] = self.vaults[part].blob(found)
                 else:
-                    self._common[part] = write_tensors(self._serve_folder / f"{part}.safetensors", found)
-        return self._common
+                    self._cold_start[part] = write_tensors(self._serve_folder / f"{part}.safetensors", found)
+        return self._cold_start
 
     def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
         missing = [client for client in clients if (part, client) not in self._generated]
@@ -138,7 +138,9 @@ class Engine:
         """After the commit: the staged state is the state, and what was generated from the old one goes."""
         for vault in self.vaults.values():
             vault.settle()
-        made = (blob for blob in (*self._generated.values(), *self._common.values()) if blob.path.parent == self._serve_folder)
+        made = (
+            blob for blob in (*self._generated.values(), *self._cold_start.values()) if blob.path.parent == self._serve_folder
+        )
         for blob in made:
             blob.path.unlink(missing_ok=True)
-        self._generated, self._common = {}, {}
+        self._generated, self._cold_start = {}, {}

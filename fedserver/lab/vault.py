@@ -10,7 +10,7 @@ import torch
 
 from attune.common.wire.files import Blob, TensorFile, TensorWriter
 from attune.common.wire.tensors import Manifest
-from attune.fedserver.stores.sqlite import Slot
+from attune.fedserver.core.records import Slot
 
 
 class _SlotWriter:

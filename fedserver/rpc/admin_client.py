@@ -24,7 +24,7 @@ def wake(home: Home) -> int:
     root = (home.authority / "ca.pem").read_bytes()
     credentials = channel_credentials(root, Credential.load(home.operator, OPERATOR))
     target = f"{ANYWHERE.get(address.host, address.host)}:{address.port}"
-    with grpc.secure_channel(target, credentials, options=channel_options()) as channel:
+    with grpc.secure_channel(target, credentials, options=channel_options(root)) as channel:
         try:
             return int(AdminStub(channel).Wake(WakeRequest(), timeout=TIMEOUT_S).connected)
         except grpc.RpcError as error:

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from attune.common.wire.blobs import sync_folder
-from attune.fedserver.core.orders import OrderId
-from attune.fedserver.stores.sqlite import Row
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Row
 
 UPDATE = "update.json"
 FILLING = ".filling-"  # no order begins with it

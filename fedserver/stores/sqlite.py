@@ -17,6 +17,7 @@ import msgspec
 
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
+from attune.fedserver.core.records import Device, Row, Slot
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -34,59 +35,8 @@ CREATE TABLE IF NOT EXISTS slots (
     part TEXT NOT NULL, key TEXT NOT NULL, file TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
     PRIMARY KEY (part, key));
 CREATE TABLE IF NOT EXISTS metrics (
-    round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, samples INTEGER, loss REAL, accuracy_before REAL,
-    accuracy_after REAL, test_samples INTEGER, bytes_up INTEGER, bytes_down INTEGER, seconds REAL,
-    accuracy_common REAL, accuracy_local REAL, kept TEXT,
-    PRIMARY KEY (round, work, client));
+    round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (round, work, client));
 """
-ADDED = {  # since the first version
-    "metrics": {"accuracy_common": "REAL", "accuracy_local": "REAL", "kept": "TEXT"},
-    "devices": {"labels": "TEXT NOT NULL DEFAULT ''"},
-}
-
-
-class Device(msgspec.Struct):
-    name: str
-    public_key: str  # SHA-256 of the key, to recognise a device that asks again
-    enrolled_at: float
-    revoked: bool
-    connected: bool
-    since: float  # of `connected`
-    samples: int | None
-    contributed: int  # last round that its update went into; 0: none
-    fetched: int  # round of the state that it was last served; -1: none
-    progress: float  # share of its order, in quarters
-    note: str  # its last trouble, in words
-    labels: str = ""  # the classes that it declared, in words
-
-
-class Slot(msgspec.Struct, frozen=True):
-    """One durable tensor file of the state: `key` within a part, and the file's name, digest and size in bytes."""
-
-    part: str
-    key: str
-    file: str
-    digest: str
-    size: int
-
-
-class Row(msgspec.Struct, frozen=True):
-    """What one device reported for one round; accuracies are fractions of its own test part."""
-
-    round: int
-    work: str  # "train" or "evaluate"
-    client: str
-    samples: int | None = None
-    loss: float | None = None
-    accuracy_before: float | None = None
-    accuracy_after: float | None = None
-    test_samples: int | None = None
-    bytes_up: int | None = None
-    bytes_down: int | None = None
-    seconds: float | None = None
-    accuracy_common: float | None = None  # what a stranger is served
-    accuracy_local: float | None = None  # local training alone
-    kept: str | None = None  # personalized, common or local: by the device's choice
 
 
 class Store:
@@ -98,14 +48,6 @@ class Store:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(SCHEMA)
-        self._add_columns()
-
-    def _add_columns(self) -> None:
-        """A home of an earlier version goes on, with nothing in the columns that it did not have."""
-        for table, columns in ADDED.items():
-            present = {row["name"] for row in self._db.execute(f"PRAGMA table_info({table})")}
-            for column in [column for column in columns if column not in present]:
-                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
 
     def close(self) -> None:
         self._db.close()
@@ -236,10 +178,13 @@ class Store:
             self._db.executemany(
                 "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", [msgspec.structs.astuple(s) for s in slots]
             )
-            places = ", ".join("?" * len(Row.__struct_fields__))
-            values = [msgspec.structs.astuple(row) for row in rows]
-            self._db.executemany(f"INSERT OR REPLACE INTO metrics VALUES ({places})", values)  # noqa: S608
+            self._db.executemany(
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
+                [(row.round, row.work, row.client, msgspec.json.encode(row)) for row in rows],
+            )
         self._db.execute("PRAGMA synchronous = NORMAL")
 
     def rows(self) -> list[Row]:
-        return [Row(*row) for row in self._db.execute("SELECT * FROM metrics ORDER BY round, work DESC, client")]
+        """In the order of time: the rounds, in each training before evaluation, in each the clients by name."""
+        found = self._db.execute("SELECT row FROM metrics ORDER BY round, work DESC, client")
+        return [msgspec.json.decode(row[0], type=Row) for row in found]

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from attune.common.errors import NoModel
+from attune.common.metrics import Metrics
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core import planning
@@ -22,22 +23,7 @@ from attune.fedserver.view import summary
 
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
 
-COLUMNS = (
-    "round",
-    "work",
-    "client",
-    "samples",
-    "loss",
-    "accuracy_before",
-    "accuracy_after",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-    "test_samples",
-    "accuracy_common",
-    "accuracy_local",
-    "kept",
-)
+COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
 
 
 def export_home(home: Home, store: Store, out: Path) -> list[str]:
@@ -53,7 +39,7 @@ def export_home(home: Home, store: Store, out: Path) -> list[str]:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in store.rows())
-    effective = planning.resolve(store.get("said") or {})
+    effective = planning.resolve(store.get("overrides") or {})
     found = summary.summarise(store.rows(), effective, plan.model.name, store.record().round)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     return [

@@ -35,7 +35,7 @@ class Source:
         self._home, self._store = home, store
         plan = msgspec.convert(saved, Plan)
         self.closed = store.record().round
-        self.summary = summarise(rows, planning.resolve(store.get("said") or {}), plan.model.name, self.closed)
+        self.summary = summarise(rows, planning.resolve(store.get("overrides") or {}), plan.model.name, self.closed)
         devices = store.devices()
         if labels is None:
             self.groups, self.coloured_by = (

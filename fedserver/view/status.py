@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from attune.common.config import RoundSettings
 from attune.common.interval import wilson
-from attune.common.methods.method import Evaluate
 from attune.fedserver.core import planning
+from attune.fedserver.core.accuracy import accuracies, comparisons, over_all
 from attune.fedserver.core.messages import Phase, Record, quorum_of
+from attune.fedserver.core.records import Device, Row
 from attune.fedserver.home import Home
-from attune.fedserver.stores.sqlite import Device, Row, Store
-
-
-def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
-    """The latest accuracy of each client and the size of its test part.
-
-    evaluate "served": of what the server served, before local training; "trained": of the device's model after it. Rows must
-    be in the order of time. An evaluation order does not train, so it reports the one accuracy that there is as "before".
-    """
-    latest: dict[str, tuple[float, int]] = {}
-    for row in rows:
-        trained = evaluate == "trained" and row.work == "train"
-        value = row.accuracy_after if trained else row.accuracy_before
-        if value is not None and (evaluate == "served" or trained or row.work == "evaluate"):
-            latest[row.client] = (value, row.test_samples or 0)
-    return latest
-
-
-def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
-    """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
-    return {row.client: row for row in rows if row.work == "evaluate"}
-
-
-def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
-    """Both averages of experiments.md: FedMCSA's unweighted mean over clients, and FedTP's over all test samples."""
-    total = sum(samples for _, samples in latest.values())
-    if not total:
-        return None
-    return {
-        "mean_over_clients": sum(value for value, _ in latest.values()) / len(latest),
-        "over_samples": sum(value * samples for value, samples in latest.values()) / total,
-    }
-
-
-def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
-    """One line about a round for the log."""
-    listed = list(rows)
-    losses = [row.loss for row in listed if row.loss is not None]
-    text = f"{len(listed)} answers"
-    if losses:
-        text += f", loss {sum(losses) / len(losses):.4f}"
-    mean = over_all(accuracies(listed, evaluate))
-    return f"{text}, accuracy {mean['mean_over_clients']:.4f}" if mean else text
+from attune.fedserver.stores.sqlite import Store
 
 
 def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
@@ -67,7 +26,7 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
 
 def status(home: Home, store: Store) -> dict[str, Any]:
     """The object of `fedserver status --json`; see docs/operations.md for its fields."""
-    settings = planning.resolve(store.get("said") or {})
+    settings = planning.resolve(store.get("overrides") or {})
     record, rows, devices = store.record(), store.rows(), store.devices()
     served, address = home.is_served(), home.address()
     connected = {device.name for device in devices if device.connected and served}

@@ -17,9 +17,9 @@ import msgspec
 
 from attune.common.config import RoundSettings
 from attune.common.methods.method import Evaluate
+from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.stores.sqlite import Row
-from attune.fedserver.view import status as report
+from attune.fedserver.core.records import Row
 
 FEDTP_EVERY = 5  # rounds from one evaluation to the next
 FEDTP_LAST = Fraction(200, 1500)  # of the rounds: whose evaluations count
@@ -194,9 +194,9 @@ def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
 
 def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
     """Each client with an accuracy, by name."""
-    accuracy = report.accuracies(rows, evaluate)
+    accuracy = of_rows.accuracies(rows, evaluate)
     trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
-    compared = report.comparisons(rows)
+    compared = of_rows.comparisons(rows)
 
     def of(name: str) -> Client:
         training, comparison = trained.get(name), compared.get(name)
@@ -227,4 +227,4 @@ def averages(listed: Sequence[Client]) -> dict[str, Average]:
 
 
 def _averages(found: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
-    return {"clients": len(found), **(report.over_all(found) or {})}
+    return {"clients": len(found), **(of_rows.over_all(found) or {})}

@@ -48,7 +48,7 @@ class Caller:
     """A channel to a server, under a root and a credential."""
 
     def __init__(self, port: int, root_pem: bytes, credential: Credential) -> None:
-        options = [*channel_options(), ("grpc.enable_retries", 0)]
+        options = [*channel_options(root_pem), ("grpc.enable_retries", 0)]
         self.channel = grpc.secure_channel(f"127.0.0.1:{port}", channel_credentials(root_pem, credential), options)
         self.federation: Any = FederationStub(self.channel)
         self.blobs: Any = BlobsStub(self.channel)
@@ -145,13 +145,13 @@ class Hand(Caller):
         return pb.BlobRef(part=part, digest=digest_of(data), size=len(data))
 
     def submit(self, order_id: str, parts: Iterable[pb.BlobRef] = (), samples: int = 20, **metrics: Any) -> pb.Receipt:
-        update = pb.Update(order_id=order_id, parts=list(parts), samples=samples, metrics=pb.Metrics(**metrics))
+        update = pb.Update(order_id=order_id, parts=list(parts), samples=samples, metrics_json=msgspec.json.encode(metrics))
         return self.federation.Submit(update, timeout=CALL_S)
 
     def answer(self, order: pb.Order, change: float = 1.0) -> pb.Receipt:
         """What a well-behaved device does: every part asked for, each value moved by `change`."""
         served = self.served(order)
-        parts = [self.send(order.id, part, moved(served[part], change)) for part in order.returns]
+        parts = [self.send(order.id, part, moved(served[part], change)) for part in (each.part for each in order.returns)]
         return self.submit(order.id, parts, loss=0.5, accuracy_before=0.5, accuracy_after=0.75, test_samples=5)
 
 

@@ -63,7 +63,7 @@ def submit(caller: Caller, order_id: str = "train-1-ada") -> Any:
 
 
 def test_no_certificate_no_connection(running):
-    options = channel_options()
+    options = channel_options(running.ca)
     with grpc.secure_channel(f"127.0.0.1:{running.port}", grpc.ssl_channel_credentials(running.ca), options) as channel:
         stub = FederationStub(channel)
         assert status_of(lambda: stub.Submit(pb.Update(), timeout=CALL_S)) is grpc.StatusCode.UNAVAILABLE

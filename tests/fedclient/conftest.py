@@ -25,9 +25,9 @@ from attune.common.pb.federation_pb2_grpc import FederationServicer, add_Federat
 from attune.common.plan import ModelSpec, Plan, Profile
 from attune.common.wire.sinks import FileSink
 from attune.fedclient import app
+from attune.fedclient.address import Address
 from attune.fedclient.console import Console
 from attune.fedclient.home import Home
-from attune.fedclient.link.address import Address
 from attune.fedclient.options import Options
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint

@@ -21,8 +21,8 @@ from attune.common.errors import (
 )
 from attune.common.identity.credential import Credential, csr_der
 from attune.common.identity.token import JoinToken
+from attune.fedclient.address import Address
 from attune.fedclient.home import Home, local_token
-from attune.fedclient.link.address import Address
 from attune.fedserver.identity.authority import Authority
 
 

@@ -13,12 +13,12 @@ from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient import fleet, shards
+from attune.fedclient.address import Address
 from attune.fedclient.cli import main
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
-from attune.fedclient.link.address import Address
 from attune.fedclient.messages import Order, Result
 from attune.fedclient.options import Options
 from tests.fedclient import conftest

@@ -13,14 +13,14 @@ import pytest
 
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
-from attune.fedserver.core.coordinator import Coordinator
-from attune.fedserver.core.messages import Phase
-from attune.fedserver.core.orders import OrderId
+from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.records import Row
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.streams import Session
 from attune.fedserver.home import Home
-from attune.fedserver.rpc.sessions import Session
-from attune.fedserver.stores.sqlite import Row, Store
+from attune.fedserver.stores.sqlite import Store
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 SAID = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}

@@ -14,9 +14,9 @@ from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.malformed import MissingTensor, NotFinite, WrongDtype, WrongShape
 from attune.fedserver.core.adaptation import adaptation_of
+from attune.fedserver.core.records import Row
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.stores.inbox import Entry
-from attune.fedserver.stores.sqlite import Row
 
 TINY = {"width": 8, "heads": 2, "depth": 1}
 

@@ -8,9 +8,9 @@ import pytest
 
 from attune.common.errors import UpdateRefused
 from attune.common.pb import federation_pb2 as pb
-from attune.fedserver.core.orders import OrderId
-from attune.fedserver.core.updates import row_of
-from attune.fedserver.stores.sqlite import Device
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Device
+from attune.fedserver.federation.updates import row_of
 
 ORDER = OrderId("evaluate", 3, "kiel")
 KIEL = Device("kiel", "key", 0.0, False, True, 0.0, 40, 1, 3, 0.0, "")

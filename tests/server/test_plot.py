@@ -18,10 +18,11 @@ from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
+from attune.fedserver.core.records import Row
 from attune.fedserver.home import Home
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.stores.inbox import Entry
-from attune.fedserver.stores.sqlite import Row, Store
+from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.view import plots as plot
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.plot_clients import neighbours
@@ -44,7 +45,7 @@ class Federation:
             self.store.add_device(name, "key")
             self.store.update_device(name, samples=10, labels=labels[i % len(labels)])
         said = {"method": {"name": method, **options}, "round": {"rounds": 5}}
-        self.store.put("said", said)
+        self.store.put("overrides", said)
         spec = ModelSpec("vit", "images", (4, 4, 1), 3, options=TINY)
         self.plan = Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
         self.engine = Engine(self.plan, [], self.home.state, self.home.serve, 0)

@@ -6,7 +6,7 @@ import pytest
 
 from attune.common.config import RoundSettings
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.stores.sqlite import Row
+from attune.fedserver.core.records import Row
 from attune.fedserver.view.status import accuracies, comparisons, over_all, state_of, summary
 
 

@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.orders import OrderId
+from attune.fedserver.core.messages import OrderId, Phase, Record
+from attune.fedserver.core.records import Row, Slot
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.sqlite import Row, Slot, Store
+from attune.fedserver.stores.sqlite import Store
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def test_the_record_and_settings_come_back(store, tmp_path):
     assert store.record() == Record()
     record = Record(phase=Phase.TRAINING, round=3, devices=["a", "b"], cohort=["a"], deadline=12.5)
     store.put("record", record)
-    store.put("said", {"round": {"rounds": 4}})
+    store.put("overrides", {"round": {"rounds": 4}})
     again = Store(tmp_path / "state.sqlite")
-    assert (again.record(), again.get("said")) == (record, {"round": {"rounds": 4}})
+    assert (again.record(), again.get("overrides")) == (record, {"round": {"rounds": 4}})
     again.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from attune.common.config import RoundSettings
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.stores.sqlite import Row
+from attune.fedserver.core.records import Row
 from attune.fedserver.view.summary import Point, averages, clients, curves, fedmcsa, fedtp, summarise
 
 

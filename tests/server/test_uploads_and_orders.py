@@ -14,10 +14,10 @@ from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreac
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from attune.common.wire.malformed import BadDigest, DigestMismatch, Truncated
+from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
-from attune.fedserver.core.orders import OrderId
-from attune.fedserver.rpc.sessions import MAX_UNSENT, Session
-from attune.fedserver.stores.sqlite import Device
+from attune.fedserver.core.records import Device
+from attune.fedserver.federation.streams import MAX_UNSENT, Session
 from attune.fedserver.stores.uploads import Target, Uploads
 
 DATA = b"twenty bytes of data"

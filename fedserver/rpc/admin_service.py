@@ -1,23 +1,27 @@
-"""What a command of the operator asks of a running server: look at the database again, now."""
+"""What the commands of a home ask of its running server."""
 
 from __future__ import annotations
 
+import grpc
+
 from attune.common.errors import CertificateRefused
-from attune.fedserver.core.coordinator import Coordinator
+from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.identity.registrar import Registrar
+from attune.fedserver.pb.admin_pb2 import WakeReply, WakeRequest
+from attune.fedserver.pb.admin_pb2_grpc import AdminServicer
 from attune.fedserver.stores.sqlite import Store
 
 
-class Operators:
+class AdminService(AdminServicer):
     def __init__(self, coordinator: Coordinator, registrar: Registrar, store: Store) -> None:
         self._coordinator, self._registrar, self._store = coordinator, registrar, store
 
-    async def wake(self) -> int:
-        """New tokens count, and devices that were revoked are cut off. Returns how many devices stay connected."""
+    async def Wake(self, request: WakeRequest, context: grpc.aio.ServicerContext) -> WakeReply:  # noqa: N802
+        """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
         self._registrar.refresh()
         revoked = {
             device.name: CertificateRefused(f"the operator of this federation has revoked {device.name}")
             for device in self._store.devices()
             if device.revoked
         }
-        return await self._coordinator.shut_out(dict(revoked))
+        return WakeReply(connected=await self._coordinator.shut_out(dict(revoked)))

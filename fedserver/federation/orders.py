@@ -7,12 +7,11 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from attune.fedserver.core.messages import Record
+from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
-from attune.fedserver.core.orders import OrderId
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
-from attune.fedserver.rpc.streams import Streams
+from attune.fedserver.federation.streams import Streams
 from attune.fedserver.stores.sqlite import Store
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fedserver")
 
 
-class Dispatch:
+class Orders:
     """Writes orders into its book and sends them."""
 
     def __init__(self, settings: ResolvedSettings, store: Store, streams: Streams, executors: Executors) -> None:
@@ -29,19 +28,19 @@ class Dispatch:
         self._settings, self._store, self._streams, self._executors = settings, store, streams, executors
 
     def __repr__(self) -> str:
-        return f"Dispatch({self.book!r})"
+        return f"Orders({self.book!r})"
 
     async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Collection[str]) -> None:
         """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
         served = await self._executors.worker(engine.serve, record.devices)
-        common = await self._executors.worker(engine.common) if work == "evaluate" else {}
+        cold_start = await self._executors.worker(engine.cold_start) if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
             blobs = served[name] if self._needs_download(record, name, work) else {}
             trains, returns = self._task_of(engine, record, name) if work == "train" else ((), [])
             left_s = max(0.0, record.deadline - time.time())
-            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, common, trains)
-            self._streams.send(name, order=order)
+            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
+            self._streams.send(name, order)
             self._streams.progress(name, 0.0)
 
     def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:

@@ -18,20 +18,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from attune.common.errors import AttuneError, FederationFailed, OrderClosed, UpdateRefused
-from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
-from attune.fedserver.core.dispatch import Dispatch
+from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.round import RoundMachine
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.orders import Orders
+from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.home import Home
-from attune.fedserver.rpc.sessions import Session
-from attune.fedserver.rpc.streams import Streams
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.sqlite import Store
-from attune.fedserver.view.status import summary
 
 if TYPE_CHECKING:
     from attune.fedserver.lab.engine import Engine
@@ -51,7 +49,7 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.inbox = Inbox(home.inbox)
         self.streams = Streams(store)
-        self._orders = Dispatch(settings, store, self.streams, executors)
+        self._orders = Orders(settings, store, self.streams, executors)
         self.book = self._orders.book
         self._home, self._store, self._federation, self._executors = home, store, federation, executors
         saved = store.get("plan")
@@ -100,7 +98,7 @@ class Coordinator:
 
     # --- devices come and go
 
-    async def connect(self, name: str, profile: Profile, software: str) -> Session:
+    async def connect(self, name: str, profile: Profile, software: str) -> Stream:
         """A device's new stream; it owns the device's orders from now on.
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
@@ -112,42 +110,42 @@ class Coordinator:
             for other, reference in self.streams.profiles().items():
                 if other != name:
                     planning.check_like(profile, reference, name)
-        session = self.streams.enter(name, profile, software)
-        self._spawn(self._welcome(session))
-        return session
+        stream = self.streams.enter(name, profile, software)
+        self._spawn(self._welcome(stream))
+        return stream
 
-    async def _welcome(self, session: Session) -> None:
+    async def _welcome(self, stream: Stream) -> None:
         async with self._turn:
-            if not self.streams.is_current(session):
+            if not self.streams.is_current(stream):
                 return
             if self._plan is not None:
-                self._send_plan(session.name, self._plan)
+                self._send_plan(stream.name, self._plan)
             elif len(self.streams) >= self.settings.round.min_clients and not await self._try_plan():
                 return
-            await self._handle(events.Connected(session.name, time.time(), newcomer=self._is_newcomer(session.name)))
-        self._tell_who_waits(session)
+            await self._handle(events.Connected(stream.name, time.time(), newcomer=self._is_newcomer(stream.name)))
+        self._tell_who_waits(stream)
 
     def _is_newcomer(self, name: str) -> bool:
         device = self._store.device(name)
         return device is None or not device.contributed
 
     def _send_plan(self, name: str, plan: Plan) -> None:
-        self.streams.send(name, welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
+        self.streams.send(name, events.Welcome(plan))
 
-    def _tell_who_waits(self, session: Session) -> None:
+    def _tell_who_waits(self, stream: Stream) -> None:
         record = self.machine.record
         missing = self.settings.round.min_clients - len(self.streams)
         if record.phase is events.Phase.WAITING and missing > 0:
-            session.send(notice=pb.Notice(text=f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
+            stream.send(events.Notice(f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
         elif record.phase is events.Phase.DONE and self.settings.round.adapt_rounds and not self.settings.adaptation:
-            session.send(notice=pb.Notice(text=NOTHING_PERSONAL.format(self.settings.method.name)))
-        elif record.phase is events.Phase.TRAINING and session.name not in record.devices:
-            session.send(notice=pb.Notice(text=f"round {record.round + 1} is under way; waiting for the next"))
+            stream.send(events.Notice(NOTHING_PERSONAL.format(self.settings.method.name)))
+        elif record.phase is events.Phase.TRAINING and stream.name not in record.devices:
+            stream.send(events.Notice(f"round {record.round + 1} is under way; waiting for the next"))
 
-    async def disconnect(self, session: Session) -> None:
+    async def disconnect(self, stream: Stream) -> None:
         """The stream is gone. An older stream of a device that has reconnected changes nothing."""
-        if self.streams.leave(session):
-            await self.dispatch(events.Disconnected(session.name, time.time()))
+        if self.streams.leave(stream):
+            await self.dispatch(events.Disconnected(stream.name, time.time()))
 
     async def excuse(self, name: str, reason: str) -> None:
         """The round does not wait for this device any longer; the reason is shown to the operator."""
@@ -178,10 +176,10 @@ class Coordinator:
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
-            session = self.streams.get(name)
-            if session is not None:
-                session.close(error)
-                await self.disconnect(session)
+            stream = self.streams.get(name)
+            if stream is not None:
+                stream.close(error)
+                await self.disconnect(stream)
                 await self.excuse(name, str(error))
         return len(self.streams)
 
@@ -313,7 +311,7 @@ class Coordinator:
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
-            self.streams.send(name, finish=pb.Finish(message=f"all {self.settings.round.rounds} rounds are done"))
+            self.streams.send(name, events.Farewell(f"all {self.settings.round.rounds} rounds are done"))
         if self.machine.record.phase is events.Phase.DONE:  # else newcomers are given rounds of their own first
             self.finished.set()
 

@@ -1,0 +1,50 @@
+"""What a device reports with the answer to an order: one struct that is sent, stored, exported, shown and drawn.
+
+A new number is one line here and one in docs/operations.md. Its limits are part of its type, so an impossible value is refused
+where the report is read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from attune.common.errors import UpdateRefused
+
+MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
+LARGEST = 1.7e308
+
+Choice = Literal["personalized", "common", "local"]
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Accuracy = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Accuracies are fractions of the device's own test part. None: the device has no such number."""
+
+    loss: Finite | None = None  # mean training loss of the last local epoch
+    accuracy_before: Accuracy | None = None  # of what was served, before local training
+    accuracy_after: Accuracy | None = None  # the same after local training
+    accuracy_common: Accuracy | None = None  # of the common model: what a device of which nothing is known is served
+    accuracy_local: Accuracy | None = None  # of a model trained on this device alone
+    kept: Choice | None = None  # which of them the device predicts with; said by evaluations
+    test_samples: Count | None = None
+    seconds: Seconds | None = None  # of work on the device
+    bytes_up: Count | None = None
+    bytes_down: Count | None = None
+
+
+def metrics_of(source: Metrics) -> Metrics:
+    """The metrics alone of a struct that has further fields."""
+    return Metrics(**{name: getattr(source, name) for name in Metrics.__struct_fields__})
+
+
+def read_metrics(text: bytes, who: str) -> Metrics:
+    """A peer's report. Errors: UpdateRefused that names the number and what is wrong with it."""
+    try:
+        return msgspec.json.decode(text, type=Metrics)
+    except msgspec.DecodeError as error:
+        raise UpdateRefused(f"{who} reports metrics that cannot be: {error}") from None

@@ -1,0 +1,50 @@
+"""Accuracies of a federation from what its devices reported: pure, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attune.common.methods.method import Evaluate
+from attune.fedserver.core.records import Row
+
+
+def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
+    """The latest accuracy of each client and the size of its test part.
+
+    evaluate "served": of what the server served, before local training; "trained": of the device's model after it. Rows must
+    be in the order of time. An evaluation order does not train, so it reports the one accuracy that there is as "before".
+    """
+    latest: dict[str, tuple[float, int]] = {}
+    for row in rows:
+        trained = evaluate == "trained" and row.work == "train"
+        value = row.accuracy_after if trained else row.accuracy_before
+        if value is not None and (evaluate == "served" or trained or row.work == "evaluate"):
+            latest[row.client] = (value, row.test_samples or 0)
+    return latest
+
+
+def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
+    """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
+    return {row.client: row for row in rows if row.work == "evaluate"}
+
+
+def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
+    """Both averages of experiments.md: FedMCSA's unweighted mean over clients, and FedTP's over all test samples."""
+    total = sum(samples for _, samples in latest.values())
+    if not total:
+        return None
+    return {
+        "mean_over_clients": sum(value for value, _ in latest.values()) / len(latest),
+        "over_samples": sum(value * samples for value, samples in latest.values()) / total,
+    }
+
+
+def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
+    """One line about a round for the log."""
+    listed = list(rows)
+    losses = [row.loss for row in listed if row.loss is not None]
+    text = f"{len(listed)} answers"
+    if losses:
+        text += f", loss {sum(losses) / len(losses):.4f}"
+    mean = over_all(accuracies(listed, evaluate))
+    return f"{text}, accuracy {mean['mean_over_clients']:.4f}" if mean else text

@@ -1,0 +1,41 @@
+"""What the server keeps of devices, of the state and of what was reported: the rows of its ledger, as values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from attune.common.metrics import Metrics
+
+
+class Device(msgspec.Struct):
+    name: str
+    public_key: str  # SHA-256 of the key, to recognise a device that asks again
+    enrolled_at: float
+    revoked: bool
+    connected: bool
+    since: float  # of `connected`
+    samples: int | None
+    contributed: int  # last round that its update went into; 0: none
+    fetched: int  # round of the state that it was last served; -1: none
+    progress: float  # share of its order, in quarters
+    note: str  # its last trouble, in words
+    labels: str = ""  # the classes that it declared, in words
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One durable tensor file of the state: `key` within a part, and the file's name, digest and size in bytes."""
+
+    part: str
+    key: str
+    file: str
+    digest: str
+    size: int
+
+
+class Row(Metrics, frozen=True, kw_only=True):
+    """What one device reported for one round."""
+
+    round: int
+    work: str  # "train" or "evaluate"
+    client: str
+    samples: int | None = None  # training samples that the update stands for

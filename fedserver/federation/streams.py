@@ -1,0 +1,120 @@
+"""The devices' control streams: one a device, the newest; and what the database says of it for the operator's eyes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from attune.common.errors import AttuneError, Replaced, Unreachable
+from attune.common.plan import Profile
+from attune.fedserver.core.messages import ToDevice
+from attune.fedserver.stores.sqlite import Store
+
+LOG = logging.getLogger("fedserver")
+MAX_LABELS = 500  # characters of its classes that are kept for pictures
+MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
+
+
+class Stream:
+    """The server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
+
+    def __init__(self, name: str, profile: Profile) -> None:
+        self.name = name
+        self.profile = profile
+        self.progress = 0.0  # share of its order that is done
+        self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
+        self._error: AttuneError | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name}, unsent={self._unsent.qsize()}, closed={self._closed})"
+
+    def send(self, message: ToDevice) -> None:
+        """Queues one message. Never waits; a full queue closes the stream."""
+        if self._closed:
+            return
+        try:
+            self._unsent.put_nowait(message)
+        except asyncio.QueueFull:
+            self.close(
+                Unreachable(f"{self.name} does not read what it is sent ({MAX_UNSENT} messages wait): it must reconnect")
+            )
+
+    def close(self, error: AttuneError | None = None) -> None:
+        """Ends the stream, with `error` if there is one; what is queued is dropped."""
+        if self._closed:
+            return
+        self._closed, self._error = True, error
+        while not self._unsent.empty():
+            self._unsent.get_nowait()
+        self._unsent.put_nowait(None)
+
+    async def next(self) -> ToDevice | None:
+        """The next message to write, or None at the end. Errors: the one the stream was closed with."""
+        message = await self._unsent.get()
+        if message is None and self._error is not None:
+            raise self._error
+        return message
+
+
+class Streams:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._streams: dict[str, Stream] = {}
+        store.disconnect_all()
+
+    def __repr__(self) -> str:
+        return f"Streams({sorted(self._streams)})"
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def enter(self, name: str, profile: Profile, software: str) -> Stream:
+        """A device's new stream, to which its messages go from now on; an older one is closed."""
+        older = self._streams.pop(name, None)
+        if older is not None:
+            older.close(Replaced(f"{name} opened a newer stream"))
+        stream = self._streams[name] = Stream(name, profile)
+        labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
+        self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="", labels=labels)
+        LOG.info("%s connected (%d samples, %s)", name, profile.samples, software[:40])
+        return stream
+
+    def leave(self, stream: Stream) -> bool:
+        """The stream is gone. False if the device has a newer one, for which this changes nothing."""
+        stream.close()
+        if not self.is_current(stream):
+            return False
+        del self._streams[stream.name]
+        self._store.update_device(stream.name, connected=0, since=time.time())
+        LOG.info("%s disconnected", stream.name)
+        return True
+
+    def get(self, name: str) -> Stream | None:
+        return self._streams.get(name)
+
+    def is_current(self, stream: Stream) -> bool:
+        return self._streams.get(stream.name) is stream
+
+    def profiles(self) -> dict[str, Profile]:
+        """What the connected devices declared, those that came first first."""
+        return {name: stream.profile for name, stream in self._streams.items()}
+
+    def send(self, name: str, message: ToDevice) -> None:
+        """Dropped if the device is not connected."""
+        if name in self._streams:
+            self._streams[name].send(message)
+
+    def progress(self, name: str, done: float) -> None:
+        """How far a device is with its order; written down at each quarter."""
+        stream = self._streams.get(name)
+        quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
+        if stream is not None and stream.progress != quarter:
+            stream.progress = quarter
+            self._store.update_device(name, progress=quarter)
+
+    def hang_up(self) -> None:
+        """Ends every stream, because the server stops; devices come back by themselves when there is one again."""
+        for stream in self._streams.values():
+            stream.close()

@@ -1,0 +1,105 @@
+"""Bulk transfer over gRPC: blobs that a device was offered, and uploads that go on where they broke off."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from attune.common.errors import LimitExceeded, OrderClosed, UpdateRefused
+from attune.common.pb import federation_pb2 as pb
+from attune.common.protocol import UPLOAD_KEY
+from attune.common.wire.frames import FRAME_BYTES
+from attune.common.wire.sinks import read_frames
+from attune.fedserver.core.orderbook import OrderBook
+from attune.fedserver.executors import Executors
+from attune.fedserver.federation.updates import Updates
+from attune.fedserver.rpc.auth import Auth
+from attune.fedserver.stores.uploads import Target, Uploads
+
+STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
+BATCH_FRAMES = 4  # frames handed to a disk thread at a time
+
+
+class BlobService:
+    """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
+
+    def __init__(self, book: OrderBook, updates: Updates, uploads: Uploads, auth: Auth, executors: Executors) -> None:
+        self._book, self._updates, self._uploads, self._auth, self._executors = book, updates, uploads, auth, executors
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "attune.v1.Blobs",
+            {
+                "Download": grpc.unary_stream_rpc_method_handler(self.download, pb.DownloadRequest.FromString, None),
+                "Upload": grpc.stream_unary_rpc_method_handler(self.upload, None, pb.UploadReply.SerializeToString),
+                "UploadOffset": grpc.unary_unary_rpc_method_handler(
+                    self.upload_offset, pb.UploadTarget.FromString, pb.UploadOffsetReply.SerializeToString
+                ),
+            },
+        )
+
+    async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        blob = self._book.offer(self._auth.name_of(context), request.digest)
+        frames = read_frames(blob.path, request.offset)
+        while batch := await self._executors.disk(_take, frames):
+            for frame in batch:
+                yield frame
+
+    async def upload(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.UploadReply:
+        name = self._auth.name_of(context)
+        target = _target_of(context, name)
+        sink = await self._updates.open(name, target)
+        skip = sink.offset - target.offset  # what an earlier stream has already brought
+        async for batch in _batches(frames, name):
+            fresh = []
+            for frame in batch:
+                fresh.append(frame[skip:])
+                skip = max(0, skip - len(frame))
+            await self._executors.disk(self._uploads.write, name, target.part, sink, fresh)
+        await self._executors.disk(self._uploads.complete, name, target.part, sink)
+        return pb.UploadReply(received=target.size)
+
+    async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:
+        return pb.UploadOffsetReply(offset=self._updates.offset(self._auth.name_of(context), _target(request)))
+
+
+def _take(frames: Iterator[bytes]) -> list[bytes]:
+    return list(itertools.islice(frames, BATCH_FRAMES))
+
+
+async def _batches(frames: AsyncIterator[bytes], name: str) -> AsyncIterator[list[bytes]]:
+    """Up to BATCH_FRAMES frames at a time. Errors: LimitExceeded for too long a frame, OrderClosed when nothing comes."""
+    batch: list[bytes] = []
+    while True:
+        try:
+            frame = await asyncio.wait_for(anext(frames), STALL_TIMEOUT_S)
+        except StopAsyncIteration:
+            break
+        except TimeoutError:
+            raise OrderClosed(f"{name} sent nothing for {STALL_TIMEOUT_S:.0f} s: go on at the offset that is here") from None
+        if len(frame) > FRAME_BYTES:
+            raise LimitExceeded(f"{name} sent a frame of {len(frame)} bytes; at most {FRAME_BYTES} are allowed")
+        batch.append(frame)
+        if len(batch) == BATCH_FRAMES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _target_of(context: grpc.aio.ServicerContext, name: str) -> Target:
+    for key, value in context.invocation_metadata() or ():
+        if key == UPLOAD_KEY:
+            try:
+                return _target(pb.UploadTarget.FromString(value))
+            except DecodeError:
+                break
+    raise UpdateRefused(f"{name} opened an upload without saying what it is ({UPLOAD_KEY})")
+
+
+def _target(message: pb.UploadTarget) -> Target:
+    return Target(message.order_id, message.part, message.digest, message.size, message.offset)

@@ -1,0 +1,59 @@
+"""The server's messages as protobuf, and back: the only file of the server that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from attune.common.errors import SettingError
+from attune.common.metrics import read_metrics
+from attune.common.pb import federation_pb2 as pb
+from attune.common.plan import Profile
+from attune.fedserver.core.messages import BlobRef, Farewell, Notice, Order, ToDevice, Update, Welcome
+
+WORK = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
+
+
+def encode(message: ToDevice) -> pb.ServerMessage:
+    """What the server tells a device."""
+    match message:
+        case Welcome(plan):
+            return pb.ServerMessage(welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
+        case Notice(text):
+            return pb.ServerMessage(notice=pb.Notice(text=text))
+        case Farewell(text):
+            return pb.ServerMessage(finish=pb.Finish(message=text))
+        case Order():
+            return pb.ServerMessage(order=_order(message))
+
+
+def _order(order: Order) -> pb.Order:
+    return pb.Order(
+        id=str(order.id),
+        round=order.id.round,
+        work=WORK[order.id.work],
+        downloads=_refs(order.downloads),
+        returns=[pb.Return(part=part) for part in order.returns],
+        deadline_s=order.deadline_s,
+        trains=order.trains,
+        cold_start=_refs(order.cold_start),
+    )
+
+
+def _refs(refs: Iterable[BlobRef]) -> list[pb.BlobRef]:
+    return [pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, encoding=r.encoding) for r in refs]
+
+
+def profile_of(hello: pb.Hello, name: str) -> Profile:
+    """What a device declares of its data. Errors: SettingError."""
+    try:
+        return msgspec.json.decode(hello.profile_json, type=Profile)
+    except msgspec.DecodeError as error:
+        raise SettingError(f"{name} declared its data in a form that cannot be read: {error}") from None
+
+
+def update_of(message: pb.Update, name: str) -> Update:
+    """What a device hands in. Errors: UpdateRefused for metrics that cannot be."""
+    parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.encoding) for ref in message.parts)
+    return Update(message.order_id, parts, message.samples, read_metrics(message.metrics_json or b"{}", name))
