@@ -96,13 +96,8 @@ class Connection:
 
     def _new_channel(self) -> grpc.aio.Channel:
         # Our own back-off decides when to try again; gRPC's would make us wait twice.
-        options = [
-            *channel_options(self.identity.ca_pem),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 5000),
-        ]
-        options = [option for option in options if option[0] != "grpc.max_reconnect_backoff_ms"]
-        options.append(("grpc.max_reconnect_backoff_ms", 1000))
+        own = {"initial": 100, "min": 5000, "max": 1000}
+        options = dict(channel_options(self.identity.ca_pem)) | {f"grpc.{w}_reconnect_backoff_ms": ms for w, ms in own.items()}
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
         return grpc.aio.secure_channel(str(self.address), credentials, list(options.items()))
 

@@ -194,7 +194,7 @@ class FakeServer(FederationServicer):
         order.work = pb.WORK_TRAIN if work == "train" else pb.WORK_EVALUATE
         for part, tensors in self.serving.items():
             order.downloads.append(self._offer(part, tensors))
-        order.returns.extend(self.serving if work == "train" else ())
+        order.returns.extend(pb.Return(part=part) for part in (self.serving if work == "train" else ()))
         self.seen.orders_sent.append(order.id)
         await outbox.put(pb.ServerMessage(order=order))
 
@@ -338,10 +338,12 @@ class Bench:
         async def scenario() -> None:
             from attune.fedclient.data.lazy_shard import LazyShard
             from attune.fedclient.data.shard import load_shard
+            from attune.fedclient.work.worker import Worker
 
             home = Home(self.folder / "home")
-            with home.locked():
-                task = asyncio.create_task(app.alone(options, LazyShard.held(load_shard(options.data)), home, self.lines))
+            shard = LazyShard.held(load_shard(options.data))
+            with home.locked(), Worker() as worker:
+                task = asyncio.create_task(app.live(options, shard, home, self.lines, worker))
                 async with asyncio.timeout(20):
                     while not happened():
                         assert not task.done(), task.result()

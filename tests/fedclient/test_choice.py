@@ -51,7 +51,8 @@ def test_wilson_by_hand():
 
 
 def result(own, common, local=None, samples=100, **more):
-    return Result("evaluate-2-kiel", 2, False, 80, samples, None, own, None, common, local, **more)
+    found = {"accuracy_before": own, "accuracy_common": common, "accuracy_local": local, "test_samples": samples}
+    return Result(order_id="evaluate-2-kiel", round=2, trained=False, samples=80, **found, **more)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def rule(learner, sign):
 def evaluate(learner, own, common, number=1):
     refs = BlobRef("shared", f"own{number}", 1), BlobRef("shared", f"common{number}", 1)
     order = Order(f"evaluate-{number}-kiel", number, False, (refs[0],), (), (refs[1],))
-    assert [ref.digest for ref in learner.missing(order)] == [f"common{number}", f"own{number}"]
+    assert [ref.digest for ref, _ in learner.missing(order)] == [f"common{number}", f"own{number}"]
     fetched = {refs[0].digest: rule(learner, own), refs[1].digest: rule(learner, common)}
     return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
 
@@ -84,7 +84,7 @@ def test_a_blob_that_is_served_and_common_is_fetched_once(make):
     learner = make("fedavg")
     ref = BlobRef("shared", "same", 1)
     order = Order("evaluate-1-kiel", 1, False, (ref,), (), (ref,))
-    assert learner.missing(order) == [ref]
+    assert [missing for missing, _ in learner.missing(order)] == [ref]
     result = learner.carry_out(order, {"same": rule(learner, 1)}, 0, lambda done: None, lambda: False)
     assert result.accuracy_common == result.accuracy_before
     again = Order("evaluate-2-kiel", 2, False, (), (), (ref,))

@@ -120,7 +120,7 @@ def test_many_devices_say_one_line_a_round(bench):
     names = [f"s{n}" for n in range(6)]
 
     def result(round_, loss, after):
-        return Result("x", round_, True, 1, 1, loss=loss, accuracy_before=0.5, accuracy_after=after)
+        return Result(order_id="x", round=round_, trained=True, samples=1, loss=loss, accuracy_before=0.5, accuracy_after=after)
 
     async def scenario():
         console = FleetConsole(bench.lines, names)
@@ -150,18 +150,20 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
-    from attune.fedclient.work.bench import Bench
+    from attune.fedclient.model.artifact import save_model
+    from attune.fedclient.work.worker import LearnerSlot
 
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        bench = Bench(plan, LazyShard.held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
+        slot = LearnerSlot(plan, LazyShard.held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
-            bench.carry_out(Order(f"train-{number}-kiel", number, True, (), (part,)), {}, 0, lambda done: None, lambda: False)
-            bench.rest()
-            assert (bench._learner is None) is not keep
-        return bench.newest.parts, (bench.save() / "model.safetensors").read_bytes()
+            order = Order(f"train-{number}-kiel", number, True, (), (part,))
+            slot.awake().carry_out(order, {}, 0, lambda done: None, lambda: False)
+            slot.rest()
+            assert (slot._learner is None) is not keep
+        return slot.newest.parts, (save_model(slot.awake(), home.model) / "model.safetensors").read_bytes()
 
     assert digests(keep=True) == digests(keep=False)

@@ -67,7 +67,7 @@ def test_fedtp_hands_in_values_of_what_is_shared_and_the_change_of_what_was_gene
         served(learner, "generated", 0.25),
     )
     order = Order("train-1-kiel", 1, True, (shared, generated), ("shared", "generated"))
-    assert learner.missing(order) == [shared, generated]
+    assert learner.missing(order) == [(ref, learner.expected(ref.part)) for ref in (shared, generated)]
     result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
     values, change = handed_in(learner, result, "shared"), handed_in(learner, result, "generated")
     assert values.keys() | change.keys() == learner.theta.keys()

@@ -49,8 +49,9 @@ async def _serve(live: LiveServerCredentials) -> AsyncIterator[Served]:
         await server.stop(None)
 
 
-async def _call(port: int, credentials: grpc.ChannelCredentials) -> str:
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=channel_options()) as channel:
+async def _call(port: int, root_pem: bytes, credential: Credential | None) -> str:
+    trust = grpc.ssl_channel_credentials(root_pem) if credential is None else channel_credentials(root_pem, credential)
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trust, options=channel_options(root_pem)) as channel:
         reply: bytes = await channel.unary_unary(METHOD)(b"", timeout=10)
         return reply.decode()
 
@@ -61,7 +62,8 @@ def serve() -> Callable[[LiveServerCredentials], AbstractAsyncContextManager[Ser
 
 
 @pytest.fixture
-def call() -> Callable[[int, grpc.ChannelCredentials], Coroutine[None, None, str]]:
+def call() -> Callable[[int, bytes, Credential | None], Coroutine[None, None, str]]:
+    """Calls a server under `root_pem`, with a certificate or without; what it answers."""
     return _call
 
 
@@ -71,7 +73,7 @@ def refused(call: Callable[..., Coroutine[None, None, str]]) -> Callable[..., Co
 
     async def attempt(port: int, root_pem: bytes, credential: Credential) -> bool:
         try:
-            await call(port, channel_credentials(root_pem, credential))
+            await call(port, root_pem, credential)
         except grpc.aio.AioRpcError as error:
             assert error.code() == grpc.StatusCode.UNAVAILABLE
             return True

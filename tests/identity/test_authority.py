@@ -108,7 +108,7 @@ def test_extensions_in_a_request_are_ignored(authority: Authority) -> None:
         x509.CertificateSigningRequestBuilder(subject("pi"))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("attune-server")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name(authority.certificate_pem))]), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = authority.issue_device(request.public_bytes(Encoding.DER), "pi", 1)
@@ -123,7 +123,11 @@ def test_server_and_operator(authority: Authority) -> None:
     server = authority.issue_server(days=7, extra_hosts=["fl.example.org", "10.0.0.7"])
     operator = authority.issue_operator()
     assert server.fits() and operator.fits()
-    assert [str(name) for name in _names(server.certificate_pem)] == ["attune-server", "fl.example.org", "10.0.0.7"]
+    assert [str(name) for name in _names(server.certificate_pem)] == [
+        server_name(authority.certificate_pem),
+        "fl.example.org",
+        "10.0.0.7",
+    ]
     assert _purposes(server.certificate_pem) == [ExtendedKeyUsageOID.SERVER_AUTH]
     assert _purposes(operator.certificate_pem) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = load_certificate(server.certificate_pem).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value

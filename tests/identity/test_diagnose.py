@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
-from attune.common.identity.credential import Credential, short_form
+from attune.common.identity.credential import Credential, server_name, short_form
 from attune.common.identity.token import JoinToken
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedserver.identity.authority import Authority
@@ -165,7 +165,7 @@ def test_the_wrong_server(authority: Authority, stranger: Authority, device: Any
 
 
 def test_a_device_in_the_servers_place(authority: Authority, device: Any, serve: Any) -> None:
-    live = LiveServerCredentials([authority.certificate_pem], device(authority, "attune-server"))
+    live = LiveServerCredentials([authority.certificate_pem], device(authority, server_name(authority.certificate_pem)))
     found = _diagnosed_against(serve, live, authority.certificate_pem, device(authority))
     assert type(found) is FingerprintMismatch
 

@@ -16,8 +16,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from attune.common.errors import Forbidden
 from attune.common.identity.certificates import CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
-from attune.common.identity.client_tls import channel_credentials
-from attune.common.identity.credential import Credential, fingerprint_of, key_pem, load_certificate, load_key, new_key
+from attune.common.identity.credential import (
+    Credential,
+    fingerprint_of,
+    key_pem,
+    load_certificate,
+    load_key,
+    new_key,
+    server_name,
+)
 from attune.common.identity.token import JoinToken
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
@@ -39,7 +46,7 @@ def test_a_device_is_known_by_its_certificate(authority: Authority, live: Any, d
 
     async def scenario() -> None:
         async with serve(live) as served:
-            told = await call(served.port, channel_credentials(authority.certificate_pem, credential))
+            told = await call(served.port, authority.certificate_pem, credential)
             assert told == fingerprint_of(credential.certificate_pem)
 
     asyncio.run(scenario())
@@ -57,7 +64,7 @@ def test_a_token_opens_enrolment_for_as_long_as_it_is_trusted(
         async with serve(live) as served:
             assert await refused(served.port, anchor, bootstrap)
             live.update([ca, *(token.bootstrap().certificate_pem for token in tokens)], server)
-            told = await call(served.port, channel_credentials(anchor, bootstrap))
+            told = await call(served.port, anchor, bootstrap)
             assert told == fingerprint_of(tokens[1].bootstrap().certificate_pem)
             live.update([ca, tokens[0].bootstrap().certificate_pem], server)
             assert await refused(served.port, anchor, bootstrap)
@@ -76,7 +83,7 @@ def test_a_renewed_server_certificate_is_shown_while_serving(
         async with serve(live) as served:
             assert await refused(served.port, authority.certificate_pem, credential)
             live.update([authority.certificate_pem], authority.issue_server())
-            assert await call(served.port, channel_credentials(authority.certificate_pem, credential))
+            assert await call(served.port, authority.certificate_pem, credential)
 
     asyncio.run(scenario())
 
@@ -85,7 +92,7 @@ def test_without_a_certificate_nobody_gets_in(authority: Authority, live: Any, s
     async def scenario() -> None:
         async with serve(live) as served:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(served.port, grpc.ssl_channel_credentials(authority.certificate_pem))
+                await call(served.port, authority.certificate_pem, None)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
             assert served.callers == []
 
@@ -146,7 +153,7 @@ def test_a_certificate_resigned_with_the_tokens_key_is_refused(authority: Author
 def test_devices_and_tokens_cannot_act_as_the_server(authority: Authority, device: Any, serve: Any, refused: Any) -> None:
     token = JoinToken.new(authority.public_key_compressed)
     # The name matches what clients look for, so that the purpose of the certificate alone has to stop it.
-    false_servers = [device(authority, "attune-server"), token.bootstrap()]
+    false_servers = [device(authority, server_name(authority.certificate_pem)), token.bootstrap()]
     victim = device(authority, "victim")
 
     async def scenario() -> None:
@@ -198,7 +205,7 @@ def test_a_session_ticket_does_not_outlive_the_trust_in_its_owner(
     def connect(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
         with (
             socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname="attune-server", session=session) as secure,
+            context.wrap_socket(plain, server_hostname=server_name(authority.certificate_pem), session=session) as secure,
         ):
             return secure.recv(1), secure.session
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from attune.common.identity.credential import server_name
 from attune.fedserver.identity.authority import Authority
 
 HANDSHAKES, THREADS = 1500, 8
@@ -59,7 +60,7 @@ def test_a_server_outlives_many_handshakes_at_once(device: Any, tmp_path: Path) 
         def shake(_: int) -> bool:
             try:
                 plain = socket.create_connection(("127.0.0.1", port), timeout=30)
-                with plain, context.wrap_socket(plain, server_hostname="attune-server"):
+                with plain, context.wrap_socket(plain, server_hostname=server_name(authority.certificate_pem)):
                     return True
             except OSError:
                 return False

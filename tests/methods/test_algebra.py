@@ -185,6 +185,6 @@ def test_nothing_here_imports_torch():
     """`--help` and `status` check settings and must answer at once."""
     code = (
         "import sys; from attune.common.methods import registry, method; "
-        "[algebra.options_of(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"
+        "[method.options_of(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
-from attune.fedserver.core.messages import OrderId, Phase
+from attune.fedserver.core.messages import Order, OrderId, Phase
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.streams import Session
+from attune.fedserver.federation.streams import Stream
 from attune.fedserver.home import Home
 from attune.fedserver.stores.sqlite import Store
 
@@ -49,16 +48,16 @@ def on_a_server(
     asyncio.run(run())
 
 
-async def next_order(session: Session) -> OrderId:
+async def next_order(session: Stream) -> OrderId:
     while True:
         message = await asyncio.wait_for(session.next(), 60)
         assert message is not None
-        if message.WhichOneof("message") == "order":
-            return OrderId.parse(message.order.id, session.name)
+        if isinstance(message, Order):
+            return message.id
 
 
 async def answer(coordinator: Coordinator, order: OrderId) -> bool:
-    row = Row(order.round, order.work, order.client, samples=10, accuracy_before=0.5, test_samples=4)
+    row = Row(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
     coordinator.inbox.accept(order, row, {})
     return await coordinator.report(order.client, order.round)
 
@@ -120,10 +119,10 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
     rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
     said = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
 
-    async def next_message(session: Session) -> pb.Order:
+    async def next_message(session: Stream) -> Order:
         while (message := await asyncio.wait_for(session.next(), 60)) is not None:
-            if message.WhichOneof("message") == "order":
-                return message.order
+            if isinstance(message, Order):
+                return message
         raise AssertionError("no order")
 
     async def scenario(coordinator: Coordinator, store: Store) -> None:
@@ -134,13 +133,13 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
                 part = tmp_path / f"{name}.safetensors"
                 shutil.copyfile(coordinator.engine.vaults["shared"].blob("value").path, part)
                 row = Row(
-                    order.round, OrderId.parse(order.id, name).work, name, samples=10, accuracy_before=0.5, test_samples=4
+                    round=order.id.round, work=order.id.work, client=name, samples=10, accuracy_before=0.5, test_samples=4
                 )
-                coordinator.inbox.accept(OrderId.parse(order.id, name), row, {"shared": part} if order.returns else {})
-                assert await coordinator.report(name, order.round)
+                coordinator.inbox.accept(order.id, row, {"shared": part} if order.returns else {})
+                assert await coordinator.report(name, order.id.round)
         [newcomer] = {"a", "b"} - set(coordinator.machine.record.last_cohort)
         order = await next_message(sessions[newcomer])
-        assert (order.id, list(order.trains), list(order.returns)) == (f"train-2-{newcomer}", ["private"], [])
+        assert (str(order.id), list(order.trains), list(order.returns)) == (f"train-2-{newcomer}", ["private"], [])
         assert [ref.part for ref in order.downloads] == ["shared"]
         assert store.record().adapting == {newcomer: 0}
 

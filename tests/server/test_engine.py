@@ -55,7 +55,7 @@ class Bench:
             path = self.folder / f"{name}.{part}.safetensors"
             write_tensors(path, {key: torch.full(spec.shape, float(value)) for key, spec in manifest.items()})
             parts[part] = path
-        return Entry(Row(self.closed + 1, "train", name, samples=samples), parts)
+        return Entry(Row(round=self.closed + 1, work="train", client=name, samples=samples), parts)
 
     def round(self, **updates):
         self.engine.aggregate({name: self.entry(name, *said) for name, said in updates.items()})
@@ -112,18 +112,18 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
     tiny = bench(method, "vit")
     tiny.digests()
     tiny.close(a=(0.25, 3), b=(-0.5, 5))
-    common = tiny.engine.common()
+    common = tiny.engine.cold_start()
     assert common.keys() == tiny.engine.manifests.keys()
-    assert all(tiny.engine.common()[part] is blob for part, blob in common.items())
+    assert all(tiny.engine.cold_start()[part] is blob for part, blob in common.items())
     served = {parts[own] for parts in tiny.digests().values()}
     assert (common[own].digest in served) == (own == "shared")
     for part, manifest in tiny.engine.manifests.items():
         assert read_tensors(common[part].path).keys() == manifest.keys()
     tiny.restart()
-    assert {part: blob.digest for part, blob in tiny.engine.common().items()} == {p: b.digest for p, b in common.items()}
+    assert {part: blob.digest for part, blob in tiny.engine.cold_start().items()} == {p: b.digest for p, b in common.items()}
     tiny.close(a=(1.0, 1), b=(1.0, 1))
     assert list((tiny.folder / "serve").iterdir()) == [], "what was made of the old state is gone, and only that"
-    assert tiny.engine.common()[own].digest != common[own].digest
+    assert tiny.engine.cold_start()[own].digest != common[own].digest
 
 
 def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
@@ -181,6 +181,6 @@ def test_an_adaptation_on_the_device_alone_leaves_the_state_as_it_is(bench):
     tiny = bench("fedper", "vit")
     before = tiny.digests()
     adaptation = adaptation_of(method_of(tiny.plan), {}, "personal")
-    assert tiny.engine.adapt({"z": Entry(Row(1, "train", "z", samples=4), {})}, adaptation) == {}
+    assert tiny.engine.adapt({"z": Entry(Row(round=1, work="train", client="z", samples=4), {})}, adaptation) == {}
     assert tiny.engine.staged_slots() == []
     assert tiny.digests() == before

@@ -62,7 +62,15 @@ class Federation:
                 draw = torch.Generator().manual_seed(100 * number + i)
                 parts[part] = folder / f"{name}.{part}"
                 write_tensors(parts[part], {k: torch.randn(spec.shape, generator=draw) for k, spec in manifest.items()})
-            row = Row(number, "train", name, samples=10, accuracy_before=0.25, accuracy_after=0.5 + i % 8 / 16, test_samples=8)
+            row = Row(
+                round=number,
+                work="train",
+                client=name,
+                samples=10,
+                accuracy_before=0.25,
+                accuracy_after=0.5 + i % 8 / 16,
+                test_samples=8,
+            )
             entries[name] = Entry(row, parts)
         self.engine.aggregate(entries)
         rows = [entry.row for entry in entries.values()]
@@ -151,7 +159,7 @@ def test_before_the_first_round_is_closed_there_is_nothing_to_draw(federation, t
 
 def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
     fed = federation(rounds=0)
-    fed.store.commit_round(Record(round=1), [], [Row(1, "train", "vm-shard0", samples=3, loss=1.0)], {})
+    fed.store.commit_round(Record(round=1), [], [Row(round=1, work="train", client="vm-shard0", samples=3, loss=1.0)], {})
     lines = fed.plot(tmp_path / "out")
     assert any("no picture 'accuracy': no device has reported an accuracy" in line for line in lines)
     with pytest.raises(SettingError, match="none has a test part"):

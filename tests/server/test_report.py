@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from attune.common.config import RoundSettings
+from attune.fedserver.core.accuracy import accuracies, comparisons, over_all, summary
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Row
-from attune.fedserver.view.status import accuracies, comparisons, over_all, state_of, summary
+from attune.fedserver.view.status import state_of
 
 
 def train(round_, client, before, after, size=10):
-    return Row(round_, "train", client, accuracy_before=before, accuracy_after=after, test_samples=size)
+    return Row(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
 
 
 def evaluate(round_, client, value, size=10):
-    return Row(round_, "evaluate", client, accuracy_before=value, test_samples=size)
+    return Row(round=round_, work="evaluate", client=client, accuracy_before=value, test_samples=size)
 
 
 ROWS = [train(1, "a", 0.1, 0.5), train(1, "b", 0.2, 0.6, 30), train(2, "a", 0.3, 0.7), evaluate(2, "b", 0.9, 30)]
@@ -48,7 +49,7 @@ def test_a_comparison_is_the_latest_evaluation():
 
 
 def test_one_line_about_a_round():
-    rows = [Row(1, "train", "a", loss=1.0), Row(1, "train", "b", loss=2.0)]
+    rows = [Row(round=1, work="train", client="a", loss=1.0), Row(round=1, work="train", client="b", loss=2.0)]
     assert summary(rows, "served") == "2 answers, loss 1.5000"
     assert summary(ROWS[:2], "served") == "2 answers, accuracy 0.1500"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
 from attune.fedserver.core.messages import OrderId, Phase, Record
@@ -33,31 +31,15 @@ def test_the_record_and_settings_come_back(store, tmp_path):
 def test_a_round_is_committed_whole_or_not_at_all(store):
     store.add_device("a", "key")
     slots = [Slot("shared", "value", "shared.1.safetensors", "0" * 64, 8)]
-    rows = [Row(1, "train", "a", samples=3, loss=0.5)]
+    rows = [Row(round=1, work="train", client="a", samples=3, loss=0.5)]
+    impossible = Row(round=1 << 64, work="train", client="a")  # more than SQLite's integers hold: the last write fails
     with pytest.raises(OverflowError):
-        store.commit_round(Record(round=1), slots, [Row(1, "train", "a", samples=1 << 64)], {"a": {"contributed": 1}})
+        store.commit_round(Record(round=1), slots, [impossible], {"a": {"contributed": 1}})
     assert (store.record(), store.slots(), store.rows()) == (Record(), [], [])
     assert store.device("a").contributed == 0
     store.commit_round(Record(round=1), slots, rows, {"a": {"contributed": 1, "fetched": 0}})
     assert (store.record().round, store.slots(), store.rows()) == (1, slots, rows)
     assert (store.device("a").contributed, store.device("a").fetched) == (1, 0)
-
-
-def test_a_home_of_an_earlier_version_goes_on(store, tmp_path):
-    rows = [Row(1, "evaluate", "a", samples=3, accuracy_before=0.5)]
-    store.commit_round(Record(round=1), [], rows, {})
-    with sqlite3.connect(tmp_path / "state.sqlite") as old:
-        for column in ("accuracy_common", "accuracy_local", "kept"):
-            old.execute(f"ALTER TABLE metrics DROP COLUMN {column}")
-        old.execute("ALTER TABLE devices DROP COLUMN labels")
-    again = Store(tmp_path / "state.sqlite")
-    assert again.rows() == rows
-    new = Row(2, "evaluate", "a", accuracy_before=0.5, accuracy_common=0.25, accuracy_local=0.75, kept="local")
-    again.commit_round(Record(round=2), [], [new], {})
-    assert again.rows() == [*rows, new]
-    again.add_device("a", "key")
-    assert again.device("a").labels == ""
-    again.close()
 
 
 def test_devices_are_listed_by_name_and_disconnected_at_start(store):
@@ -83,7 +65,7 @@ def parts(tmp_path):
 
 
 def row(order):
-    return Row(order.round, order.work, order.client, samples=1)
+    return Row(round=order.round, work=order.work, client=order.client, samples=1)
 
 
 def test_an_update_is_there_whole_and_the_first_one_stays(tmp_path, parts):

@@ -13,14 +13,12 @@ from attune.fedserver.view.summary import Point, averages, clients, curves, fedm
 
 
 def train(round_, client, before, after, size=10):
-    return Row(round_, "train", client, accuracy_before=before, accuracy_after=after, test_samples=size)
+    return Row(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
 
 
 def evaluate(round_, client, value, size=10, common=None, local=None, kept=None):
-    return Row(
-        round_, "evaluate", client, accuracy_before=value, test_samples=size, accuracy_common=common, accuracy_local=local,
-        kept=kept,
-    )  # fmt: skip
+    found = {"accuracy_before": value, "accuracy_common": common, "accuracy_local": local, "kept": kept}
+    return Row(round=round_, work="evaluate", client=client, test_samples=size, **found)
 
 
 def policy(**settings):

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused
-from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from attune.common.wire.malformed import BadDigest, DigestMismatch, Truncated
-from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.messages import Notice, OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.records import Device
-from attune.fedserver.federation.streams import MAX_UNSENT, Session
+from attune.fedserver.federation.streams import MAX_UNSENT, Stream
 from attune.fedserver.stores.uploads import Target, Uploads
 
 DATA = b"twenty bytes of data"
@@ -56,9 +55,9 @@ def test_orders_of_others_and_impossible_ones_are_refused(text):
 
 def test_the_book_knows_the_newest_order_of_each_device():
     book = OrderBook()
-    book.write(OrderId("train", 1, "a"), {}, ["shared"], 10.0)
+    book.write(OrderId("train", 1, "a"), {}, ["shared"], 10.0, 0)
     assert list(book.order("a", "train-1-a").returns) == ["shared"]
-    book.write(OrderId("train", 2, "a"), {}, [], 10.0)
+    book.write(OrderId("train", 2, "a"), {}, [], 10.0, 1)
     for name, order in (("a", "train-1-a"), ("b", "train-2-b")):
         with pytest.raises(OrderClosed):
             book.order(name, order)
@@ -170,23 +169,23 @@ def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
 
 def test_a_device_that_does_not_read_is_cut_off():
     async def scenario():
-        session = Session("a", Profile("tabular", (1,), [0], 1, 1))
+        stream = Stream("a", Profile("tabular", (1,), [0], 1, 1))
         for _ in range(MAX_UNSENT + 1):
-            session.send(notice=pb.Notice(text="hello?"))
+            stream.send(Notice("hello?"))
         with pytest.raises(Unreachable, match="does not read"):
-            await session.next()
-        session.send(notice=pb.Notice(text="nobody hears this"))
+            await stream.next()
+        stream.send(Notice("nobody hears this"))
 
     asyncio.run(scenario())
 
 
-def test_a_closed_session_ends_with_its_first_error():
+def test_a_closed_stream_ends_with_its_first_error():
     async def scenario():
-        session = Session("a", Profile("tabular", (1,), [0], 1, 1))
-        session.send(notice=pb.Notice(text="dropped"))
-        session.close(OrderClosed("first"))
-        session.close(UpdateRefused("second"))
+        stream = Stream("a", Profile("tabular", (1,), [0], 1, 1))
+        stream.send(Notice("dropped"))
+        stream.close(OrderClosed("first"))
+        stream.close(UpdateRefused("second"))
         with pytest.raises(OrderClosed, match="first"):
-            await session.next()
+            await stream.next()
 
     asyncio.run(scenario())

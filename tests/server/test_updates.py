@@ -1,0 +1,67 @@
+"""What becomes of the numbers of an update, and which are refused by name."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from attune.common.errors import UpdateRefused
+from attune.common.metrics import MAX_COUNT, Metrics, metrics_of, read_metrics
+from attune.common.pb import federation_pb2 as pb
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Device, Row
+from attune.fedserver.federation.updates import row_of
+from attune.fedserver.rpc.messages import update_of
+
+ORDER = OrderId("evaluate", 3, "kiel")
+KIEL = Device("kiel", "key", 0.0, False, True, 0.0, 40, 1, 3, 0.0, "")
+
+
+def row(samples=40, report=b""):
+    return row_of(ORDER, update_of(pb.Update(order_id=str(ORDER), samples=samples, metrics_json=report), "kiel"), KIEL)
+
+
+def test_a_row_has_all_that_was_reported():
+    said = {"accuracy_before": 0.5, "accuracy_common": 0.25, "accuracy_local": 0.75, "kept": "local", "test_samples": 8}
+    found = row(report=msgspec.json.encode(said))
+    assert found == Row(round=3, work="evaluate", client="kiel", samples=40, bytes_up=0, **said)
+
+
+def test_what_a_device_does_not_say_is_none():
+    assert row() == Row(round=3, work="evaluate", client="kiel", samples=40, bytes_up=0)
+
+
+def test_more_samples_than_declared_are_refused():
+    with pytest.raises(UpdateRefused, match="kiel claims 41 samples; it declared 40"):
+        row(samples=41)
+
+
+@pytest.mark.parametrize(
+    ("report", "named"),
+    [
+        (b'{"accuracy_common": 1.5}', "accuracy_common"),
+        (b'{"accuracy_local": NaN}', "malformed"),
+        (b'{"loss": 1e999}', "out of range"),
+        (b'{"loss": -1.79e308}', "loss"),
+        (b'{"kept": "the best of all"}', "kept"),
+        (b'{"test_samples": -1}', "test_samples"),
+        (f'{{"bytes_down": {MAX_COUNT + 1}}}'.encode(), "bytes_down"),
+        (b'{"seconds": "long"}', "seconds"),
+        (b"[]", "object"),
+        (b"\xff", ""),
+    ],
+)
+def test_impossible_numbers_are_refused_by_name(report, named):
+    with pytest.raises(UpdateRefused, match=rf"kiel reports metrics that cannot be: .*{named}"):
+        read_metrics(report, "kiel")
+
+
+def test_a_number_that_a_newer_device_reports_is_passed_over():
+    assert read_metrics(b'{"loss": 1, "mood": "good"}', "kiel") == Metrics(loss=1.0)
+
+
+def test_the_metrics_of_a_row_are_those_it_was_made_of():
+    reported = Metrics(loss=0.5, accuracy_before=0.25, kept="common", test_samples=4)
+    whole = Row(round=1, work="train", client="a", **msgspec.structs.asdict(reported))
+    assert metrics_of(whole) == reported
+    assert msgspec.json.decode(msgspec.json.encode(metrics_of(whole)), type=Metrics) == reported
