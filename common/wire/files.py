@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,8 @@ from typing import Self
 
 import torch
 
-from attune.common.wire.blobs import Blob, check_space, disk_errors, hash_span, read_into, sync_folder, write_all
+from attune.common.durable import disk_errors, replaced, sync_with_name
+from attune.common.wire.blobs import Blob, check_space, hash_span, read_into, write_all
 from attune.common.wire.buffers import layout_in
 from attune.common.wire.checks import check_spec
 from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, TensorSpec, header_bytes, layout_of, parse_header
@@ -73,8 +73,7 @@ class TensorWriter:
         with disk_errors(self.path):
             hash_span(self._fd, self._hashed, self.layout.size, self._hash, str(self.path))
             if durable:
-                os.fsync(self._fd)
-                sync_folder(self.path.parent)
+                sync_with_name(self.path)
         self._release()
         self.blob = Blob(self.path, self._hash.hexdigest(), self.layout.size)
         return self.blob
@@ -111,14 +110,10 @@ def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: str | None = None, durable: bool = False
 ) -> Blob:
     """All tensors as one file, which appears under its name whole or not at all. Errors: as TensorWriter."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    with TensorWriter(beside, manifest_of(tensors), metadata) as writer:
+    with replaced(path, durable) as beside, TensorWriter(beside, manifest_of(tensors), metadata) as writer:
         for name in writer.layout.manifest:
             writer.put(name, tensors[name])
-        blob = writer.close(durable)
-    beside.replace(path)
-    if durable:
-        sync_folder(path.parent)
+        blob = writer.close()
     return Blob(path, blob.digest, blob.size)
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from attune.common.durable import disk_errors, sync_with_name
 from attune.common.errors import AttuneError, LimitExceeded
-from attune.common.wire.blobs import Blob, check_digest, check_space, disk_errors, hash_span, sync_folder, write_all
+from attune.common.wire.blobs import Blob, check_digest, check_space, hash_span, write_all
 from attune.common.wire.frames import FRAME_BYTES
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 
@@ -78,8 +79,7 @@ class FileSink:
             raise DigestMismatch(f"{self._who}: the bytes are not those of {self.digest[:12]}; send them again from the start")
         if durable:
             with disk_errors(self.path):
-                os.fsync(self._fd)
-                sync_folder(self.path.parent)
+                sync_with_name(self.path)
         self.close()
         return Blob(self.path, self.digest, self.size)
 
