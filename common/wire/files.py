@@ -31,8 +31,8 @@ class TensorWriter:
     Errors: DiskFull, up front and later; those of layout_of.
     """
 
-    def __init__(self, path: Path, manifest: Mapping[str, TensorSpec], metadata: str | None = None) -> None:
-        self.path, self.layout = path, layout_of(manifest, metadata)
+    def __init__(self, path: Path, manifest: Mapping[str, TensorSpec]) -> None:
+        self.path, self.layout = path, layout_of(manifest)
         self.blob: Blob | None = None
         self._left = set(self.layout.manifest)
         self._hash, self._hashed = hashlib.sha256(), 0
@@ -106,11 +106,9 @@ class TensorWriter:
         self._fd = -1
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: str | None = None, durable: bool = False
-) -> Blob:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, durable: bool = False) -> Blob:
     """All tensors as one file, which appears under its name whole or not at all. Errors: as TensorWriter."""
-    with replaced(path, durable) as beside, TensorWriter(beside, manifest_of(tensors), metadata) as writer:
+    with replaced(path, durable) as beside, TensorWriter(beside, manifest_of(tensors)) as writer:
         for name in writer.layout.manifest:
             writer.put(name, tensors[name])
         blob = writer.close()
@@ -147,10 +145,6 @@ class TensorFile(Mapping[str, torch.Tensor]):
     @property
     def manifest(self) -> Manifest:
         return self._layout.manifest
-
-    @property
-    def metadata(self) -> str | None:
-        return self._layout.metadata
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A new tensor on the CPU. Errors: KeyError, Truncated, NotBoolean."""

@@ -24,8 +24,7 @@ ITEM_BYTES = {  # in the order of the file
     "BOOL": 1,
 }  # fmt: skip
 MAX_RANK = 64  # as many dimensions as torch's own loops take
-METADATA = "__metadata__"
-METADATA_KEY = "attune"  # the one key we write: with several, an order would have to be chosen
+METADATA = "__metadata__"  # other programs put strings there; they are checked and not read
 _ORDER = {dtype: place for place, dtype in enumerate(ITEM_BYTES)}
 _MEMBERS = {"dtype", "shape", "data_offsets"}
 _NUMBERS_PER_TENSOR = 8  # on average: a rank above 6 in every tensor of a model is not a model
@@ -75,11 +74,10 @@ class Layout:
     spans: dict[str, tuple[int, int]]  # name -> [start, end) in bytes from the beginning of the blob
     data_start: int  # bytes of length and header
     size: int  # bytes of the whole blob
-    metadata: str | None = None
     header: bytes = field(default=b"", repr=False)  # length and JSON, for who writes
 
 
-def layout_of(manifest: Mapping[str, TensorSpec], metadata: str | None = None, limits: Limits | None = None) -> Layout:
+def layout_of(manifest: Mapping[str, TensorSpec], limits: Limits | None = None) -> Layout:
     """The canonical layout. Errors: as parse_header, so that nothing is written that would not be read."""
     limits = limits or Limits()
     if len(manifest) > limits.max_tensors:
@@ -88,23 +86,20 @@ def layout_of(manifest: Mapping[str, TensorSpec], metadata: str | None = None, l
         _check_name(name, limits)
         _check_spec(name, spec.dtype, list(spec.shape))
     ordered = dict(sorted(manifest.items(), key=lambda item: (_ORDER[item[1].dtype], item[0].encode())))
-    entries: dict[str, Any] = {} if metadata is None else {METADATA: {METADATA_KEY: metadata}}
+    entries: dict[str, Any] = {}
     relative: dict[str, tuple[int, int]] = {}
     end = 0
     for name, spec in ordered.items():
         start, end = end, end + spec.size_bytes
         relative[name] = (start, end)
         entries[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": (start, end)}
-    try:
-        text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        raise bad.BadMetadata("the metadata is not valid Unicode; remove lone surrogates") from None
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > limits.max_header_bytes:
         raise bad.HeaderTooLarge(f"the header would have {len(text)} bytes; at most {limits.max_header_bytes} are allowed")
     data_start = LENGTH_BYTES + len(text)
     spans = {name: (data_start + start, data_start + stop) for name, (start, stop) in relative.items()}
-    return Layout(ordered, spans, data_start, data_start + end, metadata, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return Layout(ordered, spans, data_start, data_start + end, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
 def header_bytes(prefix: bytes | memoryview, size: int, limits: Limits, who: str) -> int:
@@ -136,7 +131,7 @@ def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     """
     data_start = LENGTH_BYTES + len(text)
     entries = _parse_json(text, limits, who)
-    metadata = _metadata(entries.pop(METADATA, {}), who)
+    _check_metadata(entries.pop(METADATA, {}), who)
     if len(entries) > limits.max_tensors:
         raise bad.TooManyTensors(f"{who}: {len(entries)} tensors; at most {limits.max_tensors} are allowed")
     found: list[tuple[int, int, str, TensorSpec]] = []
@@ -147,7 +142,7 @@ def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     _check_spans(found, size - data_start, who)
     manifest = {name: spec for _, _, name, spec in found}
     spans = {name: (data_start + start, data_start + end) for start, end, name, _ in found}
-    return Layout(manifest, spans, data_start, size, metadata)
+    return Layout(manifest, spans, data_start, size)
 
 
 def _check_skeleton(text: bytes, limits: Limits, who: str) -> None:
@@ -189,13 +184,9 @@ def _parse_json(text: bytes, limits: Limits, who: str) -> dict[str, Any]:
     return parsed
 
 
-def _metadata(value: Any, who: str) -> str | None:
+def _check_metadata(value: Any, who: str) -> None:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise bad.BadMetadata(f"{who}: {METADATA} is not an object of strings")
-    text = value.get(METADATA_KEY)
-    if text is not None and not _is_unicode(text):
-        raise bad.BadMetadata(f"{who}: {METADATA} is not valid Unicode")
-    return text
 
 
 def _entry(name: str, entry: Any, who: str) -> tuple[int, int, str, TensorSpec]:

@@ -18,9 +18,9 @@ from attune.common.wire.files import TensorWriter, manifest_of, write_tensors
 from attune.fedclient.messages import Result
 from attune.fedclient.model.artifact import ModelInfo, save
 from attune.fedclient.work.state import Orders
-from attune.fedserver.core.orders import OrderId
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Row
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.sqlite import Row
 
 ROOT = Path(__file__).parents[2]
 W = {"w": torch.ones(3)}
@@ -55,7 +55,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def result(order_id: str) -> Result:
-    return Result(order_id, round=1, trained=True, samples=1, test_samples=0, sequence=1)
+    return Result(order_id=order_id, round=1, trained=True, samples=1, sequence=1)
 
 
 def whole(path: Path) -> list[tuple[str, str]]:
@@ -107,7 +107,7 @@ def test_an_update_enters_the_inbox_by_one_rename(tmp_path: Path, log: list[tupl
     order, upload = OrderId("train", 1, "a"), tmp_path / "upload"
     upload.touch()
     inbox = Inbox(tmp_path / "inbox")
-    inbox.accept(order, Row(1, "train", "a", samples=1), {"shared": upload})
+    inbox.accept(order, Row(round=1, work="train", client="a"), {"shared": upload})
     folder, final = tmp_path / "inbox" / f".filling-{order}", tmp_path / "inbox" / str(order)
     assert log == [
         ("rename", str(folder / "shared.safetensors")),
@@ -149,7 +149,7 @@ def test_a_full_disk_is_named_wherever_it_is_met(tmp_path: Path, monkeypatch: py
     writes: list[Callable[[], object]] = [
         lambda: write_file(tmp_path / "file", b"new"),
         lambda: write_tensors(tmp_path / "file", W, durable=True),
-        lambda: inbox.accept(OrderId("train", 1, "a"), Row(1, "train", "a", samples=1), {"shared": upload}),
+        lambda: inbox.accept(OrderId("train", 1, "a"), Row(round=1, work="train", client="a"), {"shared": upload}),
         lambda: Orders(tmp_path / "orders").commit(result("x"), W, {}, {}),
     ]
     for write in writes:
