@@ -131,6 +131,12 @@ class OrderClosed(AttuneError):
     kind, exit_code, status = "order-closed", 23, "ABORTED"
 
 
+class UploadBusy(AttuneError):
+    """Another stream has this upload open: it must be closed before the new stream's is opened."""
+
+    kind, status = "upload-busy", "ABORTED"
+
+
 class Replaced(AttuneError):
     """Another stream was opened with this device's certificate: a device is one process at a time."""
 

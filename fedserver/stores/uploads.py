@@ -9,7 +9,7 @@ from threading import Lock
 
 from attune.common.errors import OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.wire.blobs import Blob, check_digest
-from attune.common.wire.sinks import FileSink
+from attune.fedserver.stores.upload_file import FileSink
 
 PARTS = ("shared", "attended", "generated")
 

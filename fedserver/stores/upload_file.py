@@ -1,4 +1,4 @@
-"""Bulk transfer to and from files: uploads that survive a restart, and a file as frames.
+"""An upload on its way into a file: it survives a restart of the server.
 
 An upload is written from its beginning to its end, so the file's length is how far it came: true after kill -9, for the
 kernel has the bytes. After a power loss the tail may be missing or torn; then the digest at the end does not match, the
@@ -11,22 +11,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from attune.common.durable import disk_errors, sync_with_name
-from attune.common.errors import AttuneError, LimitExceeded
+from attune.common.errors import LimitExceeded, UploadBusy
 from attune.common.wire.blobs import Blob, check_digest, check_space, hash_span, write_all
-from attune.common.wire.frames import FRAME_BYTES
-from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
-
-
-class UploadBusy(AttuneError):
-    """Another sink has this upload open: close the old stream's before the new stream's is opened."""
-
-    kind, status = "upload-busy", "ABORTED"
+from attune.common.wire.malformed import DigestMismatch, Truncated
 
 
 class FileSink:
@@ -127,18 +120,3 @@ def _open_locked(path: Path) -> int:
             os.close(fd)
             raise UploadBusy(f"an upload to {path.name} is open already; close it, then go on") from None
         os.close(fd)
-
-
-def read_frames(path: Path, offset: int, frame_bytes: int = FRAME_BYTES) -> Iterator[bytes]:
-    """The file from `offset` to its end, in frames of `frame_bytes` (the last may be shorter). Errors: BadOffset, at once."""
-    size = path.stat().st_size
-    if not 0 <= offset <= size:
-        raise BadOffset(f"cannot go on at offset {offset} of a blob of {size} bytes; start from 0")
-    return _frames(path, offset, frame_bytes)
-
-
-def _frames(path: Path, offset: int, frame_bytes: int) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while frame := file.read(frame_bytes):
-            yield frame
