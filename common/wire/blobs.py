@@ -12,7 +12,7 @@ from typing import Protocol
 
 from attune.common.errors import DiskFull
 from attune.common.wire.frames import FRAME_BYTES
-from attune.common.wire.malformed import BadDigest, Truncated
+from attune.common.wire.malformed import Malformed, Truncated
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -35,9 +35,9 @@ class Hash(Protocol):
 
 
 def check_digest(digest: str, who: str) -> None:
-    """Errors: BadDigest. A digest becomes part of file names, so a peer's is checked before anything else."""
+    """Errors: Malformed (bad-digest). A digest becomes part of file names, so a peer's is checked before anything else."""
     if not _DIGEST.fullmatch(digest):
-        raise BadDigest(f"{who}: {digest[:80]!a} is not a SHA-256 digest in lower-case hexadecimal")
+        raise Malformed("bad-digest", f"{who}: {digest[:80]!a} is not a SHA-256 digest in lower-case hexadecimal")
 
 
 def check_space(path: Path, needed_bytes: int) -> None:

@@ -13,10 +13,19 @@ import torch
 
 from attune.common.durable import disk_errors, replaced, sync_with_name
 from attune.common.wire.blobs import Blob, check_space, hash_span, read_into, write_all
-from attune.common.wire.buffers import layout_in
 from attune.common.wire.checks import check_spec
-from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, TensorSpec, header_bytes, layout_of, parse_header
-from attune.common.wire.malformed import MissingTensor, PutTwice, UnexpectedTensor
+from attune.common.wire.header import (
+    LENGTH_BYTES,
+    Layout,
+    Limits,
+    Manifest,
+    TensorSpec,
+    header_bytes,
+    layout_in,
+    layout_of,
+    parse_header,
+)
+from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
 __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_tensors", "write_tensors"]
@@ -51,25 +60,25 @@ class TensorWriter:
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """One tensor, from any device.
 
-        Errors: UnexpectedTensor, WrongDtype, WrongShape, PutTwice, UnsupportedTensor, DiskFull.
+        Errors: Malformed (unexpected-tensor, wrong-dtype, wrong-shape, put-twice, unsupported-tensor), DiskFull.
         """
         expected = self.layout.manifest.get(name)
         if expected is None:
-            raise UnexpectedTensor(f"{self.path}: {name!r} is not in the manifest of this file")
+            raise Malformed("unexpected-tensor", f"{self.path}: {name!r} is not in the manifest of this file")
         check_spec(name, spec_of(name, tensor), expected, str(self.path))
         if name not in self._left:
-            raise PutTwice(f"{self.path}: {name!r} was put before")
+            raise Malformed("put-twice", f"{self.path}: {name!r} was put before")
         self._write(bytes_of(tensor), self.layout.spans[name][0])
         self._left.remove(name)
 
     def close(self, durable: bool = False) -> Blob:
         """The finished file; on stable storage, with its name, if `durable`.
 
-        Errors: MissingTensor (the file is removed), DiskFull.
+        Errors: Malformed (missing-tensor; the file is removed), DiskFull.
         """
         if self._left:
             self.abort()
-            raise MissingTensor(f"{self.path}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
+            raise Malformed("missing-tensor", f"{self.path}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
         with disk_errors(self.path):
             hash_span(self._fd, self._hashed, self.layout.size, self._hash, str(self.path))
             if durable:
@@ -147,7 +156,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
         return self._layout.manifest
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A new tensor on the CPU. Errors: KeyError, Truncated, NotBoolean."""
+        """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""
         spec = self.manifest[name]
         tensor = empty(spec)
         if tensor.numel():

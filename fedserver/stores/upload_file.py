@@ -27,7 +27,7 @@ class FileSink:
 
     Opening reads and hashes what is there; a file that is longer than announced is begun anew. A lock makes sure that no second
     sink writes the same file, so that the digest speaks of the bytes in it. Leaving it as a context manager keeps the file.
-    Errors: BadDigest, LimitExceeded (over `max_bytes`), DiskFull, UploadBusy.
+    Errors: Malformed (bad-digest), LimitExceeded (over `max_bytes`), DiskFull, UploadBusy.
     """
 
     def __init__(self, path: Path, size: int, digest: str, *, max_bytes: int | None = None, who: str = "the peer") -> None:

@@ -95,7 +95,7 @@ class Uploads:
             raise OrderClosed(f"a newer stream of {client} uploads {part}")
 
     def _path(self, client: str, part: str, digest: str) -> Path:
-        """Errors: UpdateRefused, BadDigest unless part and digest are words that cannot lead outside the folder."""
+        """Errors: UpdateRefused, Malformed (bad-digest) unless part and digest can only name a file in the folder."""
         if part not in PARTS:
             raise UpdateRefused(f"{client} named {part[:40]!r}, which is no part of an update")
         check_digest(digest, client)

@@ -18,6 +18,7 @@ from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Blob
 from attune.common.wire.frames import read_frames
 from attune.fedserver.stores.upload_file import FileSink
+from tests.raising import malformed
 
 DATA = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -86,7 +87,7 @@ def test_an_unfinished_upload_stays(tmp_path):
 
 def test_lies_about_size_and_digest(tmp_path):
     path = tmp_path / "upload"
-    with pytest.raises(bad.BadDigest):
+    with malformed("bad-digest"):
         FileSink(path, 10, "../x")
     for size in (-1, 101):
         with pytest.raises(LimitExceeded):

@@ -12,6 +12,7 @@ from attune.common.errors import AttuneError, LimitExceeded, WireError, from_kin
 from attune.common.wire import malformed as bad
 from attune.common.wire.files import TensorFile, read_tensors
 from attune.common.wire.header import ITEM_BYTES, Limits, TensorSpec, header_bytes, layout_of, parse_header
+from tests.raising import malformed
 
 
 def entry(start: int = 0, end: int = 4, dtype: object = "F32", shape: object = (1,)) -> dict[str, object]:
@@ -129,18 +130,18 @@ def test_limits_are_arguments(blob_of, written):
     many = {f"w{i}": entry(4 * i, 4 * i + 4) for i in range(5)}
     path = written(blob_of(many, 20))
     assert len(TensorFile(path, Limits(max_tensors=5, max_name_bytes=2, max_blob_bytes=path.stat().st_size))) == 5
-    for error, limits in [
-        (bad.TooManyTensors, Limits(max_tensors=4)),
-        (bad.NameTooLong, Limits(max_name_bytes=1)),
-        (bad.HeaderTooLarge, Limits(max_header_bytes=100)),
-        (LimitExceeded, Limits(max_blob_bytes=path.stat().st_size - 1)),
+    for kind, limits in [
+        ("too-many-tensors", Limits(max_tensors=4)),
+        ("name-too-long", Limits(max_name_bytes=1)),
+        ("header-too-large", Limits(max_header_bytes=100)),
     ]:
-        with pytest.raises(error):
+        with malformed(kind):
             TensorFile(path, limits)
+    with pytest.raises(LimitExceeded):
+        TensorFile(path, Limits(max_blob_bytes=path.stat().st_size - 1))
     for text in [b'{"":[' + b"0," * 5000 + b"0]}", b"{" + b'"":0,' * 5000 + b'"":0}', b'{"":{"":' + b"[]," * 5000 + b"[]}}"]:
-        with pytest.raises(bad.HeaderTooLong):
+        with malformed("header-too-long"):
             TensorFile(written(blob_of(text)), Limits(max_tensors=5))
-    assert issubclass(bad.HeaderTooLong, LimitExceeded)
 
 
 def test_unusual_but_valid_headers_are_read(blob_of, written):
@@ -183,29 +184,38 @@ def test_offsets_beyond_2_gib_and_4_gib():
 
 
 @pytest.mark.parametrize(
-    ("error", "manifest", "limits"),
+    ("kind", "manifest", "limits"),
     [
-        (bad.UnknownDtype, {"w": TensorSpec("F8", (1,))}, None),
-        (bad.BadName, {"__metadata__": TensorSpec("F32", (1,))}, None),
-        (bad.BadName, {"\ud800": TensorSpec("F32", (1,))}, None),
-        (bad.NameTooLong, {"n" * 513: TensorSpec("F32", (1,))}, None),
-        (bad.BadShape, {"w": TensorSpec("F32", (-1,))}, None),
-        (bad.HeaderTooLarge, {"w": TensorSpec("F32", (1,))}, Limits(max_header_bytes=55)),
-        (bad.TooManyTensors, {str(i): TensorSpec("U8", ()) for i in range((1 << 16) + 1)}, None),
+        ("unknown-dtype", {"w": TensorSpec("F8", (1,))}, None),
+        ("bad-name", {"__metadata__": TensorSpec("F32", (1,))}, None),
+        ("bad-name", {"\ud800": TensorSpec("F32", (1,))}, None),
+        ("name-too-long", {"n" * 513: TensorSpec("F32", (1,))}, None),
+        ("bad-shape", {"w": TensorSpec("F32", (-1,))}, None),
+        ("header-too-large", {"w": TensorSpec("F32", (1,))}, Limits(max_header_bytes=55)),
+        ("too-many-tensors", {str(i): TensorSpec("U8", ()) for i in range((1 << 16) + 1)}, None),
     ],
 )
-def test_nothing_is_written_that_would_be_refused(error, manifest, limits):
-    with pytest.raises(error):
+def test_nothing_is_written_that_would_be_refused(kind, manifest, limits):
+    with malformed(kind):
         layout_of(manifest, limits)
 
 
 def test_kinds_are_distinct_and_travel():
-    classes = [value for value in vars(bad).values() if isinstance(value, type) and issubclass(value, AttuneError)]
-    kinds = [cls.kind for cls in classes]
-    assert len(kinds) == len(set(kinds))
+    classes = (bad.Truncated, bad.DigestMismatch, bad.BadOffset)
     for cls in classes:
         assert issubclass(cls, WireError)
         assert type(from_kind(cls.kind, "message")) is cls
+    for kind in bad.KINDS:
+        there = bad.Malformed(kind, "message")
+        here = from_kind(kind, "message")
+        assert type(here) is bad.Malformed and issubclass(bad.Malformed, WireError)
+        assert (here.kind, str(here)) == (kind, "message")
+        too_much = kind in {"header-too-large", "header-too-long", "too-many-tensors", "name-too-long", "shape-too-large"}
+        assert here.status == there.status == (LimitExceeded if too_much else WireError).status
+        assert here.exit_code == WireError.exit_code
+    named = [*bad.KINDS, *(cls.kind for cls in (*classes, WireError, LimitExceeded))]
+    assert len(named) == len(set(named)) == 35
+    assert type(from_kind("malformed-in-a-way-of-tomorrow", "message")) is AttuneError
 
 
 def test_what_the_server_core_imports_has_no_torch():

@@ -9,14 +9,15 @@ import torch
 from attune.common.errors import LimitExceeded
 from attune.common.wire.blobs import check_digest
 from attune.common.wire.checks import check_manifest
-from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, header_bytes, parse_header
+from attune.common.wire.header import Limits, Manifest, layout_in
 from attune.common.wire.malformed import DigestMismatch, Truncated
 from attune.common.wire.tensors import Tensors, views
 
 
 class ReceiveBuffer:
-    """An announced blob of `size` bytes on its way in. Errors: BadDigest, LimitExceeded, before anything is allocated.
+    """An announced blob of `size` bytes on its way in.
 
+    Errors: Malformed (bad-digest), LimitExceeded, before anything is allocated.
     The pages of the buffer are touched only as bytes arrive: a peer that announces much and sends little costs little.
     """
 
@@ -55,9 +56,3 @@ class ReceiveBuffer:
         if expected is not None:
             check_manifest(layout.manifest, expected, self._who)
         return views(self._buffer_B, layout, self._who)
-
-
-def layout_in(blob: memoryview, limits: Limits, who: str) -> Layout:
-    """The checked layout of a blob that is wholly in memory. Errors: those of parse_header."""
-    length = header_bytes(blob[:LENGTH_BYTES], len(blob), limits, who)
-    return parse_header(bytes(blob[LENGTH_BYTES : LENGTH_BYTES + length]), len(blob), limits, who)
