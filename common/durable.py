@@ -1,40 +1,104 @@
-"""Writes small secret files whole: never half a file, never readable by others, safe after a power cut."""
+"""The one way to write what must survive a power cut: aside, synced, then put in place by one rename.
+
+So a name never shows half a file or half a folder. The functions differ only in what they put in place.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from attune.common.errors import DiskFull
 
 PRIVATE = 0o600
 PUBLIC = 0o644
+FILLING = ".filling-"  # the name of an unfinished folder begins with it
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(path: Path, data: bytes, mode: int = PRIVATE) -> None:
-    """Replaces `path` by `data` in one rename, with fsync of file and folder. Raises DiskFull; other OSErrors pass."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    """Replaces `path` by `data`; its folder is made if need be. Errors: DiskFull; other OSErrors pass."""
+    with disk_errors(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The mode is given at creation, so that there is no moment at which a key lies open to others.
+    with replaced(path) as beside, open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(data)
+
+
+@contextmanager
+def replaced(path: Path, durable: bool = True) -> Iterator[Path]:
+    """The name of a file to write beside `path`, which takes the place of `path` when the `with` block ends well.
+
+    After an exception it is removed, and `path` is as it was. Errors: DiskFull; other OSErrors pass.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        # The mode is given at creation, so that there is no moment at which a key lies open to others.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"No space left to write {path}. Free some space and start again.") from error
+        with disk_errors(path):
+            yield beside
+            if durable:
+                sync(beside)
+            beside.replace(path)
+            if durable:
+                sync(path.parent)
+    except BaseException:
+        beside.unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+@contextmanager
+def committed_folder(final: Path) -> Iterator[Path]:
+    """An empty folder to fill, which gets the name `final` when the `with` block ends well.
+
+    The files in it are to be durable already; their names, and that of the folder, become so here. After an exception the
+    folder is removed with all that is in it; after a kill it is left for `sweep`. One caller at a time for each `final`.
+    Errors: DiskFull; other OSErrors pass, such as that of a `final` that is there and not empty.
+    """
+    filling = final.with_name(f"{FILLING}{final.name}")
     try:
-        os.fsync(descriptor)
+        with disk_errors(final):
+            shutil.rmtree(filling, ignore_errors=True)
+            filling.mkdir(parents=True)
+            yield filling
+            sync(filling)
+            filling.rename(final)
+            sync(final.parent)
+    except BaseException:
+        shutil.rmtree(filling, ignore_errors=True)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Removes the folders in `folder` that a killed process has left unfinished."""
+    for filling in folder.glob(f"{FILLING}*"):
+        shutil.rmtree(filling)
+
+
+def sync(path: Path) -> None:
+    """Brings the bytes of a file, or the names in a folder, to stable storage: a power cut no longer undoes them."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
     finally:
-        os.close(descriptor)
+        os.close(fd)
+
+
+def sync_with_name(path: Path) -> None:
+    """Brings a file that was written under its own name to stable storage, name included."""
+    sync(path)
+    sync(path.parent)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns a full disk, or a full quota, into DiskFull; other OSErrors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DiskFull(f"the disk of {path.parent} is full; free some space, then start again") from error
+        raise

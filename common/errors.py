@@ -1,7 +1,7 @@
 """One exception tree and its one mapping to gRPC status and exit codes.
 
 Every error says what happened, to whom, and what to do next. `kind` travels in the trailing metadata of a refused call, so
-that the device raises the same class as the server did; `exit_code` is what a command ends with; `status` is the name of the
+that the device raises the same error as the server did; `exit_code` is what a command ends with; `status` is the name of the
 gRPC status (a name, so that importing this file does not import grpc).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class AttuneError(Exception):
@@ -17,6 +18,11 @@ class AttuneError(Exception):
     kind = "error"
     exit_code = 1
     status = "INTERNAL"
+
+    @classmethod
+    def of_kind(cls, kind: str, message: str) -> Self | None:
+        """This class's error, if `kind` names it."""
+        return cls(message) if kind == cls.kind else None
 
 
 class SettingError(AttuneError):
@@ -131,6 +137,12 @@ class OrderClosed(AttuneError):
     kind, exit_code, status = "order-closed", 23, "ABORTED"
 
 
+class UploadBusy(AttuneError):
+    """Another stream has this upload open: it must be closed before the new stream's is opened."""
+
+    kind, status = "upload-busy", "ABORTED"
+
+
 class Replaced(AttuneError):
     """Another stream was opened with this device's certificate: a device is one process at a time."""
 
@@ -138,7 +150,7 @@ class Replaced(AttuneError):
 
 
 class WireError(AttuneError):
-    """Bytes that are not what they claim to be. Subclasses name each way of being malformed."""
+    """Bytes that are not what they claim to be; common/wire/malformed.py names each way of being so."""
 
     kind, exit_code, status = "wire", 21, "INVALID_ARGUMENT"
 
@@ -163,10 +175,8 @@ def _tree(root: type[AttuneError]) -> Iterable[type[AttuneError]]:
 
 def from_kind(kind: str, message: str) -> AttuneError:
     """The error that a peer named by `kind`; an unknown kind (a newer peer's) becomes the base class."""
-    for cls in _tree(AttuneError):
-        if cls.kind == kind:
-            return cls(message)
-    return AttuneError(message)
+    found = (cls.of_kind(kind, message) for cls in _tree(AttuneError))
+    return next(filter(None, found), AttuneError(message))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

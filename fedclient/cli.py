@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def reported() -> Iterator[None]:
         if error.errno == errno.EPIPE:
             raise  # whoever read our output has gone; click ends quietly
         click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
-        sys.exit(DiskFull.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else AttuneError.exit_code)
+        sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
     except KeyboardInterrupt:
         click.echo("fedclient: interrupted; what was finished is kept", err=True)
         sys.exit(130)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -80,10 +78,13 @@ def leaf_certificate(
     *,
     issuer: x509.Name,
     signer: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str] = (),
+    host: str | None = None,
     serial: int | None = None,
 ) -> x509.Certificate:
-    """A certificate good for `purpose` alone, never for issuing others. Byte-identical for equal arguments with a serial."""
+    """A certificate good for `purpose` alone, never for issuing others; `host` is the DNS name that it proves.
+
+    Byte-identical for equal arguments with a serial.
+    """
     builder = (
         x509.CertificateBuilder(
             issuer_name=issuer,
@@ -100,13 +101,6 @@ def leaf_certificate(
         # By key id only: a rebuilt trust anchor has another serial number than ca.pem.
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    if host is not None:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
     return builder.sign(signer, hashes.SHA256(), ecdsa_deterministic=serial is not None)
-
-
-def _host(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)

@@ -165,8 +165,3 @@ def _head(model: nn.Module, blocks: list[str]) -> list[str]:
     outside = [path for path in linears if not _within(path, blocks)]
     named = [path for path in outside if _HEAD_NAMES & set(path.lower().split("."))]
     return (named or outside or linears)[-1:]
-
-
-def parameter_count(model: nn.Module) -> int:
-    """How many numbers `tensors_of` holds."""
-    return sum(tensor.numel() for tensor in tensors_of(model).values())

@@ -1,58 +1,26 @@
-"""A blob on disk: its digest, and file operations whose errors say what to do (no torch here)."""
+"""A blob on disk: its digest, and reads and writes whose errors say what to do (no torch here)."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from attune.common.errors import DiskFull
+from attune.common.wire.digest import Digest
 from attune.common.wire.frames import FRAME_BYTES
-from attune.common.wire.malformed import BadDigest, Truncated
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+from attune.common.wire.malformed import Truncated
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A whole file of tensors. `digest` is the SHA-256 of all its bytes, lower-case hexadecimal; `size` is in bytes."""
+    """A whole file of tensors. `digest` is of all its bytes (common.wire.digest); `size` is in bytes."""
 
     path: Path
     digest: str
     size: int
-
-
-class Hash(Protocol):
-    """What hashlib.sha256() returns."""
-
-    def update(self, data: memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-def check_digest(digest: str, who: str) -> None:
-    """Errors: BadDigest. A digest becomes part of file names, so a peer's is checked before anything else."""
-    if not _DIGEST.fullmatch(digest):
-        raise BadDigest(f"{who}: {digest[:80]!a} is not a SHA-256 digest in lower-case hexadecimal")
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk, or a full quota, into DiskFull; other OSErrors pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise DiskFull(f"the disk of {path.parent} is full; free some space, then start again") from error
-        raise
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
@@ -82,31 +50,10 @@ def read_into(fd: int, target: memoryview, offset: int, who: str) -> None:
         done += count
 
 
-def hash_span(fd: int, start: int, end: int, digest: Hash, who: str) -> None:
+def hash_span(fd: int, start: int, end: int, digest: Digest, who: str) -> None:
     """Feeds the bytes [start, end) of a file to `digest`, frame by frame through one buffer."""
     buffer = memoryview(bytearray(min(FRAME_BYTES, end - start)))
     for offset in range(start, end, FRAME_BYTES):
         piece = buffer[: min(FRAME_BYTES, end - offset)]
         read_into(fd, piece, offset, who)
         digest.update(piece)
-
-
-def digest_file(path: Path) -> Blob:
-    """The blob that a file is, by reading it once."""
-    digest = hashlib.sha256()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        hash_span(fd, 0, size, digest, str(path))
-    finally:
-        os.close(fd)
-    return Blob(path, digest.hexdigest(), size)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable: without it a power loss can undo a creation or a rename."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -8,30 +8,29 @@ from collections.abc import Mapping
 import torch
 
 from attune.common.wire.header import TensorSpec
-from attune.common.wire.malformed import MissingTensor, NotFinite, UnexpectedTensor, WrongDtype, WrongShape
+from attune.common.wire.malformed import Malformed
 
 _BLOCK = 1 << 18  # elements at a time, so that a check needs no second copy of a large tensor
 
 
 def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec], who: str) -> None:
-    """Errors: MissingTensor, UnexpectedTensor, WrongDtype, WrongShape, each naming `who` and the first tensor by name.
-
-    The order of the names does not count.
+    """Errors: Malformed (missing-tensor, unexpected-tensor, wrong-dtype, wrong-shape), each naming
+    `who` and the first tensor by name. The order of the names does not count.
     """
     if missing := sorted(expected.keys() - actual.keys()):
-        raise MissingTensor(f"{who}: {_first(missing)} missing; both sides must run the same model")
+        raise Malformed("missing-tensor", f"{who}: {_first(missing)} missing; both sides must run the same model")
     if unexpected := sorted(actual.keys() - expected.keys()):
-        raise UnexpectedTensor(f"{who}: {_first(unexpected)} not expected; both sides must run the same model")
+        raise Malformed("unexpected-tensor", f"{who}: {_first(unexpected)} not expected; both sides must run the same model")
     for name, spec in sorted(expected.items()):
         check_spec(name, actual[name], spec, who)
 
 
 def check_spec(name: str, actual: TensorSpec, expected: TensorSpec, who: str) -> None:
-    """Errors: WrongDtype, WrongShape."""
+    """Errors: Malformed (wrong-dtype, wrong-shape)."""
     if actual.dtype != expected.dtype:
-        raise WrongDtype(f"{who}: {name!r} is {actual.dtype}; {expected.dtype} was expected")
+        raise Malformed("wrong-dtype", f"{who}: {name!r} is {actual.dtype}; {expected.dtype} was expected")
     if actual.shape != expected.shape:
-        raise WrongShape(f"{who}: {name!r} has shape {list(actual.shape)}; {list(expected.shape)} was expected")
+        raise Malformed("wrong-shape", f"{who}: {name!r} has shape {list(actual.shape)}; {list(expected.shape)} was expected")
 
 
 def _first(names: list[str]) -> str:
@@ -39,7 +38,7 @@ def _first(names: list[str]) -> str:
 
 
 def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
-    """Errors: NotFinite, with the number of NaN and infinite values. Integers and empty tensors pass."""
+    """Errors: Malformed (not-finite), with the number of NaN and infinite values. Integers and empty tensors pass."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     low, high = torch.aminmax(tensor.detach())  # both are NaN if any value is, and need no temporary tensor
@@ -49,8 +48,9 @@ def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
     for block in _blocks(tensor):
         nans += int(block.isnan().sum())
         infinite += int(block.isinf().sum())
-    raise NotFinite(
-        f"{who}: {name!r} has {nans} NaN and {infinite} infinite of {tensor.numel()} values; lower the learning rate or clip"
+    raise Malformed(
+        "not-finite",
+        f"{who}: {name!r} has {nans} NaN and {infinite} infinite of {tensor.numel()} values; lower the learning rate or clip",
     )
 
 

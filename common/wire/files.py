@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +10,22 @@ from typing import Self
 
 import torch
 
-from attune.common.wire.blobs import Blob, check_space, disk_errors, hash_span, read_into, sync_folder, write_all
-from attune.common.wire.buffers import layout_in
+from attune.common.durable import disk_errors, replaced, sync_with_name
+from attune.common.wire.blobs import Blob, check_space, hash_span, read_into, write_all
 from attune.common.wire.checks import check_spec
-from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, TensorSpec, header_bytes, layout_of, parse_header
-from attune.common.wire.malformed import MissingTensor, PutTwice, UnexpectedTensor
+from attune.common.wire.digest import Digest
+from attune.common.wire.header import (
+    LENGTH_BYTES,
+    Layout,
+    Limits,
+    Manifest,
+    TensorSpec,
+    header_bytes,
+    layout_in,
+    layout_of,
+    parse_header,
+)
+from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
 __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_tensors", "write_tensors"]
@@ -31,11 +40,11 @@ class TensorWriter:
     Errors: DiskFull, up front and later; those of layout_of.
     """
 
-    def __init__(self, path: Path, manifest: Mapping[str, TensorSpec], metadata: str | None = None) -> None:
-        self.path, self.layout = path, layout_of(manifest, metadata)
+    def __init__(self, path: Path, manifest: Mapping[str, TensorSpec]) -> None:
+        self.path, self.layout = path, layout_of(manifest)
         self.blob: Blob | None = None
         self._left = set(self.layout.manifest)
-        self._hash, self._hashed = hashlib.sha256(), 0
+        self._hash, self._hashed = Digest(), 0
         check_space(path, self.layout.size)
         with disk_errors(path):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -51,32 +60,31 @@ class TensorWriter:
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """One tensor, from any device.
 
-        Errors: UnexpectedTensor, WrongDtype, WrongShape, PutTwice, UnsupportedTensor, DiskFull.
+        Errors: Malformed (unexpected-tensor, wrong-dtype, wrong-shape, put-twice, unsupported-tensor), DiskFull.
         """
         expected = self.layout.manifest.get(name)
         if expected is None:
-            raise UnexpectedTensor(f"{self.path}: {name!r} is not in the manifest of this file")
+            raise Malformed("unexpected-tensor", f"{self.path}: {name!r} is not in the manifest of this file")
         check_spec(name, spec_of(name, tensor), expected, str(self.path))
         if name not in self._left:
-            raise PutTwice(f"{self.path}: {name!r} was put before")
+            raise Malformed("put-twice", f"{self.path}: {name!r} was put before")
         self._write(bytes_of(tensor), self.layout.spans[name][0])
         self._left.remove(name)
 
     def close(self, durable: bool = False) -> Blob:
         """The finished file; on stable storage, with its name, if `durable`.
 
-        Errors: MissingTensor (the file is removed), DiskFull.
+        Errors: Malformed (missing-tensor; the file is removed), DiskFull.
         """
         if self._left:
             self.abort()
-            raise MissingTensor(f"{self.path}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
+            raise Malformed("missing-tensor", f"{self.path}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
         with disk_errors(self.path):
             hash_span(self._fd, self._hashed, self.layout.size, self._hash, str(self.path))
             if durable:
-                os.fsync(self._fd)
-                sync_folder(self.path.parent)
+                sync_with_name(self.path)
         self._release()
-        self.blob = Blob(self.path, self._hash.hexdigest(), self.layout.size)
+        self.blob = Blob(self.path, self._hash.text, self.layout.size)
         return self.blob
 
     def abort(self) -> None:
@@ -107,18 +115,12 @@ class TensorWriter:
         self._fd = -1
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: str | None = None, durable: bool = False
-) -> Blob:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, durable: bool = False) -> Blob:
     """All tensors as one file, which appears under its name whole or not at all. Errors: as TensorWriter."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    with TensorWriter(beside, manifest_of(tensors), metadata) as writer:
+    with replaced(path, durable) as beside, TensorWriter(beside, manifest_of(tensors)) as writer:
         for name in writer.layout.manifest:
             writer.put(name, tensors[name])
-        blob = writer.close(durable)
-    beside.replace(path)
-    if durable:
-        sync_folder(path.parent)
+        blob = writer.close()
     return Blob(path, blob.digest, blob.size)
 
 
@@ -153,12 +155,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
     def manifest(self) -> Manifest:
         return self._layout.manifest
 
-    @property
-    def metadata(self) -> str | None:
-        return self._layout.metadata
-
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A new tensor on the CPU. Errors: KeyError, Truncated, NotBoolean."""
+        """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""
         spec = self.manifest[name]
         tensor = empty(spec)
         if tensor.numel():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attune.common.errors import LimitExceeded
-from attune.common.wire import malformed as bad
+from attune.common.wire.malformed import Malformed
 
 LENGTH_BYTES = 8
 ITEM_BYTES = {  # in the order of the file
@@ -24,8 +24,7 @@ ITEM_BYTES = {  # in the order of the file
     "BOOL": 1,
 }  # fmt: skip
 MAX_RANK = 64  # as many dimensions as torch's own loops take
-METADATA = "__metadata__"
-METADATA_KEY = "attune"  # the one key we write: with several, an order would have to be chosen
+METADATA = "__metadata__"  # other programs put strings there; they are checked and not read
 _ORDER = {dtype: place for place, dtype in enumerate(ITEM_BYTES)}
 _MEMBERS = {"dtype", "shape", "data_offsets"}
 _NUMBERS_PER_TENSOR = 8  # on average: a rank above 6 in every tensor of a model is not a model
@@ -75,55 +74,53 @@ class Layout:
     spans: dict[str, tuple[int, int]]  # name -> [start, end) in bytes from the beginning of the blob
     data_start: int  # bytes of length and header
     size: int  # bytes of the whole blob
-    metadata: str | None = None
     header: bytes = field(default=b"", repr=False)  # length and JSON, for who writes
 
 
-def layout_of(manifest: Mapping[str, TensorSpec], metadata: str | None = None, limits: Limits | None = None) -> Layout:
+def layout_of(manifest: Mapping[str, TensorSpec], limits: Limits | None = None) -> Layout:
     """The canonical layout. Errors: as parse_header, so that nothing is written that would not be read."""
     limits = limits or Limits()
     if len(manifest) > limits.max_tensors:
-        raise bad.TooManyTensors(f"{len(manifest)} tensors; at most {limits.max_tensors} are allowed")
+        raise Malformed("too-many-tensors", f"{len(manifest)} tensors; at most {limits.max_tensors} are allowed")
     for name, spec in manifest.items():
         _check_name(name, limits)
         _check_spec(name, spec.dtype, list(spec.shape))
     ordered = dict(sorted(manifest.items(), key=lambda item: (_ORDER[item[1].dtype], item[0].encode())))
-    entries: dict[str, Any] = {} if metadata is None else {METADATA: {METADATA_KEY: metadata}}
+    entries: dict[str, Any] = {}
     relative: dict[str, tuple[int, int]] = {}
     end = 0
     for name, spec in ordered.items():
         start, end = end, end + spec.size_bytes
         relative[name] = (start, end)
         entries[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": (start, end)}
-    try:
-        text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        raise bad.BadMetadata("the metadata is not valid Unicode; remove lone surrogates") from None
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > limits.max_header_bytes:
-        raise bad.HeaderTooLarge(f"the header would have {len(text)} bytes; at most {limits.max_header_bytes} are allowed")
+        raise Malformed(
+            "header-too-large", f"the header would have {len(text)} bytes; at most {limits.max_header_bytes} are allowed"
+        )
     data_start = LENGTH_BYTES + len(text)
     spans = {name: (data_start + start, data_start + stop) for name, (start, stop) in relative.items()}
-    return Layout(ordered, spans, data_start, data_start + end, metadata, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return Layout(ordered, spans, data_start, data_start + end, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
 def header_bytes(prefix: bytes | memoryview, size: int, limits: Limits, who: str) -> int:
     """How many bytes of JSON follow the first 8 bytes of a blob of `size` bytes; to be asked before they are read.
 
-    Errors: LimitExceeded, HeaderTruncated, HeaderTooLarge, Misaligned.
+    Errors: LimitExceeded, Malformed (header-truncated, header-too-large, misaligned).
     """
     if size > limits.max_blob_bytes:
         raise LimitExceeded(f"{who}: {size} bytes; at most {limits.max_blob_bytes} are allowed (server.max_blob_bytes)")
     if len(prefix) < LENGTH_BYTES:
-        raise bad.HeaderTruncated(f"{who}: {size} bytes are too few for a safetensors blob; send it again")
+        raise Malformed("header-truncated", f"{who}: {size} bytes are too few for a safetensors blob; send it again")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > limits.max_header_bytes:
-        raise bad.HeaderTooLarge(f"{who}: header of {length} bytes; at most {limits.max_header_bytes} are allowed")
+        raise Malformed("header-too-large", f"{who}: header of {length} bytes; at most {limits.max_header_bytes} are allowed")
     if length > size - LENGTH_BYTES:
-        raise bad.HeaderTruncated(f"{who}: header of {length} bytes in a blob of {size}; send it again")
+        raise Malformed("header-truncated", f"{who}: header of {length} bytes in a blob of {size}; send it again")
     if length % 8:
-        raise bad.Misaligned(
-            f"{who}: header of {length} bytes is not padded to a multiple of 8; write it with safetensors >= 0.3"
+        raise Malformed(
+            "misaligned", f"{who}: header of {length} bytes is not padded to a multiple of 8; write it with safetensors >= 0.3"
         )
     return length
 
@@ -132,13 +129,13 @@ def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     """The layout that a header claims for a blob of `size` bytes, once every claim is checked. Touches no tensor bytes.
 
     `text` is the JSON without its length; `who` names the sender in errors, e.g. "update of device kiel".
-    Errors: the subclasses of WireError in common.wire.malformed; nothing else, whatever the bytes.
+    Errors: Malformed; nothing else, whatever the bytes.
     """
     data_start = LENGTH_BYTES + len(text)
     entries = _parse_json(text, limits, who)
-    metadata = _metadata(entries.pop(METADATA, {}), who)
+    _check_metadata(entries.pop(METADATA, {}), who)
     if len(entries) > limits.max_tensors:
-        raise bad.TooManyTensors(f"{who}: {len(entries)} tensors; at most {limits.max_tensors} are allowed")
+        raise Malformed("too-many-tensors", f"{who}: {len(entries)} tensors; at most {limits.max_tensors} are allowed")
     found: list[tuple[int, int, str, TensorSpec]] = []
     for name, entry in entries.items():
         _check_name(name, limits, who)
@@ -147,31 +144,39 @@ def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     _check_spans(found, size - data_start, who)
     manifest = {name: spec for _, _, name, spec in found}
     spans = {name: (data_start + start, data_start + end) for start, end, name, _ in found}
-    return Layout(manifest, spans, data_start, size, metadata)
+    return Layout(manifest, spans, data_start, size)
+
+
+def layout_in(blob: memoryview, limits: Limits, who: str) -> Layout:
+    """The checked layout of a blob that is wholly in memory. Errors: those of parse_header."""
+    length = header_bytes(blob[:LENGTH_BYTES], len(blob), limits, who)
+    return parse_header(bytes(blob[LENGTH_BYTES : LENGTH_BYTES + length]), len(blob), limits, who)
 
 
 def _check_skeleton(text: bytes, limits: Limits, who: str) -> None:
     """Bounds depth and number of members by what is left of the text without its strings, before a parser builds anything."""
     if text.count(b'"') > _QUOTES_PER_TENSOR * limits.max_tensors + _FEW_TENSORS_SLACK:
-        raise bad.HeaderTooLong(f"{who}: more strings than {limits.max_tensors} tensors need")
+        raise Malformed("header-too-long", f"{who}: more strings than {limits.max_tensors} tensors need")
     skeleton = _STRING.sub(b"", text)
     rest = skeleton.translate(None, _NOT_BRACKETS)
     if rest.count(b"{") > limits.max_tensors + 2:  # the outermost object and the metadata
-        raise bad.TooManyTensors(f"{who}: more than {limits.max_tensors} tensors")
+        raise Malformed("too-many-tensors", f"{who}: more than {limits.max_tensors} tensors")
     for mark, per_tensor in ((b":", 4), (b"[", 2), (b",", 4 + _NUMBERS_PER_TENSOR)):
         if skeleton.count(mark) > per_tensor * limits.max_tensors + _FEW_TENSORS_SLACK:
-            raise bad.HeaderTooLong(f"{who}: more of {mark.decode()!r} than {limits.max_tensors} tensors need")
+            raise Malformed("header-too-long", f"{who}: more of {mark.decode()!r} than {limits.max_tensors} tensors need")
     for _ in range(_DEPTH):
         rest = _LEAF.sub(b"", rest)
     if _LEAF.search(rest) or _OPENERS.search(rest):
-        raise bad.HeaderTooDeep(f"{who}: the header is nested deeper than {_DEPTH} levels")
+        raise Malformed("header-too-deep", f"{who}: the header is nested deeper than {_DEPTH} levels")
     if rest:
-        raise bad.HeaderNotJson(f"{who}: brackets in the header do not match")
+        raise Malformed("header-not-json", f"{who}: brackets in the header do not match")
 
 
 def _parse_json(text: bytes, limits: Limits, who: str) -> dict[str, Any]:
     if not text.startswith(b"{"):
-        raise bad.HeaderNotJson(f"{who}: the header does not begin with an opening brace; is this a safetensors file?")
+        raise Malformed(
+            "header-not-json", f"{who}: the header does not begin with an opening brace; is this a safetensors file?"
+        )
     _check_skeleton(text, limits, who)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -179,53 +184,51 @@ def _parse_json(text: bytes, limits: Limits, who: str) -> dict[str, Any]:
         if len(members) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise bad.DuplicateKey(f"{who}: the header has {_show(twice)} twice")
+            raise Malformed("duplicate-key", f"{who}: the header has {_show(twice)} twice")
         return members
 
     try:
         parsed: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=unique)
     except ValueError as error:  # UnicodeDecodeError, JSONDecodeError, and whole numbers of thousands of digits
-        raise bad.HeaderNotJson(f"{who}: the header is not JSON ({type(error).__name__}); send it again") from None
+        raise Malformed("header-not-json", f"{who}: the header is not JSON ({type(error).__name__}); send it again") from None
     return parsed
 
 
-def _metadata(value: Any, who: str) -> str | None:
+def _check_metadata(value: Any, who: str) -> None:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise bad.BadMetadata(f"{who}: {METADATA} is not an object of strings")
-    text = value.get(METADATA_KEY)
-    if text is not None and not _is_unicode(text):
-        raise bad.BadMetadata(f"{who}: {METADATA} is not valid Unicode")
-    return text
+        raise Malformed("bad-metadata", f"{who}: {METADATA} is not an object of strings")
 
 
 def _entry(name: str, entry: Any, who: str) -> tuple[int, int, str, TensorSpec]:
     if not isinstance(entry, dict) or entry.keys() != _MEMBERS:
-        raise bad.BadEntry(f"{who}: the entry of {_show(name)} is not an object of exactly dtype, shape and data_offsets")
+        raise Malformed(
+            "bad-entry", f"{who}: the entry of {_show(name)} is not an object of exactly dtype, shape and data_offsets"
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     spec = _check_spec(name, dtype, shape, who)
     # bool is a subclass of int, hence the exact type
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(x) is int and 0 <= x <= _INT63 for x in offsets):
-        raise bad.BadOffsets(f"{who}: the data_offsets of {_show(name)} are not two whole numbers >= 0")
+        raise Malformed("bad-offsets", f"{who}: the data_offsets of {_show(name)} are not two whole numbers >= 0")
     start, end = offsets
     if end < start:
-        raise bad.BadOffsets(f"{who}: the data_offsets of {_show(name)} run backwards: {start}, {end}")
+        raise Malformed("bad-offsets", f"{who}: the data_offsets of {_show(name)} run backwards: {start}, {end}")
     if end - start != spec.size_bytes:
-        raise bad.SizeMismatch(
-            f"{who}: {_show(name)} has {end - start} bytes; {dtype} {str(shape)[:80]} needs {spec.size_bytes}"
+        raise Malformed(
+            "size-mismatch", f"{who}: {_show(name)} has {end - start} bytes; {dtype} {str(shape)[:80]} needs {spec.size_bytes}"
         )
     if start % ITEM_BYTES[spec.dtype]:
-        raise bad.Misaligned(f"{who}: {_show(name)} starts at {start}, not at a multiple of {ITEM_BYTES[spec.dtype]}")
+        raise Malformed("misaligned", f"{who}: {_show(name)} starts at {start}, not at a multiple of {ITEM_BYTES[spec.dtype]}")
     return start, end, name, spec
 
 
 def _check_spec(name: str, dtype: Any, shape: Any, who: str = "writing") -> TensorSpec:
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise bad.UnknownDtype(f"{who}: {_show(name)} has dtype {_show(dtype)}; known are {', '.join(ITEM_BYTES)}")
+        raise Malformed("unknown-dtype", f"{who}: {_show(name)} has dtype {_show(dtype)}; known are {', '.join(ITEM_BYTES)}")
     if not isinstance(shape, list) or not all(type(x) is int and x >= 0 for x in shape):
-        raise bad.BadShape(f"{who}: the shape of {_show(name)} is not a list of whole numbers >= 0")
+        raise Malformed("bad-shape", f"{who}: the shape of {_show(name)} is not a list of whole numbers >= 0")
     # Zeros are left out: torch counts strides as if they were ones, and those overflow too.
     if len(shape) > MAX_RANK or max(shape, default=0) > _INT63 or math.prod(x or 1 for x in shape) * 8 > _INT63:
-        raise bad.ShapeTooLarge(f"{who}: the shape of {_show(name)} has over {MAX_RANK} dimensions or 2^63 bytes")
+        raise Malformed("shape-too-large", f"{who}: the shape of {_show(name)} has over {MAX_RANK} dimensions or 2^63 bytes")
     return TensorSpec(dtype, tuple(shape))
 
 
@@ -234,21 +237,25 @@ def _check_spans(found: list[tuple[int, int, str, TensorSpec]], data_bytes: int,
     last = 0
     for start, end, name, _ in found:
         if start < last:
-            raise bad.Overlap(f"{who}: {_show(name)} begins at {start}, inside the tensor before it, which ends at {last}")
+            raise Malformed(
+                "overlap", f"{who}: {_show(name)} begins at {start}, inside the tensor before it, which ends at {last}"
+            )
         if start > last:
-            raise bad.Gap(f"{who}: {start - last} bytes before {_show(name)} belong to no tensor")
+            raise Malformed("gap", f"{who}: {start - last} bytes before {_show(name)} belong to no tensor")
         last = end
     if last > data_bytes:
-        raise bad.OutOfRange(f"{who}: the tensors need {last} bytes of data, the blob has {data_bytes}; send it again")
+        raise Malformed(
+            "out-of-range", f"{who}: the tensors need {last} bytes of data, the blob has {data_bytes}; send it again"
+        )
     if last < data_bytes:
-        raise bad.TrailingBytes(f"{who}: {data_bytes - last} bytes behind the last tensor")
+        raise Malformed("trailing-bytes", f"{who}: {data_bytes - last} bytes behind the last tensor")
 
 
 def _check_name(name: str, limits: Limits, who: str = "writing") -> None:
     if len(name.encode(errors="surrogatepass")) > limits.max_name_bytes:
-        raise bad.NameTooLong(f"{who}: a tensor name has over {limits.max_name_bytes} bytes: {_show(name)}")
+        raise Malformed("name-too-long", f"{who}: a tensor name has over {limits.max_name_bytes} bytes: {_show(name)}")
     if not name or name == METADATA or _CONTROL.search(name) or not _is_unicode(name):
-        raise bad.BadName(f"{who}: {_show(name)} cannot name a tensor")
+        raise Malformed("bad-name", f"{who}: {_show(name)} cannot name a tensor")
 
 
 def _is_unicode(text: str) -> bool:

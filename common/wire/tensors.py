@@ -15,7 +15,7 @@ from attune.common.wire.header import (
     layout_of,
     parse_header,
 )
-from attune.common.wire.malformed import NotBoolean, UnsupportedTensor
+from attune.common.wire.malformed import Malformed
 
 __all__ = [
     "DTYPES",
@@ -56,17 +56,18 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """Errors: UnsupportedTensor where the tensor has no plain bytes or a dtype that the format lacks."""
+    """Errors: Malformed (unsupported-tensor) where the tensor has no plain bytes or a dtype that the format lacks."""
     if tensor.dtype not in _NAMES or tensor.layout is not torch.strided or tensor.is_meta:
-        raise UnsupportedTensor(
+        raise Malformed(
+            "unsupported-tensor",
             f"{name!r} ({tensor.dtype}, {tensor.layout}, on {tensor.device}) cannot be written; "
-            f"convert it to a dense tensor of one of {', '.join(DTYPES)}"
+            f"convert it to a dense tensor of one of {', '.join(DTYPES)}",
         )
     return TensorSpec(_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
 def manifest_of(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Name -> dtype and shape, in the order of `tensors`. Errors: UnsupportedTensor."""
+    """Name -> dtype and shape, in the order of `tensors`. Errors: Malformed (unsupported-tensor)."""
     return {name: spec_of(name, tensor) for name, tensor in tensors.items()}
 
 
@@ -85,15 +86,15 @@ def empty(spec: TensorSpec) -> torch.Tensor:
 
 
 def check_boolean(name: str, spec: TensorSpec, raw_B: torch.Tensor, who: str) -> None:
-    """Errors: NotBoolean where a BOOL tensor's bytes (raw_B: B bytes, uint8) are not all 0 or 1."""
+    """Errors: Malformed (not-boolean) where a BOOL tensor's bytes (raw_B: B bytes, uint8) are not all 0 or 1."""
     if spec.dtype == "BOOL" and raw_B.numel() and int(raw_B.max()) > 1:
-        raise NotBoolean(f"{who}: {name!r} is BOOL and has bytes other than 0 and 1; send it again")
+        raise Malformed("not-boolean", f"{who}: {name!r} is BOOL and has bytes other than 0 and 1; send it again")
 
 
 def views(buffer_B: torch.Tensor, layout: Layout, who: str) -> Tensors:
     """The tensors of a whole blob as views into it: zero copy, the blob lives as long as any of them.
 
-    buffer_B: uint8, the blob's B bytes. Errors: NotBoolean.
+    buffer_B: uint8, the blob's B bytes. Errors: Malformed (not-boolean).
     """
     tensors: Tensors = {}
     for name, spec in layout.manifest.items():

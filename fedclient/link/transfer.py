@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import msgspec
 from torch import Tensor
 
-from attune.common.errors import OrderClosed, UnknownBlob
+from attune.common.errors import OrderClosed, UnknownBlob, UploadBusy
 from attune.common.metrics import metrics_of
 from attune.common.pb.federation_pb2 import BlobRef as BlobMessage
 from attune.common.pb.federation_pb2 import Update, UploadTarget
-from attune.common.wire.buffers import ReceiveBuffer
+from attune.common.wire.frames import read_frames
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
-from attune.common.wire.sinks import UploadBusy, read_frames
+from attune.fedclient.link.buffer import ReceiveBuffer
 from attune.fedclient.link.connection import Broken, Connection
 from attune.fedclient.messages import BlobRef, Part, Result
 from attune.fedclient.work.state import Orders

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attune.common.config import TrainSettings
-from attune.common.durable import PUBLIC, write_file
+from attune.common.durable import PUBLIC, committed_folder, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError
 from attune.common.methods.registry import method_from_options
 from attune.common.methods.settings.predictors import ModelSettings
@@ -56,15 +56,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Tensor]) -> Path:
     """Writes both files beside `folder`, then puts them in its place. Errors: DiskFull."""
-    fresh, old = folder.with_name(f"{folder.name}.tmp"), folder.with_name(f"{folder.name}.old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    write_tensors(fresh / "model.safetensors", tensors, durable=True)
-    write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
+    old = folder.with_name(f"{folder.name}.old")
+    with committed_folder(folder) as fresh:
+        write_tensors(fresh / "model.safetensors", tensors, durable=True)
+        write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
     shutil.rmtree(old, ignore_errors=True)
     return folder
 

@@ -5,7 +5,6 @@ N clients, C classes.
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.config import convert
+from attune.common.durable import NO_SPACE
 from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.common.seeds import derive
 from attune.fedclient.data.arrays import Array
@@ -162,7 +162,7 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
             (folder / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
         (out / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(_record(parts))) + b"\n")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise DiskFull(f"no space left for the shards in {out}; free some, or choose another --out") from None
         raise ShardError(f"cannot write shards to {out}: {error.strerror or error}") from None
     return [out / name for name in parts.names]

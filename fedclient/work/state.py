@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
+from attune.common.durable import PUBLIC, committed_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
-from attune.common.wire.blobs import disk_errors, sync_folder
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import Part, Result
 
@@ -28,7 +28,7 @@ _STATE = "state"
 
 def check_order_id(order_id: str) -> str:
     """`order_id` if it can name a folder. Errors: WireError."""
-    if not _ID.fullmatch(order_id) or order_id.endswith(".tmp"):
+    if not _ID.fullmatch(order_id):
         raise WireError(f"the server sent an order with the impossible id {order_id[:80]!r}")
     return order_id
 
@@ -41,7 +41,8 @@ class Orders:
 
     def newest(self) -> Result | None:
         """The current state's result. Sweeps up what a crash left behind. Errors: HomeMismatch if it is damaged."""
-        found = [self._result(folder) for folder in sorted(self.path.glob("*/")) if folder.suffix != ".tmp"]
+        sweep(self.path)
+        found = [self._result(folder) for folder in sorted(self.path.glob("*/"))]
         newest = max(found, key=lambda result: result.sequence, default=None)
         for folder in self.path.glob("*/"):
             if newest is None or folder.name != newest.order_id:
@@ -73,11 +74,8 @@ class Orders:
         beside: further sets of tensors that stay on the device, under names that no part has.
         """
         final = self.path / check_order_id(result.order_id)
-        folder = final.with_name(f"{final.name}.tmp")
-        with disk_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            blobs = []
+        blobs = []
+        with committed_folder(final) as folder:
             for name, tensors in parts.items():
                 blob = write_tensors(folder / f"{name}.safetensors", tensors, durable=True)
                 blobs.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
@@ -87,9 +85,7 @@ class Orders:
             for what, tensors in beside.items():
                 write_tensors(folder / f"{what}.safetensors", tensors, durable=True)
             result = msgspec.structs.replace(result, parts=tuple(blobs), bytes_up=sum(blob.size for blob in blobs))
-            _write_durably(folder / "update.json", msgspec.json.format(msgspec.json.encode(result)))
-            folder.rename(final)
-            sync_folder(self.path)
+            write_file(folder / "update.json", msgspec.json.format(msgspec.json.encode(result)), PUBLIC)
         for other in self.path.glob("*/"):
             if other != final:
                 shutil.rmtree(other, ignore_errors=True)
@@ -114,11 +110,3 @@ def _write_or_link(path: Path, tensors: Mapping[str, Tensor], written: list[tupl
                 os.link(other, path)
                 return
     write_tensors(path, tensors, durable=True)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)

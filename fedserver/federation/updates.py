@@ -10,12 +10,12 @@ import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.methods.method import PartKind
-from attune.common.wire.sinks import FileSink
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.stores.upload_file import FileSink
 from attune.fedserver.stores.uploads import Target, Uploads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -108,16 +107,13 @@ class Authority:
         """A client credential for admin calls. That it is an operator's is known by its fingerprint alone."""
         return self._issue_credential("operator", CLIENT, days)
 
-    def issue_server(self, days: float = 90, extra_hosts: Sequence[str] = ()) -> Credential:
-        """A credential for acting as the server only, under the federation's own name and `extra_hosts`."""
-        name = server_name(self.certificate_pem)
-        return self._issue_credential(name, SERVER, days, (name, *extra_hosts))
+    def issue_server(self, days: float = 90) -> Credential:
+        """A credential for acting as the server only, under the federation's own name."""
+        return self._issue_credential(server_name(self.certificate_pem), SERVER, days)
 
-    def _issue_credential(
-        self, name: str, purpose: x509.ObjectIdentifier, days: float, hosts: Sequence[str] = ()
-    ) -> Credential:
+    def _issue_credential(self, name: str, purpose: x509.ObjectIdentifier, days: float) -> Credential:
         key = load_key(new_key())
-        return Credential(key_pem(key), self._issue(key.public_key(), name, purpose, days, None, hosts))
+        return Credential(key_pem(key), self._issue(key.public_key(), name, purpose, days, None))
 
     def _issue(
         self,
@@ -126,11 +122,11 @@ class Authority:
         purpose: x509.ObjectIdentifier,
         days: float,
         now: datetime | None,
-        hosts: Sequence[str] = (),
     ) -> bytes:
         start = now or datetime.now(UTC)
         lifetime = Lifetime(start - _CLOCK_SKEW, start + timedelta(days=days))
-        certificate = leaf_certificate(key, subject(name), purpose, lifetime, issuer=AUTHORITY, signer=self._key, hosts=hosts)
+        host = name if purpose == SERVER else None
+        certificate = leaf_certificate(key, subject(name), purpose, lifetime, issuer=AUTHORITY, signer=self._key, host=host)
         return certificate.public_bytes(Encoding.PEM)
 
 

@@ -12,8 +12,7 @@ from google.protobuf.message import DecodeError
 from attune.common.errors import LimitExceeded, OrderClosed, UpdateRefused
 from attune.common.pb import federation_pb2 as pb
 from attune.common.protocol import UPLOAD_KEY
-from attune.common.wire.frames import FRAME_BYTES
-from attune.common.wire.sinks import read_frames
+from attune.common.wire.frames import FRAME_BYTES, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.updates import Updates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from attune.common.wire.blobs import sync_folder
+from attune.common.durable import PUBLIC, committed_folder, sweep, write_file
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Row
 
 UPDATE = "update.json"
-FILLING = ".filling-"  # no order begins with it
 
 
 @dataclass(frozen=True)
@@ -30,25 +28,20 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for half_done in folder.glob(f"{FILLING}*"):
-            shutil.rmtree(half_done)
+        sweep(folder)
 
     def accept(self, order: OrderId, row: Row, parts: Mapping[str, Path]) -> None:
-        """Moves the (already durable) part files in and makes the whole durable. Accepting twice keeps the first."""
+        """Moves the (already durable) part files in and makes the whole durable. Accepting twice keeps the first.
+
+        Errors: DiskFull.
+        """
         final = self._folder / str(order)
         if final.exists():
             return
-        filling = self._folder / f"{FILLING}{order}"
-        filling.mkdir(exist_ok=True)
-        for part, path in parts.items():
-            path.rename(filling / f"{part}.safetensors")
-        with (filling / UPDATE).open("wb") as file:
-            file.write(msgspec.json.encode(row))
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(filling)
-        filling.rename(final)
-        sync_folder(self._folder)
+        with committed_folder(final) as filling:
+            for part, path in parts.items():
+                path.rename(filling / f"{part}.safetensors")
+            write_file(filling / UPDATE, msgspec.json.encode(row), PUBLIC)
 
     def holds(self, order: OrderId) -> bool:
         return (self._folder / str(order)).is_dir()

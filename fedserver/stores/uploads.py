@@ -8,8 +8,9 @@ from pathlib import Path
 from threading import Lock
 
 from attune.common.errors import OrderClosed, UnknownBlob, UpdateRefused
-from attune.common.wire.blobs import Blob, check_digest
-from attune.common.wire.sinks import FileSink
+from attune.common.wire.blobs import Blob
+from attune.common.wire.digest import check_digest, file_name
+from attune.fedserver.stores.upload_file import FileSink
 
 PARTS = ("shared", "attended", "generated")
 
@@ -84,7 +85,7 @@ class Uploads:
         """The complete blob that an update names. Errors: UnknownBlob if it is not (or no longer) here."""
         path = self._complete(self._path(client, part, digest))
         if not path.is_file():
-            raise UnknownBlob(f"{client}'s update names {part} {digest[:12]}, which is not here: upload it, then submit again")
+            raise UnknownBlob(f"{client}'s update names {part} {digest[:19]}, which is not here: upload it, then submit again")
         return Blob(path, digest, path.stat().st_size)
 
     def _lock(self, client: str, part: str) -> Lock:
@@ -95,11 +96,11 @@ class Uploads:
             raise OrderClosed(f"a newer stream of {client} uploads {part}")
 
     def _path(self, client: str, part: str, digest: str) -> Path:
-        """Errors: UpdateRefused, BadDigest unless part and digest are words that cannot lead outside the folder."""
+        """Errors: UpdateRefused, Malformed (bad-digest) unless part and digest can only name a file in the folder."""
         if part not in PARTS:
             raise UpdateRefused(f"{client} named {part[:40]!r}, which is no part of an update")
         check_digest(digest, client)
-        return self._folder / client / f"{part}.{digest}"
+        return self._folder / client / f"{part}.{file_name(digest)}"
 
     @staticmethod
     def _complete(path: Path) -> Path:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from attune.common.errors import AttuneError
+from attune.common.errors import AttuneError, WireError
 from attune.common.pb import federation_pb2
-from attune.common.wire.malformed import WireError
+from attune.common.wire.malformed import KINDS, Malformed
 from attune.fedserver.pb import admin_pb2
 
 PAGE = "docs/protocol.md"
@@ -59,7 +59,10 @@ def test_every_call_and_enum_value_is_described(page: Any) -> None:
 def test_the_tables_of_errors_are_the_tree(page: Any) -> None:
     rows = page(PAGE).table("## Errors")
     found = {row[0].strip("`"): (row[1], int(row[2])) for row in rows}
-    assert found == {error.kind: (error.status, error.exit_code) for error in errors()}
+    classes = {error for error in errors() if error is not Malformed}
+    named = [*classes, *(Malformed(kind, "") for kind in KINDS)]
+    assert found == {error.kind: (error.status, error.exit_code) for error in named}
+    assert len(found) == len(named), "a kind names one error"
     assert len(rows) == len(found)
     assert all(row[3] for row in rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +20,7 @@ from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
 from attune.common.plan import Profile
+from attune.common.wire.digest import digest_of
 
 CALL_S = 60.0
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
@@ -38,10 +38,6 @@ def refusal(call: Callable[[], Any]) -> tuple[str, str]:
 
 def kind_of(call: Callable[[], Any]) -> str:
     return refusal(call)[0]
-
-
-def digest_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 class Caller:

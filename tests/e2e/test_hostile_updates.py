@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import load, save
 
 from attune.common.pb import federation_pb2 as pb
-from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, digest_of, kind_of, moved, refusal
+from attune.common.wire.digest import digest_of
+from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, kind_of, moved, refusal
 from tests.e2e.harness import Federation, Server
 
 ACCEPTED, LATE = pb.Receipt.STATUS_ACCEPTED, pb.Receipt.STATUS_LATE

@@ -19,6 +19,7 @@ from attune.common.identity.credential import Credential, csr_der, key_pem, load
 from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import FederationStub
+from attune.common.wire.digest import digest_of
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.pb import admin_pb2
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
@@ -194,7 +195,7 @@ def test_a_download_cannot_start_outside_the_blob(running, offset):
 def test_an_answer_to_another_device_s_order_is_refused(running):
     ada, order = running.ada, running.orders[1].id
     assert kind_of(lambda: ada.submit(order)) == "update-refused"
-    assert kind_of(lambda: ada.upload(order, "shared", [b"x"], "0" * 64, 1)) == "update-refused"
+    assert kind_of(lambda: ada.upload(order, "shared", [b"x"], digest_of(b"x"), 1)) == "update-refused"
     target = pb.UploadTarget(order_id=order, part="shared", digest="0" * 64, size=1)
     assert kind_of(lambda: ada.blobs.UploadOffset(target, timeout=CALL_S)) == "update-refused"
     assert running.federation.client("bob")["state"] == "working"

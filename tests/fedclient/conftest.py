@@ -23,7 +23,6 @@ from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from attune.common.plan import ModelSpec, Plan, Profile
-from attune.common.wire.sinks import FileSink
 from attune.fedclient import app
 from attune.fedclient.address import Address
 from attune.fedclient.console import Console
@@ -31,6 +30,7 @@ from attune.fedclient.home import Home
 from attune.fedclient.options import Options
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
+from attune.fedserver.stores.upload_file import FileSink
 
 PLAN_SEED = 5
 

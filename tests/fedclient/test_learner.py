@@ -178,8 +178,8 @@ def test_only_the_newest_order_is_kept_and_crumbs_are_swept_up(make, tmp_path):
         carry_out(learner, Order(f"train-{number}-kiel", number, True, (), ("shared",)))
     orders = tmp_path / "home"
     assert [path.name for path in orders.iterdir()] == ["train-2-kiel"]
-    (orders / "train-3-kiel.tmp").mkdir()
-    (orders / "train-3-kiel.tmp" / "state.safetensors").write_bytes(b"half")
+    (orders / ".filling-train-3-kiel").mkdir()
+    (orders / ".filling-train-3-kiel" / "state.safetensors").write_bytes(b"half")
     assert make("fedavg").newest.order_id == "train-2-kiel"
     assert [path.name for path in orders.iterdir()] == ["train-2-kiel"]
 
@@ -202,7 +202,7 @@ def test_state_of_another_model_is_refused(make, tmp_path):
         make("fedavg")
 
 
-def test_a_full_disk_is_said_and_leaves_the_old_state(make, monkeypatch):
+def test_a_full_disk_is_said_and_leaves_the_old_state(make, tmp_path, monkeypatch):
     import errno
     from pathlib import Path
 
@@ -211,7 +211,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(make, monkeypatch):
     real = Path.rename
 
     def full(self, target):
-        if self.name.endswith(".tmp"):
+        if self.name == ".filling-train-2-kiel":
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(self, target)
 
@@ -219,10 +219,11 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(make, monkeypatch):
     with pytest.raises(DiskFull):
         carry_out(learner, Order("train-2-kiel", 2, True, (), ("shared",)))
     monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["train-1-kiel"]
     assert learner.newest.order_id == make("fedavg").newest.order_id == "train-1-kiel"
 
 
-@pytest.mark.parametrize("order_id", ["", "..", "../x", "a/b", ".hidden", "x" * 200, "a\n", "train-1.tmp"])
+@pytest.mark.parametrize("order_id", ["", "..", "../x", "a/b", ".hidden", "x" * 200, "a\n", ".filling-train-1"])
 def test_an_order_id_that_is_no_folder_name_is_refused(order_id):
     with pytest.raises(WireError):
         check_order_id(order_id)

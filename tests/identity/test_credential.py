@@ -56,7 +56,7 @@ def test_a_full_disk_leaves_the_old_credential(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(DiskFull, match="Free some space"):
+        with pytest.raises(DiskFull, match="free some space"):
             device(authority).save(home)
     assert Credential.load(home) == old
     assert len(list(home.iterdir())) == 1

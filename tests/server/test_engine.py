@@ -12,11 +12,11 @@ from attune.common.errors import UpdateRefused
 from attune.common.methods.registry import method_of
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.common.wire.malformed import MissingTensor, NotFinite, WrongDtype, WrongShape
 from attune.fedserver.core.adaptation import adaptation_of
 from attune.fedserver.core.records import Row
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.stores.inbox import Entry
+from tests.raising import malformed
 
 TINY = {"width": 8, "heads": 2, "depth": 1}
 
@@ -131,14 +131,14 @@ def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
     good = {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests["shared"].items()}
     name = max(good, key=lambda key: good[key].numel())
     wrong = {
-        WrongShape: good | {name: torch.zeros(1)},
-        WrongDtype: good | {name: good[name].double()},
-        NotFinite: good | {name: good[name] + float("nan")},
-        MissingTensor: {key: tensor for key, tensor in good.items() if key != name},
+        "wrong-shape": good | {name: torch.zeros(1)},
+        "wrong-dtype": good | {name: good[name].double()},
+        "not-finite": good | {name: good[name] + float("nan")},
+        "missing-tensor": {key: tensor for key, tensor in good.items() if key != name},
     }
-    for expected, tensors in wrong.items():
+    for kind, tensors in wrong.items():
         write_tensors(tmp_path / "update", tensors)
-        with pytest.raises(expected, match=f"kiel's shared update.*{name}"):
+        with malformed(kind, match=f"kiel's shared update.*{name}"):
             tiny.engine.check("kiel", "shared", tmp_path / "update", 0.0)
 
 

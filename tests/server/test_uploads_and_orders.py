@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 
 import pytest
@@ -12,18 +11,20 @@ from hypothesis import strategies as st
 
 from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused
 from attune.common.plan import Profile
-from attune.common.wire.malformed import BadDigest, DigestMismatch, Truncated
+from attune.common.wire.digest import digest_of, file_name
+from attune.common.wire.malformed import DigestMismatch, Truncated
 from attune.fedserver.core.messages import Notice, OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.records import Device
 from attune.fedserver.federation.streams import MAX_UNSENT, Stream
 from attune.fedserver.stores.uploads import Target, Uploads
+from tests.raising import malformed
 
 DATA = b"twenty bytes of data"
 
 
 def target(data=DATA, **said):
-    usual = {"order": "train-1-a", "part": "shared", "digest": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    usual = {"order": "train-1-a", "part": "shared", "digest": digest_of(data), "size": len(data)}
     return Target(**(usual | said))
 
 
@@ -148,7 +149,7 @@ def test_another_digest_of_the_same_part_replaces_the_old_file(tmp_path):
     uploads, other = Uploads(tmp_path), target(b"other")
     uploads.write("a", "shared", uploads.sink("a", target(), 100), [DATA])
     uploads.sink("a", other, 100)
-    assert {path.name for path in (tmp_path / "a").iterdir()} == {f"shared.{other.digest}"}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {f"shared.{file_name(other.digest)}"}
 
 
 def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
@@ -163,7 +164,7 @@ def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
             uploads.sink("a", target(size=size), 100)
     with pytest.raises(UpdateRefused):
         uploads.sink("a", target(part="../ca"), 100)
-    with pytest.raises(BadDigest):
+    with malformed("bad-digest"):
         uploads.take("a", "shared", "../" * 20 + "etc")
 
 

@@ -1,4 +1,4 @@
-"""Bulk transfer to and from files: uploads that survive a restart, and a file as frames.
+"""An upload on its way into a file: it survives a restart of the server.
 
 An upload is written from its beginning to its end, so the file's length is how far it came: true after kill -9, for the
 kernel has the bytes. After a power loss the tail may be missing or torn; then the digest at the end does not match, the
@@ -9,23 +9,17 @@ durable record of how far the bytes are good, with a sync every few MiB to keep 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from attune.common.errors import AttuneError, LimitExceeded
-from attune.common.wire.blobs import Blob, check_digest, check_space, disk_errors, hash_span, sync_folder, write_all
-from attune.common.wire.frames import FRAME_BYTES
-from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
-
-
-class UploadBusy(AttuneError):
-    """Another sink has this upload open: close the old stream's before the new stream's is opened."""
-
-    kind, status = "upload-busy", "ABORTED"
+from attune.common.durable import disk_errors, sync_with_name
+from attune.common.errors import LimitExceeded, UploadBusy
+from attune.common.wire.blobs import Blob, check_space, hash_span, write_all
+from attune.common.wire.digest import Digest, check_digest
+from attune.common.wire.malformed import DigestMismatch, Truncated
 
 
 class FileSink:
@@ -33,7 +27,7 @@ class FileSink:
 
     Opening reads and hashes what is there; a file that is longer than announced is begun anew. A lock makes sure that no second
     sink writes the same file, so that the digest speaks of the bytes in it. Leaving it as a context manager keeps the file.
-    Errors: BadDigest, LimitExceeded (over `max_bytes`), DiskFull, UploadBusy.
+    Errors: Malformed (bad-digest), LimitExceeded (over `max_bytes`), DiskFull, UploadBusy.
     """
 
     def __init__(self, path: Path, size: int, digest: str, *, max_bytes: int | None = None, who: str = "the peer") -> None:
@@ -41,7 +35,7 @@ class FileSink:
         if size < 0 or (max_bytes is not None and size > max_bytes):
             raise LimitExceeded(f"{who}: announced {size} bytes; at most {max_bytes} are allowed (server.max_blob_bytes)")
         self.path, self.size, self.digest, self.offset = path, size, digest, 0
-        self._who, self._hash = who, hashlib.sha256()
+        self._who, self._hash = who, Digest()
         self._fd = _open_locked(path)
         try:
             with disk_errors(path):
@@ -72,14 +66,13 @@ class FileSink:
         """
         if self.offset < self.size:
             raise Truncated(f"{self._who}: {self.offset} of {self.size} bytes arrived; go on at offset {self.offset}")
-        if self._hash.hexdigest() != self.digest:
+        if self._hash.text != self.digest:
             self.path.unlink(missing_ok=True)
             self.close()
             raise DigestMismatch(f"{self._who}: the bytes are not those of {self.digest[:12]}; send them again from the start")
         if durable:
             with disk_errors(self.path):
-                os.fsync(self._fd)
-                sync_folder(self.path.parent)
+                sync_with_name(self.path)
         self.close()
         return Blob(self.path, self.digest, self.size)
 
@@ -127,18 +120,3 @@ def _open_locked(path: Path) -> int:
             os.close(fd)
             raise UploadBusy(f"an upload to {path.name} is open already; close it, then go on") from None
         os.close(fd)
-
-
-def read_frames(path: Path, offset: int, frame_bytes: int = FRAME_BYTES) -> Iterator[bytes]:
-    """The file from `offset` to its end, in frames of `frame_bytes` (the last may be shorter). Errors: BadOffset, at once."""
-    size = path.stat().st_size
-    if not 0 <= offset <= size:
-        raise BadOffset(f"cannot go on at offset {offset} of a blob of {size} bytes; start from 0")
-    return _frames(path, offset, frame_bytes)
-
-
-def _frames(path: Path, offset: int, frame_bytes: int) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while frame := file.read(frame_bytes):
-            yield frame

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 
 from attune.common.errors import LimitExceeded
-from attune.common.wire.blobs import check_digest
 from attune.common.wire.checks import check_manifest
-from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, header_bytes, parse_header
+from attune.common.wire.digest import Digest, check_digest
+from attune.common.wire.header import Limits, Manifest, layout_in
 from attune.common.wire.malformed import DigestMismatch, Truncated
 from attune.common.wire.tensors import Tensors, views
 
 
 class ReceiveBuffer:
-    """An announced blob of `size` bytes on its way in. Errors: BadDigest, LimitExceeded, before anything is allocated.
+    """An announced blob of `size` bytes on its way in.
 
+    Errors: Malformed (bad-digest), LimitExceeded, before anything is allocated.
     The pages of the buffer are touched only as bytes arrive: a peer that announces much and sends little costs little.
     """
 
@@ -26,7 +25,7 @@ class ReceiveBuffer:
             raise LimitExceeded(f"{who}: announced {size} bytes; at most {max_bytes} are allowed (server.max_blob_bytes)")
         self.size, self.digest, self.offset = size, digest, 0
         self._limits, self._who = Limits(max_blob_bytes=max_bytes), who
-        self._hash = hashlib.sha256()
+        self._hash = Digest()
         self._buffer_B = torch.empty(size, dtype=torch.uint8)
         self._bytes = self._buffer_B.numpy().data
 
@@ -49,15 +48,9 @@ class ReceiveBuffer:
         """
         if self.offset < self.size:
             raise Truncated(f"{self._who}: {self.offset} of {self.size} bytes arrived; go on at offset {self.offset}")
-        if self._hash.hexdigest() != self.digest:
+        if self._hash.text != self.digest:
             raise DigestMismatch(f"{self._who}: the bytes are not those of {self.digest[:12]}; send them again")
         layout = layout_in(self._bytes, self._limits, self._who)
         if expected is not None:
             check_manifest(layout.manifest, expected, self._who)
         return views(self._buffer_B, layout, self._who)
-
-
-def layout_in(blob: memoryview, limits: Limits, who: str) -> Layout:
-    """The checked layout of a blob that is wholly in memory. Errors: those of parse_header."""
-    length = header_bytes(blob[:LENGTH_BYTES], len(blob), limits, who)
-    return parse_header(bytes(blob[LENGTH_BYTES : LENGTH_BYTES + length]), len(blob), limits, who)

@@ -1,9 +1,8 @@
-"""Uploads that survive kill -9, a full disk and lying peers; files as frames."""
+"""Uploads that survive kill -9, a full disk and lying peers."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import signal
 import subprocess
@@ -13,13 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attune.common.errors import DiskFull, LimitExceeded
+from attune.common.errors import DiskFull, LimitExceeded, UploadBusy
 from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Blob
-from attune.common.wire.sinks import FileSink, UploadBusy, read_frames
+from attune.common.wire.digest import digest_of
+from attune.common.wire.frames import read_frames
+from attune.fedserver.stores.upload_file import FileSink
+from tests.raising import malformed
 
 DATA = bytes(range(256)) * 40
-DIGEST = hashlib.sha256(DATA).hexdigest()
+DIGEST = digest_of(DATA)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +45,7 @@ def test_kill_9_loses_nothing_that_was_written(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
-from attune.common.wire.sinks import FileSink
+from attune.fedserver.stores.upload_file import FileSink
 sink = FileSink(Path(sys.argv[1]), 10240, sys.argv[2])
 sink.write([(bytes(range(256)) * 40)[:7000]])
 os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +87,7 @@ def test_an_unfinished_upload_stays(tmp_path):
 
 def test_lies_about_size_and_digest(tmp_path):
     path = tmp_path / "upload"
-    with pytest.raises(bad.BadDigest):
+    with malformed("bad-digest"):
         FileSink(path, 10, "../x")
     for size in (-1, 101):
         with pytest.raises(LimitExceeded):
@@ -142,17 +144,5 @@ def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(os, "fsync", full)
-    with FileSink(tmp_path / "upload", 0, hashlib.sha256(b"").hexdigest()) as sink, pytest.raises(DiskFull):
+    with FileSink(tmp_path / "upload", 0, digest_of(b"")) as sink, pytest.raises(DiskFull):
         sink.finish()
-
-
-def test_frames_of_a_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(DATA)
-    assert list(read_frames(path, 240, 5000)) == [DATA[240:5240], DATA[5240:]]
-    assert list(read_frames(path, len(DATA))) == []
-    for offset in (-1, len(DATA) + 1):
-        with pytest.raises(bad.BadOffset):
-            read_frames(path, offset)
-    with pytest.raises(FileNotFoundError):
-        read_frames(tmp_path / "absent", 0)

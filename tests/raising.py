@@ -1,0 +1,18 @@
+"""What tests expect of errors that share a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from attune.common.wire.malformed import Kind, Malformed
+
+
+@contextmanager
+def malformed(kind: Kind, match: str | None = None) -> Iterator[None]:
+    """Like pytest.raises: the block raises Malformed of this very kind."""
+    with pytest.raises(Malformed, match=match) as caught:
+        yield
+    assert caught.value.kind == kind
