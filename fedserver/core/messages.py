@@ -13,7 +13,6 @@ import msgspec
 
 from attune.common.config import RoundSettings
 from attune.common.errors import UpdateRefused
-from attune.common.metrics import Metrics
 from attune.common.plan import Plan
 
 
@@ -199,7 +198,7 @@ class Update:
     order_id: str
     parts: tuple[BlobRef, ...]
     samples: int
-    metrics: Metrics
+    metrics_json: bytes  # common.metrics.Metrics, not read yet
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.methods.method import PartKind
+from attune.common.metrics import read_metrics
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
@@ -96,9 +97,9 @@ class Updates:
 
 
 def row_of(order: OrderId, update: Update, device: Device | None) -> Row:
-    """What is kept of a report. Errors: UpdateRefused for more samples than declared."""
+    """What is kept of a report. Errors: UpdateRefused for more samples than declared, and metrics that cannot be."""
     declared = device.samples if device is not None and device.samples is not None else 0
     if not 0 <= update.samples <= declared:
         raise UpdateRefused(f"{order.client} claims {update.samples} samples; it declared {declared} when it connected")
-    measured = msgspec.structs.asdict(update.metrics) | {"bytes_up": 0}
+    measured = msgspec.structs.asdict(read_metrics(update.metrics_json, order.client)) | {"bytes_up": 0}
     return Row(round=order.round, work=order.work, client=order.client, samples=update.samples, **measured)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.common.metrics import read_metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from attune.fedserver.core.messages import BlobRef, Farewell, Notice, Order, ToDevice, Update, Welcome
@@ -53,7 +52,7 @@ def profile_of(hello: pb.Hello, name: str) -> Profile:
         raise SettingError(f"{name} declared its data in a form that cannot be read: {error}") from None
 
 
-def update_of(message: pb.Update, name: str) -> Update:
-    """What a device hands in. Errors: UpdateRefused for metrics that cannot be."""
+def update_of(message: pb.Update) -> Update:
+    """What a device hands in."""
     parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.encoding) for ref in message.parts)
-    return Update(message.order_id, parts, message.samples, read_metrics(message.metrics_json or b"{}", name))
+    return Update(message.order_id, parts, message.samples, message.metrics_json or b"{}")

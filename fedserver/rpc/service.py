@@ -77,7 +77,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Submit(self, request: pb.Update, context: grpc.aio.ServicerContext) -> pb.Receipt:  # noqa: N802
         name = self._auth.name_of(context)
-        late = await self._updates.submit(name, update_of(request, name))
+        late = await self._updates.submit(name, update_of(request))
         if late:
             return pb.Receipt(status=pb.Receipt.STATUS_LATE, message=late)
         return pb.Receipt(status=pb.Receipt.STATUS_ACCEPTED)

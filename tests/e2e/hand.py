@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -141,7 +142,7 @@ class Hand(Caller):
         return pb.BlobRef(part=part, digest=digest_of(data), size=len(data))
 
     def submit(self, order_id: str, parts: Iterable[pb.BlobRef] = (), samples: int = 20, **metrics: Any) -> pb.Receipt:
-        update = pb.Update(order_id=order_id, parts=list(parts), samples=samples, metrics_json=msgspec.json.encode(metrics))
+        update = pb.Update(order_id=order_id, parts=list(parts), samples=samples, metrics_json=json.dumps(metrics).encode())
         return self.federation.Submit(update, timeout=CALL_S)
 
     def answer(self, order: pb.Order, change: float = 1.0) -> pb.Receipt:

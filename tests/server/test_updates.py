@@ -18,7 +18,7 @@ KIEL = Device("kiel", "key", 0.0, False, True, 0.0, 40, 1, 3, 0.0, "")
 
 
 def row(samples=40, report=b""):
-    return row_of(ORDER, update_of(pb.Update(order_id=str(ORDER), samples=samples, metrics_json=report), "kiel"), KIEL)
+    return row_of(ORDER, update_of(pb.Update(order_id=str(ORDER), samples=samples, metrics_json=report)), KIEL)
 
 
 def test_a_row_has_all_that_was_reported():
