@@ -1,18 +1,20 @@
 # Everything that a person runs. `make demo` and `make test` are all that a fresh machine needs.
 PYTHON ?= python3
 BIN := .venv/bin
+LOWEST := .venv-lowest/bin
+PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance check demo proto benchmark clean
+.PHONY: install test conformance lowest check demo proto benchmark clean
 
 install: .venv/installed
 
 # torch first and pinned: an unpinned one may pull gigabytes that nobody asked for.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 check: install
@@ -28,16 +30,33 @@ test: check
 conformance: install
 	$(BIN)/pytest tests/conformance
 
+# The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
+# federation. Warnings are not shown: what is old uses what newer libraries deprecate.
+lowest: .venv-lowest/installed
+	$(LOWEST)/pytest --disable-warnings tests/wire tests/identity tests/server tests/packaging
+
+.venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST)/$(PIP_INSTALL) --no-compile --constraint constraints-lowest.txt --editable '.[data,knn]' grpcio-tools setuptools
+	$(LOWEST)/$(PIP_INSTALL) --no-compile --constraint constraints.txt hypothesis packaging pytest pytest-timeout safetensors
+	touch $@
+
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
-proto: install
-	$(BIN)/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
+# The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.
+proto: .venv-proto/installed
+	.venv-proto/bin/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
 		--python_out=.package --pyi_out=.package --grpc_python_out=.package \
 		attune/common/pb/federation.proto attune/fedserver/pb/admin.proto
+
+.venv-proto/installed: constraints-lowest.txt
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt grpcio-tools
+	touch $@
 
 benchmark: install
 	$(BIN)/python -m benchmarks.table --out benchmarks/results
 
 clean:
-	rm -rf .venv demo-out build *.egg-info
+	rm -rf .venv .venv-lowest .venv-proto demo-out build *.egg-info

@@ -5,7 +5,7 @@ import warnings
 
 from attune.common.pb import federation_pb2 as attune_dot_common_dot_pb_dot_federation__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in attune/common/pb/federation_pb2_grpc.py depends on'
+        + f' but the generated code in attune/common/pb/federation_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class FederationStub:
+class FederationStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class FederationStub:
                 _registered_method=True)
 
 
-class FederationServicer:
+class FederationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Enrol(self, request, context):
@@ -118,7 +118,7 @@ def add_FederationServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Federation:
+class Federation(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -230,7 +230,7 @@ class Federation:
             _registered_method=True)
 
 
-class BlobsStub:
+class BlobsStub(object):
     """Bulk bytes. A Frame is NOT a protobuf message: it is up to 1 MiB of raw bytes, sent with identity serializers.
     """
 
@@ -257,7 +257,7 @@ class BlobsStub:
                 _registered_method=True)
 
 
-class BlobsServicer:
+class BlobsServicer(object):
     """Bulk bytes. A Frame is NOT a protobuf message: it is up to 1 MiB of raw bytes, sent with identity serializers.
     """
 
@@ -308,7 +308,7 @@ def add_BlobsServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Blobs:
+class Blobs(object):
     """Bulk bytes. A Frame is NOT a protobuf message: it is up to 1 MiB of raw bytes, sent with identity serializers.
     """
 

@@ -1,0 +1,38 @@
+"""The files of the checkout, and which of them the wheel must have."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SHIPPED = {"benchmarks", "examples", "tests"}
+
+
+def files() -> list[Path]:
+    """Every file that is tracked, or is new and not ignored, relative to the root. Links are left out."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = sorted({Path(name) for name in done.stdout.split("\0") if name})
+    return [path for path in paths if (ROOT / path).is_file() and not (ROOT / path).is_symlink()]
+
+
+def package_folders() -> set[Path]:
+    """Every folder with an `__init__.py` that is part of `attune`; the root itself is Path(".")."""
+    found = {path.parent for path in files() if path.name == "__init__.py"}
+    return {folder for folder in found if not NOT_SHIPPED & set(folder.parts[:1])}
+
+
+def shipped() -> set[Path]:
+    """The files that an installed `attune` consists of, relative to the root: code, stubs, the typing mark, the protos."""
+    folders = package_folders() - {Path()}
+    code = {path for path in files() if path.parent in folders}
+    top = {path for path in files() if path.parent == Path() and (path.suffix == ".py" or path.name == "py.typed")}
+    protos = {path for path in files() if path.parts[0] == "proto" and path.suffix == ".proto"}
+    return code | top | protos
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
