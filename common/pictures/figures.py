@@ -21,7 +21,7 @@ def new(width: float, height: float) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise SettingError("pictures need matplotlib, which is not installed: pip install 'attune[data]'") from None
+        raise SettingError("pictures need matplotlib, which is not installed: pip install 'attune-fl[data]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -52,7 +52,7 @@ def _digits(seed: int) -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError:
         message = (
-            "the digits come with scikit-learn, which is not installed: pip install 'attune[data]', or give the path of an .npz"
+            "the digits come with scikit-learn, which is not installed: pip install 'attune-fl[data]', or name an .npz file"
         )
         raise SettingError(message) from None
     bunch = load_digits()

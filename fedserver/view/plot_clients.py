@@ -108,7 +108,7 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
         from sklearn.manifold import TSNE
     except ImportError:
         raise SettingError(
-            "a map of embeddings needs scikit-learn, which is not installed: pip install 'attune[data]'"
+            "a map of embeddings needs scikit-learn, which is not installed: pip install 'attune-fl[data]'"
         ) from None
     perplexity = min(PERPLEXITY, (len(clients) - 1) / 3)
     at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))

@@ -55,7 +55,7 @@ class Body(nn.Module):
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """With faiss, where it is installed, and without."""
     if request.param == "faiss" and library() is None:
-        pytest.skip("faiss is not installed: pip install 'attune[knn]'")
+        pytest.skip("faiss is not installed: pip install 'attune-fl[knn]'")
     if request.param == "torch":
         monkeypatch.setattr(subject, "library", lambda: None)
     return str(request.param)
@@ -98,7 +98,7 @@ def test_votes_equal_the_oracle(way, scale):
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_faiss_and_torch_find_the_same_neighbours(N, Q, D, k, offset):
     if library() is None:
-        pytest.skip("faiss is not installed: pip install 'attune[knn]'")
+        pytest.skip("faiss is not installed: pip install 'attune-fl[knn]'")
     draw = torch.Generator().manual_seed(N)
     memory_ND, queries_QD = offset + torch.randn(N, D, generator=draw), offset + torch.randn(Q, D, generator=draw)
     by_faiss, by_torch = nearest_faiss(library(), memory_ND, queries_QD, k), nearest_torch(memory_ND, queries_QD, k)
