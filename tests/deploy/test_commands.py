@@ -21,7 +21,7 @@ def test_every_command_line_in_the_readme_is_one(attune_lines, parse):
 
 def test_the_files_that_the_readme_installs_exist(deploy):
     named = set(re.findall(r"deploy/([\w@.]+\.(?:service|toml|yaml)|Dockerfile\.\w+)", (deploy / "README.md").read_text()))
-    assert named >= {"attune.fedserver.rpc.service", "fedclient@.service", "federation.toml", "compose.yaml"}
+    assert named >= {"fedserver.service", "fedclient@.service", "federation.toml", "compose.yaml"}
     assert all((deploy / name).is_file() for name in named)
 
 
@@ -34,7 +34,7 @@ def test_the_commands_start(command, commands):
 
 def test_the_server_of_the_unit_runs_is_healthy_and_lets_a_device_join(deploy, unit, instructions, commands, tmp_path):
     environment = os.environ | {"ATTUNE_HOME": str(tmp_path), "PATH": f"{commands['fedserver'].parent}:{os.environ['PATH']}"}
-    words = unit("attune.fedserver.rpc.service")["Service"]["ExecStart"].replace("--port 50051", "--port 0").split()
+    words = unit("fedserver.service")["Service"]["ExecStart"].replace("--port 50051", "--port 0").split()
     words = [word.replace("/opt/attune/bin/", "").replace("/etc/attune", str(deploy)) for word in words]
     health = ["sh", "-c", dict(instructions("Dockerfile.server"))["HEALTHCHECK"].partition("CMD ")[2]]
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import fnmatch
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.packaging.checkout import ROOT, shipped
 
 IMAGES = {"Dockerfile.server": "fedserver", "Dockerfile.client": "fedclient"}
 KNOWN = {
@@ -33,6 +36,16 @@ def test_what_is_copied_exists_and_is_not_ignored(name, deploy, instructions):
         assert (deploy.parent / source).exists()
         assert ignored[0] == "*"
         assert any(fnmatch.fnmatch(f"!{source}", line) for line in ignored)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_all_that_the_package_consists_of_is_copied_to_its_place(name, instructions):
+    """The root is the package `attune`: a room that is missing, or lies elsewhere, would be missing in the image."""
+    copies = [rest.split() for what, rest in instructions(name) if what == "COPY" and "--from" not in rest]
+    places = {Path(source): Path(target) for *sources, target in copies for source in sources}
+    assert all(target == (Path(source) if (ROOT / source).is_dir() else Path()) for source, target in places.items()), places
+    needed = shipped() | {Path("README.md"), Path("LICENSE"), Path("pyproject.toml")}
+    assert [path for path in sorted(needed) if not any(path.is_relative_to(source) for source in places)] == []
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-UNITS = ("attune.fedserver.rpc.service", "fedclient@.service")
+UNITS = ("fedserver.service", "fedclient@.service")
 PROMISED = {
     "NoNewPrivileges": "yes",
     "ProtectSystem": "strict",
@@ -44,7 +44,7 @@ def test_the_home_lies_in_the_state_directory(name, deploy, unit):
 
 
 def test_the_server_starts_with_what_the_readme_installs(unit, parse):
-    words = unit("attune.fedserver.rpc.service")["Service"]["ExecStart"].split()
+    words = unit("fedserver.service")["Service"]["ExecStart"].split()
     assert words[0] == "/opt/attune/bin/fedserver"
     assert str(parse(words).params["config"]) == "/etc/attune/federation.toml"
 
@@ -60,7 +60,7 @@ def test_statuses_that_are_not_tried_again_are_those_that_a_person_must_mend(uni
     from attune.common import errors
 
     final = {
-        "attune.fedserver.rpc.service": (errors.SettingError, errors.HomeMismatch),
+        "fedserver.service": (errors.SettingError, errors.HomeMismatch),
         "fedclient@.service": (
             errors.SettingError, errors.HomeMismatch, errors.ShardError, errors.NonFiniteFeatures, errors.UndeclaredLabels,
             errors.ShapeMismatch, errors.NameTaken, errors.TokenRefused, errors.FingerprintMismatch, errors.CertificateRefused,
