@@ -37,8 +37,8 @@ lowest: .venv-lowest/installed
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	$(LOWEST)/$(PIP_INSTALL) --no-compile --constraint constraints-lowest.txt --editable '.[data,knn]' grpcio-tools setuptools
-	$(LOWEST)/$(PIP_INSTALL) --no-compile --constraint constraints.txt hypothesis packaging pytest pytest-timeout safetensors
+	$(LOWEST)/$(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[data,knn]' grpcio-tools setuptools
+	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout safetensors
 	touch $@
 
 demo: install

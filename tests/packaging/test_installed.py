@@ -45,7 +45,7 @@ def installed(
     _foreign_package(site_packages / "common")
     before = {path.name for path in site_packages.iterdir()}
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     done = subprocess.run(install, env=clean_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     new = frozenset(path.name for path in site_packages.iterdir()) - before
