@@ -1,7 +1,7 @@
 """What a device reports with the answer to an order: one struct that is sent, stored, exported, shown and drawn.
 
-A new number is one line here and one in docs/operations.md. Its limits are part of its type, so an impossible value is refused
-where the report is read.
+A new number is one line here and one row in docs/protocol.md. Its limits are part of its type, so a value that is not possible
+is refused where the report is read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss: Finite | None = None  # mean training loss of the last local epoch
     accuracy_before: Accuracy | None = None  # of what was served, before local training
     accuracy_after: Accuracy | None = None  # the same after local training
-    accuracy_common: Accuracy | None = None  # of the common model: what a device of which nothing is known is served
+    accuracy_common: Accuracy | None = None  # of the common model: what is served on a cold start
     accuracy_local: Accuracy | None = None  # of a model trained on this device alone
-    kept: Choice | None = None  # which of them the device predicts with; said by evaluations
+    kept: Choice | None = None  # which of these models the device predicts with; evaluations only
     test_samples: Count | None = None
     seconds: Seconds | None = None  # of work on the device
     bytes_up: Count | None = None

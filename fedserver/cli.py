@@ -155,7 +155,7 @@ def export(home: Path | None, out: Path) -> None:
 @HOME
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
 @click.option(
-    "--picture", "pictures", multiple=True, type=click.Choice(["accuracy", "clients", "attention", "embeddings"]),
+    "--picture", "pictures", multiple=True, type=click.Choice(["accuracy", "clients", "attention", "embeddings", "metrics"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )  # fmt: skip
 @click.option(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from attune.common.methods.method import Evaluate
+from attune.common.metrics import Metrics
 from attune.fedserver.core.records import Row
 
 
@@ -26,6 +29,22 @@ def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float
 def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
     """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
     return {row.client: row for row in rows if row.work == "evaluate"}
+
+
+def latest_metrics(rows: Iterable[Row]) -> dict[str, Metrics]:
+    """The metrics of each client's latest training and latest evaluation; if both have a number, the newer order's counts.
+
+    Rows must be in the order of time.
+    """
+    latest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        latest.pop((row.client, row.work), None)
+        latest[row.client, row.work] = row
+    found: dict[str, Metrics] = {}
+    for (client, _), row in latest.items():
+        known = {name: value for name in Metrics.__struct_fields__ if (value := getattr(row, name)) is not None}
+        found[client] = msgspec.structs.replace(found.get(client, Metrics()), **known)
+    return found
 
 
 def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:

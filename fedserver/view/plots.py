@@ -18,7 +18,7 @@ from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.stores.sqlite import Store
-from attune.fedserver.view import plot_accuracy, plot_clients
+from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics
 from attune.fedserver.view.summary import Summary, summarise
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Source:
         rows, saved = store.rows(), store.get("plan")
         if saved is None or not rows:
             raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
-        self._home, self._store = home, store
+        self._home, self._store, self.rows = home, store, rows
         plan = msgspec.convert(saved, Plan)
         self.closed = store.record().round
         self.summary = summarise(rows, planning.resolve(store.get("overrides") or {}), plan.model.name, self.closed)
@@ -104,11 +104,18 @@ def embeddings(source: Source) -> page.Section:
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 
 
+def metrics(source: Source) -> page.Section:
+    if not plot_metrics.by_round(source.rows):
+        raise SettingError("no device has reported a number")
+    return plot_metrics.metrics(source.rows)
+
+
 PICTURES: dict[str, Callable[[Source], page.Section]] = {
     "accuracy": accuracy,
     "clients": clients,
     "attention": attention,
     "embeddings": embeddings,
+    "metrics": metrics,
 }
 
 

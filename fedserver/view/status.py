@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from attune.common.config import RoundSettings
 from attune.common.interval import wilson
+from attune.common.metrics import Metrics
 from attune.fedserver.core import planning
-from attune.fedserver.core.accuracy import accuracies, comparisons, over_all
+from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
 from attune.fedserver.core.messages import Phase, Record, quorum_of
-from attune.fedserver.core.records import Device, Row
+from attune.fedserver.core.records import Device
 from attune.fedserver.home import Home
 from attune.fedserver.stores.sqlite import Store
 
@@ -33,7 +36,7 @@ def status(home: Home, store: Store) -> dict[str, Any]:
     reported = reported_names(home, record)
     ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
     final = ended if record.phase is Phase.DONE else rows
-    latest, compared = accuracies(final, settings.method.evaluate), comparisons(rows)
+    latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
     awaited = (
         set(record.devices) - reported - set(record.excused) if record.phase in (Phase.TRAINING, Phase.EVALUATING) else set()
     )
@@ -50,7 +53,8 @@ def status(home: Home, store: Store) -> dict[str, Any]:
         "min_clients": settings.round.min_clients,
         "clients": [
             _client(device, device.name in connected, awaited, reported)
-            | _found(latest.get(device.name), compared.get(device.name))
+            | _accuracy(latest.get(device.name))
+            | msgspec.structs.asdict(reports.get(device.name, Metrics()))
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
@@ -72,15 +76,9 @@ def _since(name: str, devices: Iterable[Device], record: Record) -> float:
     return max(left, record.opened_at)
 
 
-def _found(latest: tuple[float, int] | None, compared: Row | None) -> dict[str, Any]:
-    """How good a client's models are: fractions of its test part."""
-    return {
-        "accuracy": latest[0] if latest else None,
-        "interval": wilson(*latest) if latest else None,
-        "accuracy_common": compared.accuracy_common if compared else None,
-        "accuracy_local": compared.accuracy_local if compared else None,
-        "kept": compared.kept if compared else None,
-    }
+def _accuracy(latest: tuple[float, int] | None) -> dict[str, Any]:
+    """Of the model by which the method is judged, a fraction of the client's test part, with its 95 % interval."""
+    return {"accuracy": latest[0] if latest else None, "interval": wilson(*latest) if latest else None}
 
 
 def _client(device: Device, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:

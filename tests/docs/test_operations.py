@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.errors import AttuneError
+from attune.common.metrics import Metrics
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.home import Home
 from attune.fedserver.stores.sqlite import Store
@@ -36,7 +37,9 @@ def test_every_field_of_the_status_is_described(page: Any, tmp_path: Path) -> No
     said = status(home, store)
     store.close()
     rows = [row[0].strip("`") for row in page(PAGE).table("## Status")]
-    assert rows == [*said, *said["clients"][0]]
+    [client] = said["clients"]
+    assert set(Metrics.__struct_fields__) <= client.keys()
+    assert rows == [*said, *(field for field in client if field not in Metrics.__struct_fields__)]
     described = page(PAGE).section("## Status")
     for field in [*said["awaited"][0], "mean_over_clients", "over_samples"]:
         assert f"`{field}`" in described
@@ -44,4 +47,5 @@ def test_every_field_of_the_status_is_described(page: Any, tmp_path: Path) -> No
 
 def test_every_column_of_the_metrics_is_described(page: Any) -> None:
     described = page(PAGE).section("## Export")
-    assert all(f"`{column}`" in described for column in COLUMNS)
+    assert all(f"`{column}`" in described for column in COLUMNS if column not in Metrics.__struct_fields__)
+    assert "(protocol.md#the-metrics)" in described

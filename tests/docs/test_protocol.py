@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from attune.common.errors import AttuneError, WireError
+from attune.common.metrics import Metrics
 from attune.common.pb import federation_pb2
 from attune.common.wire.malformed import KINDS, Malformed
 from attune.fedserver.pb import admin_pb2
@@ -54,6 +55,12 @@ def test_every_call_and_enum_value_is_described(page: Any) -> None:
     enums = [*FILES[0].enum_types_by_name.values(), *(enum for message in messages() for enum in message.enum_types)]
     for name in [*calls, *(value.name for enum in enums for value in enum.values)]:
         assert f"`{name}`" in text, f"{name} is not described"
+
+
+def test_the_table_of_metrics_is_the_struct(page: Any) -> None:
+    rows = page(PAGE).table("### The metrics")
+    assert [row[0].strip("`") for row in rows] == list(Metrics.__struct_fields__)
+    assert all(row[1] and row[2] for row in rows)
 
 
 def test_the_tables_of_errors_are_the_tree(page: Any) -> None:

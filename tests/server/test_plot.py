@@ -93,7 +93,7 @@ def figure(mean=0.0, deviation=0.0):
 def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     fed = federation("fedtp", clients=5)
     lines = fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "embeddings"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "embeddings", "metrics"})
     assert lines[-1].startswith("no picture 'attention': fedtp keeps no matrices")
     assert page.row("0")[1:] == ["5", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
     assert page.row("1")[4:] == ["5", "0.6250", "0.6250"], "0.5 + (0 + 1 + 2 + 3 + 4) / 16 / 5"
@@ -104,10 +104,25 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
 def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
     fed = federation("fedmcsa", clients=3, sigma=0.0)
     lines = fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "attention"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "attention", "metrics"})
     assert any("no picture 'embeddings': fedmcsa has no embeddings" in line for line in lines)
     assert page.row("blocks.0.attention.to_qkv") == ["blocks.0.attention.to_qkv", "0.3333", "3.0000"], "sigma 0 is the mean"
     assert page.row("mean") == ["mean", "0.3333", "3.0000"]
+
+
+def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
+    """`Metrics` alone names the numbers: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875; nobody reports a loss."""
+    federation(clients=4).plot(tmp_path / "out", "metrics")
+    page = check_pictures(tmp_path / "out", {"metrics"})
+    table = page.rows[page.rows.index(page.row("metric")) + 1 :]
+    assert table == [
+        ["accuracy_before", "training", "1", "4", "0.2500", "0.2500", "0.2500"],
+        ["accuracy_before", "training", "2", "4", "0.2500", "0.2500", "0.2500"],
+        ["accuracy_after", "training", "1", "4", "0.5938", "0.5000", "0.6875"],
+        ["accuracy_after", "training", "2", "4", "0.5938", "0.5000", "0.6875"],
+        ["test_samples", "training", "1", "4", "8.0000", "8", "8"],
+        ["test_samples", "training", "2", "4", "8.0000", "8", "8"],
+    ]
 
 
 def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
@@ -273,8 +288,8 @@ def test_a_page_escapes_and_keeps_the_order(tmp_path):
 
 def test_many_clients_still_make_pictures(federation, tmp_path):
     lines = federation("fedtp+mcsa", clients=45, rounds=1).plot(tmp_path / "out")
-    check_pictures(tmp_path / "out", {"accuracy", "clients", "attention", "embeddings"})
-    assert len(lines) == 5
+    check_pictures(tmp_path / "out", {"accuracy", "clients", "attention", "embeddings", "metrics"})
+    assert len(lines) == 6
 
 
 def test_names_sort_by_their_numbers_and_lose_what_all_begin_with():
@@ -290,5 +305,5 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     fed = federation(clients=2, rounds=1)
     words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    check_pictures(tmp_path / "out", {"accuracy", "clients"})
+    check_pictures(tmp_path / "out", {"accuracy", "clients", "metrics"})
     assert CliRunner().invoke(cli, [*words, "--runs", "x"]).exit_code == 2

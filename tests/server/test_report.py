@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attune.common.config import RoundSettings
-from attune.fedserver.core.accuracy import accuracies, comparisons, over_all, summary
+from attune.common.metrics import Metrics
+from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, over_all, summary
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Row
 from attune.fedserver.view.status import state_of
@@ -46,6 +47,14 @@ def test_nothing_known_is_null_not_zero():
 def test_a_comparison_is_the_latest_evaluation():
     rows = [evaluate(1, "a", 0.1), train(2, "a", 0.3, 0.7), evaluate(2, "a", 0.4), train(3, "b", 0.1, 0.2)]
     assert comparisons(rows) == {"a": rows[2]}
+
+
+def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
+    compared = Row(round=2, work="evaluate", client="a", accuracy_before=0.4, accuracy_common=0.2, kept="common")
+    rows = [train(1, "a", 0.1, 0.5), compared, Row(round=3, work="train", client="a", loss=1.5, accuracy_before=0.6)]
+    assert latest_metrics(rows) == {"a": Metrics(loss=1.5, accuracy_before=0.6, accuracy_common=0.2, kept="common")}
+    later = Row(round=4, work="evaluate", client="a", accuracy_before=0.7)
+    assert latest_metrics([*rows, later]) == {"a": Metrics(loss=1.5, accuracy_before=0.7)}, "it compared with nothing"
 
 
 def test_one_line_about_a_round():

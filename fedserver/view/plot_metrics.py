@@ -1,0 +1,59 @@
+"""Every number that devices report, by round: a panel for each number of `Metrics` that somebody has reported."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from attune.common.metrics import Metrics
+from attune.common.pictures import figures
+from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.fedserver.core.records import Row
+
+COLUMNS = 3
+MARKED = 60  # rounds that get a mark each
+SERIES = {"train": ("training", figures.BEFORE), "evaluate": ("evaluation", figures.AFTER)}
+
+ByRound = dict[int, list[float]]  # the clients' values, by the round that the row names
+
+
+def by_round(rows: Iterable[Row]) -> dict[str, dict[str, ByRound]]:
+    """metric -> work -> round -> values, of the metrics that are numbers and were reported; in the order of `Metrics`."""
+    found: dict[str, dict[str, ByRound]] = {name: {} for name in Metrics.__struct_fields__}
+    for row in rows:
+        for name in found:
+            value = getattr(row, name)
+            if isinstance(value, int | float):
+                found[name].setdefault(row.work, defaultdict(list))[row.round].append(value)
+    return {name: works for name, works in found.items() if works}
+
+
+def metrics(rows: Sequence[Row]) -> Section:
+    """Means over clients as lines; the table has the smallest and largest value, too."""
+    found = by_round(rows)
+    across = min(COLUMNS, len(found))
+    down = math.ceil(len(found) / across)
+    figure = figures.new(0.8 + 3.6 * across, 0.9 + 2.5 * down)
+    grid: Any = figure.subplots(down, across, squeeze=False)
+    table: list[list[Cell]] = []
+    for axes, (name, works) in zip(grid.flat, found.items(), strict=False):
+        for work, rounds in sorted(works.items(), reverse=True):
+            label, colour = SERIES[work]
+            at = sorted(rounds)
+            line = "-o" if len(at) <= MARKED else "-"
+            axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3, label=label)
+            table += [[name, label, r, len(rounds[r]), fmean(rounds[r]), min(rounds[r]), max(rounds[r])] for r in at]
+        axes.set_title(name, fontsize=10)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False, fontsize=8)
+        figures.plain(axes)
+    for axes in grid.flat[len(found) :]:
+        axes.set_visible(False)
+    figure.supxlabel("round", fontsize=10)
+    figure.suptitle("What devices report, mean over clients", fontsize=12)
+    caption = "Every number that devices report with their answers, averaged over the clients that have it."
+    heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
+    return Section("Reports of the devices", caption, Picture("metrics", figures.png(figure)), Table(heads, table))
