@@ -20,7 +20,7 @@ from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, kind_of, moved, refusa
 from tests.e2e.harness import Federation, Server
 
 ACCEPTED, LATE = pb.Receipt.STATUS_ACCEPTED, pb.Receipt.STATUS_LATE
-OUTSIDE = "0" * 64
+OUTSIDE = "sha256:" + "0" * 64
 
 
 @dataclass
