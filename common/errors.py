@@ -149,6 +149,12 @@ class Replaced(AttuneError):
     kind, exit_code, status = "replaced", 24, "ABORTED"
 
 
+class LedgerBusy(Unreachable):
+    """The server's database cannot be used for the moment: locked, or the disk is full. The same call may succeed later."""
+
+    kind, exit_code, status = "ledger-busy", 27, "UNAVAILABLE"
+
+
 class WireError(AttuneError):
     """Bytes that are not what they claim to be; common/wire/malformed.py names each way of being so."""
 

@@ -27,14 +27,16 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import NOTHING_PERSONAL, Coordinator
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.home import Address, Home
+from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
 from attune.fedserver.rpc.service import FederationService
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.stores.uploads import Uploads
 
 LOG = logging.getLogger("fedserver")
@@ -59,46 +61,55 @@ class Options:
 async def run(options: Options, overrides: dict[str, Any]) -> None:
     """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
     home = Home(options.home)
+    home.check()
     if not home.exists():
         planning.resolve(overrides)  # a misspelt first start leaves no home behind
     with home.locked():
-        authority = home.create()
-        store = Store(home.database)
+        home.create()
+        ledger = SqliteLedger(home.database)
         executors = Executors()
         try:
-            merged = planning.reconcile(store.get("overrides"), overrides)
-            settings = planning.resolve(merged)
-            store.put("overrides", merged)
-            registrar = Registrar(authority, store, settings.server.certificate_days)
-            coordinator = Coordinator(home, store, settings, authority.fingerprint, executors)
-            server = _server(settings, registrar, coordinator, store, executors, home)
-            address = _listen(server, options, home.address(), registrar)
-            install_operator(authority, store, home.operator)
-            local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
-            write_file(home.local_token, local.encode())
-            join = new_token(
-                authority.public_key_compressed, store, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS
-            )
-            registrar.refresh()
-            await coordinator.start()
-            await server.start()
-            home.write_address(address)
-            _greet(options, address, authority.short_fingerprint, join, settings)
-            await _until_told(coordinator, registrar, options.exit_when_done)
-            coordinator.streams.hang_up()
-            await server.stop(STOP_GRACE_S)
-            if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
-                raise coordinator.error
+            await ledger.check()
+            merged = planning.reconcile((await ledger.snapshot()).overrides, overrides)
+            authority = home.open_authority()
+            await _serve(options, home, authority, ledger, executors, merged)
         finally:
             executors.shutdown()
-            store.close()
+            await ledger.close()
+
+
+async def _serve(
+    options: Options, home: Home, authority: Authority, ledger: Ledger, executors: Executors, overrides: dict[str, Any]
+) -> None:
+    settings = planning.resolve(overrides)
+    registrar = Registrar(authority, ledger, settings.server.certificate_days)
+    coordinator = Coordinator(home, ledger, settings, authority.fingerprint, executors)
+    server = _server(settings, registrar, coordinator, ledger, executors, home)
+    address = _listen(server, options, home.address(), registrar)
+    # Only a start that has its port binds the home to its settings.
+    await ledger.set_overrides(overrides)
+    await install_operator(authority, ledger, home.operator)
+    key = authority.public_key_compressed
+    write_file(home.local_token, (await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)).encode())
+    join = await new_token(key, ledger, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS)
+    await registrar.refresh()
+    await coordinator.start()
+    await server.start()
+    home.write_address(address)
+    _greet(options, address, authority.short_fingerprint, join, settings)
+    await _until_told(coordinator, registrar, options.exit_when_done)
+    coordinator.streams.hang_up()
+    await server.stop(STOP_GRACE_S)
+    await coordinator.stop()
+    if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
+        raise coordinator.error
 
 
 def _server(
     settings: ResolvedSettings,
     registrar: Registrar,
     coordinator: Coordinator,
-    store: Store,
+    ledger: Ledger,
     executors: Executors,
     home: Home,
 ) -> grpc.aio.Server:
@@ -108,10 +119,10 @@ def _server(
         interceptors=[auth], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
     )
     uploads = Uploads(home.uploads)
-    updates = Updates(coordinator, uploads, store, executors)
-    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar, auth), server)
-    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, auth, executors).handler(),))
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, registrar, store), server)
+    updates = Updates(coordinator, uploads, ledger, executors)
+    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar), server)
+    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, executors).handler(),))
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, registrar, ledger), server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     services = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
@@ -162,6 +173,6 @@ async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_
         done, _ = await asyncio.wait(waits, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
         if done:
             break
-        registrar.refresh()
+        await registrar.refresh()
     for task in waits:
         task.cancel()

@@ -7,13 +7,17 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from attune.common import homes
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
+
+if TYPE_CHECKING:
+    from attune.fedserver.home import Home
+    from attune.fedserver.stores.sqlite import SqliteLedger
 
 HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="Where the server keeps its state.")
 
@@ -97,11 +101,11 @@ def _as_settings(flags: dict[str, Any]) -> dict[str, Any]:
 @click.option("--ttl", default="24h", show_default=True, help="How long it is valid: 30m, 24h, 7d.")
 def token(home: Path | None, uses: int, ttl: str) -> None:
     """Prints a join token for new devices, and nothing else."""
-    from attune.fedserver.identity.authority import Authority
     from attune.fedserver.identity.registrar import new_token
 
-    place, store = _open(home)
-    click.echo(new_token(Authority.load(place.authority).public_key_compressed, store, uses, _seconds(ttl)))
+    place, ledger = _open(home)
+    key = place.open_authority().public_key_compressed
+    click.echo(asyncio.run(new_token(key, ledger, uses, _seconds(ttl))))
     _wake(place)
 
 
@@ -112,10 +116,11 @@ def revoke(home: Path | None, name: str) -> None:
     """Shuts the device NAME out at once; its certificates are refused from now on."""
     from attune.common.errors import nearest
 
-    place, store = _open(home)
-    if store.device(name) is None:
-        raise SettingError(f"no device {name!r} is enrolled here{nearest(name, [d.name for d in store.devices()])}")
-    store.update_device(name, revoked=1)
+    place, ledger = _open(home)
+    known = [device.name for device in asyncio.run(ledger.devices())]
+    if name not in known:
+        raise SettingError(f"no device {name!r} is enrolled here{nearest(name, known)}")
+    asyncio.run(ledger.update_device(name, revoked=True))
     _wake(place)
     click.echo(f"{name} is revoked")
 
@@ -127,10 +132,14 @@ def status(home: Path | None, as_json: bool) -> None:
     """Round, phase, who is connected, who is awaited and since when, accuracies."""
     import msgspec
 
-    from attune.fedserver.view.status import status as report
+    from attune.fedserver.stores.inbox import reported_names
+    from attune.fedserver.view.status import status as status_of
 
-    place, store = _open(home)
-    found = report(place, store)
+    place, ledger = _open(home)
+    snapshot = asyncio.run(ledger.snapshot())
+    address = place.address() if place.is_served() else None
+    reported = reported_names(place.inbox, *snapshot.record.open_orders)
+    found = status_of(snapshot, reported, f"{address.host}:{address.port}" if address else None, _troubles(place))
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
@@ -146,8 +155,8 @@ def export(home: Path | None, out: Path) -> None:
     """Writes the shared and every client's weights, the server's own state and metrics.csv."""
     from attune.fedserver.view.export import export_home
 
-    place, store = _open(home)
-    for line in export_home(place, store, out):
+    place, ledger = _open(home)
+    for line in export_home(place, lambda: asyncio.run(ledger.snapshot()), out):
         click.echo(line)
 
 
@@ -173,27 +182,44 @@ def plot(
 
     if runs and (home or pictures or labels):
         raise click.UsageError("--runs compares exported folders: it goes with --x and --out alone")
-    lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(*_open(home), out, labels, pictures)
+    if runs:
+        lines = plots.plot_runs(runs, x, out)
+    else:
+        place, ledger = _open(home)
+        lines = plots.plot_home(place, lambda: asyncio.run(ledger.snapshot()), out, labels, pictures)
     for line in lines:
         click.echo(line)
 
 
-def _open(home: Path | None) -> tuple[Any, Any]:
-    """The home and its database. Errors: HomeMismatch if there is none."""
+def _open(home: Path | None) -> tuple[Home, SqliteLedger]:
+    """The home and its ledger. Errors: HomeMismatch if there is none."""
     from attune.fedserver.home import Home
-    from attune.fedserver.stores.sqlite import Store
+    from attune.fedserver.stores.sqlite import SqliteLedger
 
     place = Home(home or homes.server_home())
     place.require()
-    return place, Store(place.database)
+    return place, SqliteLedger(place.database)
 
 
-def _wake(place: Any) -> None:
+def _wake(place: Home) -> None:
     """Tells the running server, if there is one."""
     if place.is_served():
         from attune.fedserver.rpc.admin_client import wake
 
         wake(place)
+
+
+def _troubles(place: Home) -> list[str]:
+    """What the running server has to say, if there is one; that it does not answer is worth a line too."""
+    if not place.is_served():
+        return []
+    from attune.common.errors import Unreachable
+    from attune.fedserver.rpc.admin_client import troubles
+
+    try:
+        return troubles(place)
+    except Unreachable as error:
+        return [str(error)]
 
 
 def _seconds(text: str) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from attune.common.durable import write_file
 from attune.common.errors import HomeBusy, HomeMismatch
-from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 
 
 class Address(msgspec.Struct):
@@ -70,19 +70,34 @@ class Home:
         if not self.exists():
             raise HomeMismatch(f"{self.path} holds no federation: start one there with `fedserver --home {self.path}`")
 
-    def create(self) -> Authority:
-        """A complete home, made or completed; the authority it belongs to. What is only of this process is emptied."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = not (self.authority / "ca.pem").exists()
-        if fresh and self.database.exists():
+    def check(self) -> None:
+        """Errors: HomeMismatch if something of a federation is here, but not all that it needs.
+
+        The database is made first and the authority last, so an authority or state without a database was not left by a crash.
+        """
+        remains = [path for path in (self.authority / CERTIFICATE_FILE, self.state, self.inbox) if _holds_something(path)]
+        if remains and not self.database.exists():
+            raise HomeMismatch(
+                f"{self.database} is missing, but {remains[0]} is of a federation: restore the database from a backup, "
+                "or use a new --home"
+            )
+        if _holds_something(self.state) and not (self.authority / CERTIFICATE_FILE).exists():
             raise HomeMismatch(
                 f"{self.path} has state but no certificate authority: restore {self.authority}, or use a new --home"
             )
-        authority = Authority.create(self.authority) if fresh else Authority.load(self.authority)
+
+    def create(self) -> None:
+        """The folders of a home, made or completed. What is only of one process is emptied."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(self.serve, ignore_errors=True)
         for folder in (self.state, self.serve, self.inbox, self.uploads):
             folder.mkdir(mode=0o700, exist_ok=True)
-        return authority
+
+    def open_authority(self) -> Authority:
+        """The authority that this home belongs to; a new one for a new home. Errors: HomeMismatch if it is damaged."""
+        if (self.authority / CERTIFICATE_FILE).exists():
+            return Authority.load(self.authority)
+        return Authority.create(self.authority)
 
     def write_address(self, address: Address) -> None:
         write_file(self.path / "server.json", msgspec.json.encode(address))
@@ -116,3 +131,7 @@ class Home:
             return True
         lock.release()
         return False
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()

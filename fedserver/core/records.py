@@ -7,18 +7,21 @@ import msgspec
 from attune.common.metrics import Metrics
 
 
-class Device(msgspec.Struct):
+class Device(msgspec.Struct, frozen=True):
+    """A member of the federation. Times are unix times."""
+
     name: str
     public_key: str  # SHA-256 of the key, to recognise a device that asks again
-    enrolled_at: float
-    revoked: bool
-    connected: bool
-    since: float  # of `connected`
-    samples: int | None
-    contributed: int  # last round that its update went into; 0: none
-    fetched: int  # round of the state that it was last served; -1: none
-    progress: float  # share of its order, in quarters
-    note: str  # its last trouble, in words
+    enrolled_at: float = 0.0
+    founder: bool = False  # enrolled before round 1 was closed
+    revoked: bool = False
+    connected: bool = False
+    since: float = 0.0  # of `connected`
+    samples: int | None = None  # training samples, as declared; None: it never connected
+    contributed: int = 0  # last round that its update went into; 0: none
+    fetched: int = -1  # round of the state that it was last served; -1: none
+    progress: float = 0.0  # share of its order, in quarters
+    note: str = ""  # its last trouble, in words
     labels: str = ""  # the classes that it declared, in words
 
 

@@ -1,28 +1,24 @@
-"""The devices' control streams: one a device, the newest; and what the database says of it for the operator's eyes."""
+"""The devices' control streams: one a device, the newest. In memory alone: a new process has none."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.plan import Profile
 from attune.fedserver.core.messages import ToDevice
-from attune.fedserver.stores.sqlite import Store
 
-LOG = logging.getLogger("fedserver")
-MAX_LABELS = 500  # characters of its classes that are kept for pictures
 MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
 
 
 class Stream:
     """The server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
 
-    def __init__(self, name: str, profile: Profile) -> None:
+    def __init__(self, name: str, profile: Profile, software: str = "") -> None:
         self.name = name
         self.profile = profile
-        self.progress = 0.0  # share of its order that is done
+        self.software = software
+        self.progress = 0.0  # share of its order that is done, in quarters
         self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None
         self._closed = False
@@ -59,10 +55,10 @@ class Stream:
 
 
 class Streams:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    """Who is connected, those that came first first."""
+
+    def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
-        store.disconnect_all()
 
     def __repr__(self) -> str:
         return f"Streams({sorted(self._streams)})"
@@ -70,16 +66,13 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def enter(self, name: str, profile: Profile, software: str) -> Stream:
-        """A device's new stream, to which its messages go from now on; an older one is closed."""
-        older = self._streams.pop(name, None)
+    def enter(self, stream: Stream) -> bool:
+        """A device's messages go to this stream from now on. True if an older one was closed for it."""
+        older = self._streams.pop(stream.name, None)
         if older is not None:
-            older.close(Replaced(f"{name} opened a newer stream"))
-        stream = self._streams[name] = Stream(name, profile)
-        labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
-        self._store.update_device(name, connected=1, since=time.time(), samples=profile.samples, note="", labels=labels)
-        LOG.info("%s connected (%d samples, %s)", name, profile.samples, software[:40])
-        return stream
+            older.close(Replaced(f"{stream.name} opened a newer stream"))
+        self._streams[stream.name] = stream
+        return older is not None
 
     def leave(self, stream: Stream) -> bool:
         """The stream is gone. False if the device has a newer one, for which this changes nothing."""
@@ -87,8 +80,6 @@ class Streams:
         if not self.is_current(stream):
             return False
         del self._streams[stream.name]
-        self._store.update_device(stream.name, connected=0, since=time.time())
-        LOG.info("%s disconnected", stream.name)
         return True
 
     def get(self, name: str) -> Stream | None:
@@ -98,21 +89,13 @@ class Streams:
         return self._streams.get(stream.name) is stream
 
     def profiles(self) -> dict[str, Profile]:
-        """What the connected devices declared, those that came first first."""
+        """What the connected devices declared."""
         return {name: stream.profile for name, stream in self._streams.items()}
 
     def send(self, name: str, message: ToDevice) -> None:
         """Dropped if the device is not connected."""
         if name in self._streams:
             self._streams[name].send(message)
-
-    def progress(self, name: str, done: float) -> None:
-        """How far a device is with its order; written down at each quarter."""
-        stream = self._streams.get(name)
-        quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
-        if stream is not None and stream.progress != quarter:
-            stream.progress = quarter
-            self._store.update_device(name, progress=quarter)
 
     def hang_up(self) -> None:
         """Ends every stream, because the server stops; devices come back by themselves when there is one again."""

@@ -3,39 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from typing import cast
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
-from attune.common.methods.method import PartKind
 from attune.common.metrics import read_metrics
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.stores.sqlite import Store
-from attune.fedserver.stores.upload_file import FileSink
+from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.troubles import can_pass
+from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.stores.sink import Sink
 from attune.fedserver.stores.uploads import Target, Uploads
+
+
+UPLOADS = "taking uploads in"  # the name of a trouble
 
 
 class Updates:
     """Announced blobs on their way in, and the updates that name them."""
 
-    def __init__(self, coordinator: Coordinator, uploads: Uploads, store: Store, executors: Executors) -> None:
-        self._coordinator, self._uploads, self._store, self._executors = coordinator, uploads, store, executors
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+    def __init__(
+        self, coordinator: Coordinator, members: Members, uploads: Uploads, ledger: Ledger, executors: Executors
+    ) -> None:
+        self._coordinator, self._members = coordinator, members
+        self._uploads, self._ledger, self._executors = uploads, ledger, executors
+        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
 
-    async def open(self, name: str, target: Target) -> FileSink:
+    async def open(self, name: str, target: Target) -> Sink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
         max_bytes = self._check(name, target)
-        sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
+        with self._told_of_full_disk():
+            sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
             raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
         return sink
+
+    async def write(self, name: str, target: Target, sink: Sink, frames: Sequence[bytes]) -> None:
+        """The next frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        with self._told_of_full_disk():
+            await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
+
+    async def complete(self, name: str, target: Target, sink: Sink) -> None:
+        """Checks the digest and makes the blob durable. Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull."""
+        with self._told_of_full_disk():
+            await self._executors.disk(self._uploads.complete, name, target.part, sink)
+
+    @contextlib.contextmanager
+    def _told_of_full_disk(self) -> Iterator[None]:
+        """The operator sees a full disk in log and status until an upload finds room again."""
+        try:
+            yield
+        except DiskFull as full:
+            self._coordinator.troubles.set(UPLOADS, str(full))
+            raise
+        self._coordinator.troubles.clear(UPLOADS)
 
     def offset(self, name: str, target: Target) -> int:
         """How many bytes of an announced blob are here."""
@@ -50,7 +79,7 @@ class Updates:
                 f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(order.returns) or 'metrics only'}"
             )
         limit = self._coordinator.settings.server.max_blob_bytes
-        return min(self._coordinator.engine.max_bytes(cast(PartKind, target.part)), limit)
+        return min(self._coordinator.max_bytes[target.part], limit)
 
     # --- updates
 
@@ -59,7 +88,10 @@ class Updates:
 
         Errors: UpdateRefused and WireError, naming what is wrong; UnknownBlob (upload again); DiskFull.
         """
-        async with self._turns[name]:  # a device that lost its stream sends again while its first call is still at work
+        return await self._coordinator.turns.carry(self._submit_alone(name, update))
+
+    async def _submit_alone(self, name: str, update: Update) -> str:
+        async with self._alone[name]:  # a device that lost its stream sends again while its first call is still at work
             return await self._submit(name, update)
 
     async def _submit(self, name: str, update: Update) -> str:
@@ -67,9 +99,9 @@ class Updates:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
             return str(closed)
-        if name not in self._coordinator.machine.reported:
+        if name not in self._coordinator.round.reported:
             await self._accept(order, update)
-        if await self._coordinator.report(name, order.id.round):
+        if await self._coordinator.report(order.id):
             return ""
         await self._executors.disk(self._coordinator.inbox.discard, order.id)
         return f"round {order.id.round} is closed"
@@ -78,22 +110,23 @@ class Updates:
         """Into the inbox, or refused: then the round does not wait for this device, and the operator sees why."""
         name = order.id.client
         try:
-            row = row_of(order.id, update, self._store.device(name))
+            row = row_of(order.id, update, await self._ledger.device(name))
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
-            blobs = {part: self._uploads.take(name, part, digest) for part, digest in sent.items()}
+            blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
-            paths = {part: blob.path for part, blob in blobs.items()}
             max_norm = self._coordinator.settings.server.max_update_norm
-            for part, path in paths.items():
-                await self._executors.worker(self._coordinator.engine.check, name, cast(PartKind, part), path, max_norm)
-        except (UnknownBlob, DiskFull):
+            for part, blob in blobs.items():
+                await self._coordinator.lab.check(name, part, blob, max_norm)
+        except UnknownBlob:
             raise
         except AttuneError as refusal:
-            await self._coordinator.excuse(name, f"update refused: {refusal}")
+            if not can_pass(refusal):
+                await self._members.excuse(name, f"update refused: {refusal}")
             raise
-        await self._executors.disk(self._coordinator.inbox.accept, order.id, row, paths)
+        with self._told_of_full_disk():
+            await self._executors.disk(self._coordinator.inbox.accept, order.id, row, blobs)
 
 
 def row_of(order: OrderId, update: Update, device: Device | None) -> Row:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ttune/fedserver/pb/admin.proto\x12\tattune.v1\"\r\n\x0bWakeRequest\"\x1e\n\tWakeReply\x12\x11\n\tconnected\x18\x01 \x01(\r2=\n\x05\x41\x64min\x12\x34\n\x04Wake\x12\x16.attune.v1.WakeRequest\x1a\x14.attune.v1.WakeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ttune/fedserver/pb/admin.proto\x12\tattune.v1\"\r\n\x0bWakeRequest\"\x1e\n\tWakeReply\x12\x11\n\tconnected\x18\x01 \x01(\r\"\x11\n\x0fTroublesRequest\"!\n\rTroublesReply\x12\x10\n\x08troubles\x18\x01 \x03(\t2\x7f\n\x05\x41\x64min\x12\x34\n\x04Wake\x12\x16.attune.v1.WakeRequest\x1a\x14.attune.v1.WakeReply\x12@\n\x08Troubles\x12\x1a.attune.v1.TroublesRequest\x1a\x18.attune.v1.TroublesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAKEREQUEST']._serialized_end=59
   _globals['_WAKEREPLY']._serialized_start=61
   _globals['_WAKEREPLY']._serialized_end=91
-  _globals['_ADMIN']._serialized_start=93
-  _globals['_ADMIN']._serialized_end=154
+  _globals['_TROUBLESREQUEST']._serialized_start=93
+  _globals['_TROUBLESREQUEST']._serialized_end=110
+  _globals['_TROUBLESREPLY']._serialized_start=112
+  _globals['_TROUBLESREPLY']._serialized_end=145
+  _globals['_ADMIN']._serialized_start=147
+  _globals['_ADMIN']._serialized_end=274
 # @@protoc_insertion_point(module_scope)

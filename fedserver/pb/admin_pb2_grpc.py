@@ -39,6 +39,11 @@ class AdminStub(object):
                 request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.WakeRequest.SerializeToString,
                 response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.WakeReply.FromString,
                 _registered_method=True)
+        self.Troubles = channel.unary_unary(
+                '/attune.v1.Admin/Troubles',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesRequest.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -51,6 +56,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Troubles(self, request, context):
+        """What only the running process knows, for `fedserver status`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.WakeRequest.FromString,
                     response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.WakeReply.SerializeToString,
+            ),
+            'Troubles': grpc.unary_unary_rpc_method_handler(
+                    servicer.Troubles,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesRequest.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Admin(object):
             '/attune.v1.Admin/Wake',
             attune_dot_fedserver_dot_pb_dot_admin__pb2.WakeRequest.SerializeToString,
             attune_dot_fedserver_dot_pb_dot_admin__pb2.WakeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Troubles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/Troubles',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesRequest.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesReply.FromString,
             options,
             channel_credentials,
             insecure,

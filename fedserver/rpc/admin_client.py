@@ -1,6 +1,9 @@
-"""The one admin call of this home's commands to its running server."""
+"""The calls of this home's commands to its running server."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -9,7 +12,7 @@ from attune.common.identity.client_tls import channel_credentials, channel_optio
 from attune.common.identity.credential import Credential
 from attune.fedserver.home import Home
 from attune.fedserver.identity.registrar import OPERATOR
-from attune.fedserver.pb.admin_pb2 import WakeRequest
+from attune.fedserver.pb.admin_pb2 import TroublesRequest, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
 
 TIMEOUT_S = 10.0
@@ -18,6 +21,15 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 
 def wake(home: Home) -> int:
     """Makes the server look at its database again; returns the number of connected devices. Errors: Unreachable."""
+    return int(_call(home, lambda admin: admin.Wake(WakeRequest(), timeout=TIMEOUT_S)).connected)
+
+
+def troubles(home: Home) -> list[str]:
+    """What keeps the running server from carrying a step out, a line each. Errors: Unreachable."""
+    return list(_call(home, lambda admin: admin.Troubles(TroublesRequest(), timeout=TIMEOUT_S)).troubles)
+
+
+def _call(home: Home, call: Callable[[AdminStub], Any]) -> Any:
     address = home.address()
     if address is None:
         raise Unreachable(f"{home.path} is locked by a server that has not said where it listens yet: try again in a moment")
@@ -26,7 +38,7 @@ def wake(home: Home) -> int:
     target = f"{ANYWHERE.get(address.host, address.host)}:{address.port}"
     with grpc.secure_channel(target, credentials, options=channel_options(root)) as channel:
         try:
-            return int(AdminStub(channel).Wake(WakeRequest(), timeout=TIMEOUT_S).connected)
+            return call(AdminStub(channel))
         except grpc.RpcError as error:
             raise Unreachable(
                 f"the server at {target} did not answer; what was changed counts from its next start: {error}"

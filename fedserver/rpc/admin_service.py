@@ -7,21 +7,25 @@ import grpc
 from attune.common.errors import CertificateRefused
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.identity.registrar import Registrar
-from attune.fedserver.pb.admin_pb2 import WakeReply, WakeRequest
+from attune.fedserver.pb.admin_pb2 import TroublesReply, TroublesRequest, WakeReply, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminServicer
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.ports.ledger import Ledger
 
 
 class AdminService(AdminServicer):
-    def __init__(self, coordinator: Coordinator, registrar: Registrar, store: Store) -> None:
-        self._coordinator, self._registrar, self._store = coordinator, registrar, store
+    def __init__(self, coordinator: Coordinator, registrar: Registrar, ledger: Ledger) -> None:
+        self._coordinator, self._registrar, self._ledger = coordinator, registrar, ledger
 
     async def Wake(self, request: WakeRequest, context: grpc.aio.ServicerContext) -> WakeReply:  # noqa: N802
         """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
-        self._registrar.refresh()
+        await self._registrar.refresh()
         revoked = {
             device.name: CertificateRefused(f"the operator of this federation has revoked {device.name}")
-            for device in self._store.devices()
+            for device in await self._ledger.devices()
             if device.revoked
         }
         return WakeReply(connected=await self._coordinator.shut_out(dict(revoked)))
+
+    async def Troubles(self, request: TroublesRequest, context: grpc.aio.ServicerContext) -> TroublesReply:  # noqa: N802
+        """What keeps a step from being carried out now."""
+        return TroublesReply(troubles=self._coordinator.troubles.lines)

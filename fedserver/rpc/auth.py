@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
 
 from attune.common.errors import AttuneError, Forbidden, TokenRefused
 from attune.common.grpc_errors import abort
-from attune.fedserver.identity.registrar import Registrar
+from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.identity.server_tls import peer_fingerprint
 
 _FEDERATION = "/attune.v1.Federation/"
@@ -23,27 +24,28 @@ ALLOWED = {
 }
 
 
+CALLER: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """Who makes the call that is being handled: by certificate, never by a message."""
+    return CALLER.get()
+
+
 class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses before a handler sees the call. Handlers learn the caller's name from `name_of`, never from a message."""
+    """Refuses before a handler sees the call. Handlers learn who calls from `caller`."""
 
     def __init__(self, registrar: Registrar) -> None:
         self._registrar = registrar
 
-    @staticmethod
-    def fingerprint_of(context: grpc.aio.ServicerContext) -> str:
-        return peer_fingerprint(context.auth_context())
-
-    def name_of(self, context: grpc.aio.ServicerContext) -> str:
-        """The device's name by its certificate. Errors: CertificateRefused, Forbidden."""
-        return self._registrar.role(self.fingerprint_of(context))[1]
-
-    def check(self, method: str, context: grpc.aio.ServicerContext) -> None:
-        """Errors: CertificateRefused, Forbidden, TokenRefused."""
-        role, name = self._registrar.role(self.fingerprint_of(context))
-        if not method.startswith(ALLOWED[role]):
-            if role == "bootstrap":
+    async def check(self, method: str, context: grpc.aio.ServicerContext) -> None:
+        """Errors: CertificateRefused, Forbidden, TokenRefused, LedgerBusy."""
+        found = await self._registrar.caller(peer_fingerprint(context.auth_context()))
+        if not method.startswith(ALLOWED[found.role]):
+            if found.role == "bootstrap":
                 raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")
-            raise Forbidden(f"{role} {name} may not call {method}")
+            raise Forbidden(f"{found.role} {found.name} may not call {method}")
+        CALLER.set(found)
 
     async def intercept_service(
         self,
@@ -63,14 +65,14 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
-                self.check(method, context)
+                await self.check(method, context)
                 return await behaviour(request, context)
             except AttuneError as error:
                 await abort(context, error)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
-                self.check(method, context)
+                await self.check(method, context)
                 async for message in behaviour(request, context):
                     yield message
             except AttuneError as error:

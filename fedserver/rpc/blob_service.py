@@ -16,7 +16,7 @@ from attune.common.wire.frames import FRAME_BYTES, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.updates import Updates
-from attune.fedserver.rpc.auth import Auth
+from attune.fedserver.rpc.auth import caller
 from attune.fedserver.stores.uploads import Target, Uploads
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
@@ -26,8 +26,8 @@ BATCH_FRAMES = 4  # frames handed to a disk thread at a time
 class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
-    def __init__(self, book: OrderBook, updates: Updates, uploads: Uploads, auth: Auth, executors: Executors) -> None:
-        self._book, self._updates, self._uploads, self._auth, self._executors = book, updates, uploads, auth, executors
+    def __init__(self, book: OrderBook, updates: Updates, uploads: Uploads, executors: Executors) -> None:
+        self._book, self._updates, self._uploads, self._executors = book, updates, uploads, executors
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -42,14 +42,14 @@ class BlobService:
         )
 
     async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        blob = self._book.offer(self._auth.name_of(context), request.digest)
+        blob = self._book.offer(caller().name, request.digest)
         frames = read_frames(blob.path, request.offset)
         while batch := await self._executors.disk(_take, frames):
             for frame in batch:
                 yield frame
 
     async def upload(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.UploadReply:
-        name = self._auth.name_of(context)
+        name = caller().name
         target = _target_of(context, name)
         sink = await self._updates.open(name, target)
         skip = sink.offset - target.offset  # what an earlier stream has already brought
@@ -63,7 +63,7 @@ class BlobService:
         return pb.UploadReply(received=target.size)
 
     async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:
-        return pb.UploadOffsetReply(offset=self._updates.offset(self._auth.name_of(context), _target(request)))
+        return pb.UploadOffsetReply(offset=self._updates.offset(caller().name, _target(request)))
 
 
 def _take(frames: Iterator[bytes]) -> list[bytes]:

@@ -14,29 +14,29 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
-from attune.fedserver.rpc.auth import Auth
+from attune.fedserver.rpc.auth import caller
 from attune.fedserver.rpc.messages import encode, profile_of, update_of
 
 HELLO_TIMEOUT_S = 30.0
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    def __init__(self, coordinator: Coordinator, updates: Updates, registrar: Registrar, auth: Auth) -> None:
-        self._coordinator, self._updates, self._registrar, self._auth = coordinator, updates, registrar, auth
+    def __init__(self, coordinator: Coordinator, updates: Updates, registrar: Registrar) -> None:
+        self._coordinator, self._updates, self._registrar = coordinator, updates, registrar
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.Certificate:  # noqa: N802
-        pem = self._registrar.enrol(self._auth.fingerprint_of(context), request.name, request.csr_der)
+        pem = await self._registrar.enrol(caller().fingerprint, request.name, request.csr_der)
         return self._certificate(pem, request.name)
 
     async def Renew(self, request: pb.RenewRequest, context: grpc.aio.ServicerContext) -> pb.Certificate:  # noqa: N802
-        name = self._auth.name_of(context)
-        return self._certificate(self._registrar.renew(name, request.csr_der), name)
+        name = caller().name
+        return self._certificate(await self._registrar.renew(name, request.csr_der), name)
 
     def _certificate(self, pem: bytes, name: str) -> pb.Certificate:
         return pb.Certificate(certificate_pem=pem, ca_pem=self._registrar.authority.certificate_pem, name=name)
 
     async def Connect(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
-        name = self._auth.name_of(context)
+        name = caller().name
         hello = await self._hello(name, context)
         stream = await self._coordinator.connect(name, profile_of(hello, name), hello.software)
         listening = asyncio.create_task(self._listen(stream, context))
@@ -71,12 +71,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                     case "trouble":
                         await self._coordinator.trouble(stream.name, message.trouble.order_id, message.trouble.reason)
                     case "progress":
-                        self._coordinator.progress(stream.name, message.progress.order_id, message.progress.done)
+                        await self._coordinator.progress(stream.name, message.progress.order_id, message.progress.done)
         finally:
             stream.close()
 
     async def Submit(self, request: pb.Update, context: grpc.aio.ServicerContext) -> pb.Receipt:  # noqa: N802
-        name = self._auth.name_of(context)
+        name = caller().name
         late = await self._updates.submit(name, update_of(request))
         if late:
             return pb.Receipt(status=pb.Receipt.STATUS_LATE, message=late)

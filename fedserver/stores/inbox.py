@@ -67,3 +67,9 @@ class Inbox:
         """At start: what a process that was killed after its commit had no time to clear."""
         for folder in set(self._folder.iterdir()) - set(self._folder.glob(f"{work}-{round_}-*")):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def reported_names(folder: Path, work: str, round_: int) -> set[str]:
+    """Devices whose answer to these orders is in the inbox at `folder`; it is only looked at, beside a running server too."""
+    prefix = f"{work}-{round_}-"
+    return {path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}

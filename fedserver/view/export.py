@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,13 +12,12 @@ import msgspec
 
 from attune.common.errors import NoModel
 from attune.common.metrics import Metrics
-from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view import summary
 
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
@@ -26,22 +25,24 @@ ATTEMPTS = 5  # a running server removes the files of a closed round's old state
 COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
 
 
-def export_home(home: Home, store: Store, out: Path) -> list[str]:
-    """Writes everything below `out` and returns a line for each thing written. Errors: NoModel before round 1."""
-    saved = store.get("plan")
-    if saved is None:
+def export_home(home: Home, read: Callable[[], Snapshot], out: Path) -> list[str]:
+    """Writes everything below `out` and returns a line for each thing written. `read` looks at the ledger again.
+
+    Errors: NoModel before round 1.
+    """
+    found = read()
+    if found.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
-    plan = msgspec.convert(saved, Plan)
     out.mkdir(parents=True, exist_ok=True)
-    lines = _consistent_tensors(home, store, plan, out)
-    (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
+    lines = _consistent_tensors(home, read, out)
+    (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(found.plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows(msgspec.structs.asdict(row) for row in store.rows())
-    effective = planning.resolve(store.get("overrides") or {})
-    found = summary.summarise(store.rows(), effective, plan.model.name, store.record().round)
-    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+        writer.writerows(msgspec.structs.asdict(row) for row in found.rows)
+    settings = planning.resolve(found.overrides or {})
+    summarised = summary.summarise(found.rows, settings, found.plan.model.name, found.record.round)
+    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised)))
     return [
         *lines,
         f"{out / 'metrics.csv'}: one row per round and client",
@@ -50,12 +51,14 @@ def export_home(home: Home, store: Store, out: Path) -> list[str]:
     ]
 
 
-def _consistent_tensors(home: Home, store: Store, plan: Plan, out: Path) -> list[str]:
+def _consistent_tensors(home: Home, read: Callable[[], Snapshot], out: Path) -> list[str]:
     for attempt in range(ATTEMPTS):
+        found = read()
+        assert found.plan is not None  # noqa: S101 (a plan does not go away)
         try:
             with TemporaryDirectory(dir=out) as scratch:
-                engine = Engine(plan, store.slots(), home.state, Path(scratch), store.record().round)
-                clients = [device.name for device in store.devices() if device.samples is not None and not device.revoked]
+                engine = Engine(found.plan, found.slots, home.state, Path(scratch), found.record.round)
+                clients = [device.name for device in found.devices if device.samples is not None and not device.revoked]
                 return list(_tensors(engine, clients, out))
         except FileNotFoundError:
             if attempt == ATTEMPTS - 1:

@@ -11,13 +11,12 @@ import msgspec
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
-from attune.common.plan import Plan
 from attune.common.wire.files import TensorFile
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics
 from attune.fedserver.view.summary import Summary, summarise
 
@@ -28,22 +27,18 @@ ATTEMPTS = 5  # a running server removes the files of a closed round's old state
 class Source:
     """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
 
-    def __init__(self, home: Home, store: Store, labels: Path | None) -> None:
-        rows, saved = store.rows(), store.get("plan")
-        if saved is None or not rows:
+    def __init__(self, home: Home, read: Callable[[], Snapshot], labels: Path | None) -> None:
+        found = read()
+        if found.plan is None or not found.rows:
             raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
-        self._home, self._store, self.rows = home, store, rows
-        plan = msgspec.convert(saved, Plan)
-        self.closed = store.record().round
-        self.summary = summarise(rows, planning.resolve(store.get("overrides") or {}), plan.model.name, self.closed)
-        devices = store.devices()
+        self._home, self._read, self.rows = home, read, found.rows
+        self.closed = found.record.round
+        self.summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, self.closed)
         if labels is None:
-            self.groups, self.coloured_by = (
-                by_classes({device.name: device.labels for device in devices if device.labels}),
-                "classes",
-            )
+            self.groups = by_classes({device.name: device.labels for device in found.devices if device.labels})
+            self.coloured_by = "classes"
         else:
-            self.groups, self.coloured_by = read_labels(labels, [device.name for device in devices])
+            self.groups, self.coloured_by = read_labels(labels, [device.name for device in found.devices])
 
     def __repr__(self) -> str:
         return f"Source({self._home.path}, {self.closed} rounds)"
@@ -51,7 +46,7 @@ class Source:
     def tensors(self, key: str, read: Callable[[TensorFile], T]) -> T | None:
         """`read` of the slot `key`, of whichever part has one; None if none has."""
         for attempt in range(ATTEMPTS):
-            found = next((slot for slot in self._store.slots() if slot.key == key), None)
+            found = next((slot for slot in self._read().slots if slot.key == key), None)
             if found is None:
                 return None
             try:
@@ -119,12 +114,13 @@ PICTURES: dict[str, Callable[[Source], page.Section]] = {
 }
 
 
-def plot_home(home: Home, store: Store, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
-    """Pictures and a page into `out`; a line for each. Without `wanted` all that there can be, and why not the others.
+def plot_home(home: Home, read: Callable[[], Snapshot], out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
+    """Pictures and a page into `out`; a line for each. `read` looks at the ledger again.
 
+    Without `wanted`: all pictures that there can be, and why there cannot be the others.
     Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
     """
-    source = Source(home, store, labels)
+    source = Source(home, read, labels)
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"

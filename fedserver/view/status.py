@@ -1,8 +1,8 @@
-"""What the operator sees: the state of a home as one JSON-able object. Reads the database and the inbox; imports no torch."""
+"""What the operator sees: the state of a federation as one JSON-able object. Pure, and without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,7 @@ from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
 from attune.fedserver.core.messages import Phase, Record, quorum_of
 from attune.fedserver.core.records import Device
-from attune.fedserver.home import Home
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.ports.ledger import Snapshot
 
 
 def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
@@ -27,26 +26,32 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
     return "training" if record.phase is Phase.EVALUATING else str(record.phase)
 
 
-def status(home: Home, store: Store) -> dict[str, Any]:
-    """The object of `fedserver status --json`; see docs/operations.md for its fields."""
-    settings = planning.resolve(store.get("overrides") or {})
-    record, rows, devices = store.record(), store.rows(), store.devices()
-    served, address = home.is_served(), home.address()
+def status(
+    found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The object of `fedserver status --json`; see docs/operations.md for its fields.
+
+    reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
+    troubles: what keeps that server from carrying a step out; it tries again by itself.
+    """
+    settings = planning.resolve(found.overrides or {})
+    record, devices = found.record, found.devices
+    revoked = {device.name for device in devices if device.revoked}
+    rows = [row for row in found.rows if row.client not in revoked]
+    served = address is not None
     connected = {device.name for device in devices if device.connected and served}
-    reported = reported_names(home, record)
     ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
     final = ended if record.phase is Phase.DONE else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
-    awaited = (
-        set(record.devices) - reported - set(record.excused) if record.phase in (Phase.TRAINING, Phase.EVALUATING) else set()
-    )
+    asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
+    awaited = set(record.devices) - reported - set(record.excused) if asking else set()
     return {
         "state": state_of(record, connected, reported, settings.round, served=served),
         "phase": str(record.phase),
         "running": served,
-        "address": f"{address.host}:{address.port}" if served and address else None,
+        "address": address,
         "method": settings.method.name,
-        "model": (store.get("plan") or {}).get("model", {}).get("name"),
+        "model": found.plan.model.name if found.plan else None,
         "round": record.round,
         "rounds": settings.round.rounds,
         "adapting": sorted(record.adapting),
@@ -60,14 +65,8 @@ def status(home: Home, store: Store) -> dict[str, Any]:
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "accuracy": over_all(latest),
         "reason": record.reason or None,
+        "troubles": list(troubles),
     }
-
-
-def reported_names(home: Home, record: Record) -> set[str]:
-    """Devices whose answer to the open orders lies in the inbox."""
-    work, number = record.open_orders
-    prefix = f"{work}-{number}-"
-    return {path.name.removeprefix(prefix) for path in home.inbox.glob(f"{prefix}*")}
 
 
 def _since(name: str, devices: Iterable[Device], record: Record) -> float:

@@ -20,6 +20,8 @@ def render_status(status: dict[str, Any]) -> str:
         console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
         if status["reason"]:
             console.print(f"failed: {status['reason']}")
+        for trouble in status["troubles"]:
+            console.print(f"trouble: {trouble}", markup=False)
         for awaited in status["awaited"]:
             console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s")
         if status["adapting"]:

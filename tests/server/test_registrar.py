@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, SettingError, TokenRefused
@@ -9,7 +11,8 @@ from attune.common.identity.credential import Credential, csr_der, fingerprint_o
 from attune.common.identity.token import JoinToken
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator, new_token
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.ports.ledger import Certificate
+from attune.fedserver.stores.memory_ledger import MemoryLedger
 
 
 @pytest.fixture
@@ -18,23 +21,36 @@ def authority(tmp_path):
 
 
 @pytest.fixture
-def store(tmp_path):
-    made = Store(tmp_path / "state.sqlite")
-    yield made
-    made.close()
+def ledger():
+    return MemoryLedger()
+
+
+class Now:
+    """The registrar and its ledger, each call carried out at once."""
+
+    def __init__(self, target):
+        self._target = target
+
+    def __getattr__(self, name):
+        return lambda *arguments, **more: asyncio.run(getattr(self._target, name)(*arguments, **more))
 
 
 @pytest.fixture
-def registrar(authority, store):
-    return Registrar(authority, store, 90.0)
+def store(ledger):
+    return Now(ledger)
 
 
 @pytest.fixture
-def token(authority, store):
+def registrar(authority, ledger):
+    return Now(Registrar(authority, ledger, 90.0))
+
+
+@pytest.fixture
+def token(authority, ledger):
     """Makes tokens; returns the fingerprint of their holder."""
 
     def make(uses=1, ttl_s=60.0, **more):
-        text = new_token(authority.public_key_compressed, store, uses, ttl_s, **more)
+        text = asyncio.run(new_token(authority.public_key_compressed, ledger, uses, ttl_s, **more))
         return fingerprint_of(JoinToken.parse(text).bootstrap().certificate_pem)
 
     return make
@@ -44,11 +60,16 @@ def enrol(registrar, holder, name="a", key=None):
     return registrar.enrol(holder, name, csr_der(key or new_key(), "whatever"))
 
 
+def role(registrar, fingerprint):
+    found = registrar.caller(fingerprint)
+    return found.role, found.name
+
+
 def test_a_token_is_spent_use_by_use_and_says_why_it_ends(registrar, token, store):
     holder = token(uses=2)
-    assert registrar.role(holder) == ("bootstrap", "")
+    assert role(registrar, holder) == ("bootstrap", "")
     for name in ("a", "b"):
-        assert registrar.role(fingerprint_of(enrol(registrar, holder, name))) == ("device", name)
+        assert role(registrar, fingerprint_of(enrol(registrar, holder, name))) == ("device", name)
     with pytest.raises(TokenRefused, match="used up"):
         enrol(registrar, holder, "c")
     with pytest.raises(TokenRefused, match="expired"):
@@ -79,32 +100,32 @@ def test_renewal_moves_the_name_to_the_new_key(registrar, token):
     old_key, key = new_key(), new_key()
     enrol(registrar, token(), "a", old_key)
     renewed = registrar.renew("a", csr_der(key, "b"))
-    assert registrar.role(fingerprint_of(renewed)) == ("device", "a")
+    assert role(registrar, fingerprint_of(renewed)) == ("device", "a")
     with pytest.raises(NameTaken):
         enrol(registrar, token(), "a", old_key)
 
 
 def test_who_is_revoked_or_expired_or_unknown_is_refused(registrar, token, store, authority):
     pem = enrol(registrar, token(), "a")
-    store.update_device("a", revoked=1)
+    store.update_device("a", revoked=True)
     with pytest.raises(CertificateRefused, match="revoked"):
-        registrar.role(fingerprint_of(pem))
+        role(registrar, fingerprint_of(pem))
     with pytest.raises(CertificateRefused, match="revoked"):
         enrol(registrar, token(), "a")
-    store.add_certificate("f" * 64, "b", "device", 1.0)
+    store.enrol("b", "key", Certificate("f" * 64, "b", "device", 1.0), 0.0)
     with pytest.raises(CertificateRefused, match="expired"):
-        registrar.role("f" * 64)
+        role(registrar, "f" * 64)
     with pytest.raises(Forbidden):
-        registrar.role(fingerprint_of(authority.issue_device(csr_der(new_key(), "c"), "c", 1.0)))
+        role(registrar, fingerprint_of(authority.issue_device(csr_der(new_key(), "c"), "c", 1.0)))
 
 
-def test_only_the_newest_operator_counts(registrar, authority, store, tmp_path):
-    install_operator(authority, store, tmp_path)
+def test_only_the_newest_operator_counts(registrar, authority, ledger, tmp_path):
+    asyncio.run(install_operator(authority, ledger, tmp_path))
     old = fingerprint_of(Credential.load(tmp_path, OPERATOR).certificate_pem)
-    assert registrar.role(old) == ("operator", "operator")
-    install_operator(authority, store, tmp_path)
+    assert role(registrar, old) == ("operator", "operator")
+    asyncio.run(install_operator(authority, ledger, tmp_path))
     with pytest.raises(Forbidden):
-        registrar.role(old)
+        role(registrar, old)
 
 
 def test_of_one_origin_only_the_newest_tokens_stay(token, store):
@@ -116,9 +137,21 @@ def test_of_one_origin_only_the_newest_tokens_stay(token, store):
 
 def test_spent_tokens_stay_in_the_handshake_to_hear_why_and_then_go(token, store, registrar):
     holder, expired = token(), token(ttl_s=-5.0)
-    assert len(store.bootstrap_roots(store.token(holder)["expires_at"] - 60, 100.0)) == 2
+    assert len(store.bootstrap_roots(store.token(holder).expires_at - 60, 100.0)) == 2
     enrol(registrar, holder, "a")
-    used_up_at = store.token(holder)["used_up_at"]
-    assert store.bootstrap_roots(used_up_at + 99.0, 100.0) == [store.token(holder)["bootstrap_pem"]]
+    used_up_at = store.token(holder).used_up_at
+    assert store.bootstrap_roots(used_up_at + 99.0, 100.0) == [store.token(holder).bootstrap_pem]
     assert store.bootstrap_roots(used_up_at + 101.0, 100.0) == []
     assert store.token(expired) is not None
+
+
+def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(authority, ledger, token):
+    holder, registrar = token(), Registrar(authority, ledger, 90.0)
+
+    async def both():
+        asked = [registrar.enrol(holder, name, csr_der(new_key(), name)) for name in ("a", "b")]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert isinstance(first, bytes)
+    assert isinstance(second, TokenRefused)

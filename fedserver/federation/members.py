@@ -1,0 +1,138 @@
+"""Devices come and go: their streams, what the ledger knows of them, and what the round is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from attune.common.errors import AttuneError, OrderClosed, UpdateRefused
+from attune.common.plan import Profile
+from attune.fedserver.core import messages as events
+from attune.fedserver.core import planning
+from attune.fedserver.federation.clock import Clock
+from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.streams import Stream
+from attune.fedserver.ports.ledger import Ledger
+
+LOG = logging.getLogger("fedserver")
+NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
+GOODBYE_S, GOODBYE_STEPS = 10.0, 100
+MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
+MAX_NOTE = 500
+
+
+class Members:
+    """What the services call when a device says something on its stream, or the stream ends."""
+
+    def __init__(self, coordinator: Coordinator, ledger: Ledger, clock: Clock = Clock()) -> None:  # noqa: B008 - immutable
+        self._coordinator, self._ledger, self._clock = coordinator, ledger, clock
+        self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
+
+    def __repr__(self) -> str:
+        return f"Members({self._streams!r})"
+
+    def connect(self, name: str, profile: Profile, software: str) -> Stream:
+        """A device's new stream; it owns the device's orders from now on.
+
+        Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
+        """
+        planning.check_possible(profile, name)
+        if self._coordinator.plan is not None:
+            planning.check_fits(profile, self._coordinator.plan, name)
+        else:
+            for other, reference in self._streams.profiles().items():
+                if other != name:
+                    planning.check_like(profile, reference, name)
+        stream = Stream(name, profile, software)
+        self._streams.enter(stream)
+        self._turns.start(self._coordinator.turn(self._welcome, stream))
+        return stream
+
+    async def _welcome(self, stream: Stream) -> None:
+        name, profile = stream.name, stream.profile
+        if not self._streams.is_current(stream):
+            return
+        labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
+        await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note="", labels=labels)
+        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software[:40])
+        if self._coordinator.plan is not None:
+            self._streams.send(name, events.Welcome(self._coordinator.plan))
+        elif len(self._streams) >= self._settings.round.min_clients and not await self._coordinator.try_plan():
+            return
+        device = await self._ledger.device(name)
+        newcomer = device is None or not device.contributed
+        await self._coordinator.handle(events.Connected(name, self._clock.monotonic(), newcomer))
+        self._tell_who_waits(stream)
+
+    def _tell_who_waits(self, stream: Stream) -> None:
+        record = self._coordinator.round.record
+        missing = self._settings.round.min_clients - len(self._streams)
+        if record.phase is events.Phase.WAITING and missing > 0:
+            stream.send(events.Notice(f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
+        elif record.phase is events.Phase.DONE and self._settings.round.adapt_rounds and not self._settings.adaptation:
+            stream.send(events.Notice(NOTHING_PERSONAL.format(self._settings.method.name)))
+        elif record.phase is events.Phase.TRAINING and stream.name not in record.devices:
+            stream.send(events.Notice(f"round {record.round + 1} is under way; waiting for the next"))
+
+    def disconnect(self, stream: Stream) -> None:
+        """The stream is gone. An older stream of a device that has reconnected changes nothing."""
+        if self._streams.leave(stream):
+            self._turns.start(self._coordinator.turn(self._left, stream))
+
+    async def _left(self, stream: Stream) -> None:
+        if self._streams.get(stream.name) is not None:
+            return  # it is back already, and its welcome has had its turn or will have it
+        await self._update(stream.name, connected=False, since=self._clock.unix())
+        LOG.info("%s disconnected", stream.name)
+        await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
+
+    async def excuse(self, name: str, reason: str) -> None:
+        """The round does not wait for this device any longer; the reason is shown to the operator."""
+        LOG.warning("%s: %s", name, reason)
+        await self._coordinator.turn(self._excused, name, reason)
+
+    async def _excused(self, name: str, reason: str) -> None:
+        await self._update(name, note=reason[:MAX_NOTE])
+        await self._coordinator.handle(events.Excused(name, self._clock.monotonic()))
+
+    async def goodbye(self) -> None:
+        """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
+        await self._coordinator.finished.wait()
+        for _ in range(GOODBYE_STEPS):
+            if not self._streams:
+                return
+            await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)
+
+    async def progress(self, name: str, order_id: str, done: float) -> None:
+        """A device says how far it is with an order; written down at each quarter."""
+        with contextlib.suppress(OrderClosed, UpdateRefused):
+            self._coordinator.book.order(name, order_id)
+            quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
+            stream = self._streams.get(name)
+            if stream is not None and stream.progress != quarter:
+                stream.progress = quarter
+                await self._ledger.update_device(name, progress=quarter)
+            await self._coordinator.dispatch(events.Progressed(name, self._clock.monotonic()))
+
+    async def trouble(self, name: str, order_id: str, reason: str) -> None:
+        """A device says that it cannot carry out an order."""
+        with contextlib.suppress(OrderClosed, UpdateRefused):
+            self._coordinator.book.order(name, order_id)
+            await self.excuse(name, reason)
+
+    async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
+        """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
+        for name, error in error_for.items():
+            stream = self._streams.get(name)
+            if stream is not None:
+                stream.close(error)
+                self.disconnect(stream)
+                await self.excuse(name, str(error))
+        return len(self._streams)
+
+    async def _update(self, name: str, **fields: Any) -> None:
+        await self._coordinator.troubles.overcome(
+            "writing who is connected", lambda: self._ledger.update_device(name, **fields)
+        )

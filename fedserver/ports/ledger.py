@@ -1,0 +1,116 @@
+"""The ledger: what a federation must not forget (settings, plan, record, members, certificates, tokens, slots, metrics).
+
+Every call is awaited, so that an implementation may wait for a disk or a network. What a call has changed survives a killed
+process; what `commit_round` has changed also survives a power cut. An error that can pass is LedgerBusy: the caller decides
+whether to try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from attune.common.plan import Plan
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.records import Device, Row, Slot
+
+Role = Literal["device", "operator"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate that this server issued. not_after: unix time. revoked: the device that it names was shut out."""
+
+    fingerprint: str
+    name: str
+    role: Role
+    not_after: float
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class Token:
+    """A join token, by the fingerprint of the bootstrap certificate that follows from it. Times are unix times."""
+
+    fingerprint: str
+    bootstrap_pem: bytes
+    uses_left: int
+    expires_at: float
+    origin: str
+    used_up_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that people are shown, as it was at one moment."""
+
+    overrides: Mapping[str, Any] | None  # of the settings, as set; None: no server has served this federation yet
+    plan: Plan | None
+    record: Record
+    devices: tuple[Device, ...]  # by name
+    slots: tuple[Slot, ...]  # by part and key
+    rows: tuple[Row, ...]  # in the order of time: rounds, in each training before evaluation, in each the clients by name
+
+
+class Ledger(Protocol):
+    async def close(self) -> None:
+        """Nothing is called afterwards."""
+
+    async def check(self) -> None:
+        """Looks the whole ledger over. Errors: HomeMismatch if it is damaged."""
+
+    # --- settings, plan and record
+
+    async def snapshot(self) -> Snapshot: ...
+
+    async def set_overrides(self, overrides: Mapping[str, Any]) -> None: ...
+
+    async def put_record(self, record: Record) -> None: ...
+
+    async def commit_round(
+        self,
+        record: Record,
+        slots: Iterable[Slot],
+        rows: Iterable[Row],
+        marks: Mapping[str, Mapping[str, int]],
+        plan: Plan | None = None,
+    ) -> None:
+        """The one commit point of a round: record, state, metrics and the devices' `marks` become true together, or not at all.
+
+        marks: device -> {"contributed" or "fetched": round}.
+        """
+
+    # --- members
+
+    async def device(self, name: str) -> Device | None: ...
+
+    async def devices(self) -> list[Device]:
+        """By name."""
+
+    async def update_device(self, name: str, **fields: Any) -> None:
+        """Changes fields of core.records.Device. Nothing happens if there is no such device."""
+
+    async def disconnect_all(self, now: float) -> None:
+        """At start: a new process has no streams."""
+
+    # --- certificates and tokens
+
+    async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
+        """A device with its certificate, new or renewed, at unix time `now`; a founder if no round is closed yet.
+
+        `token` (a fingerprint) is used once by it, in the same step.
+        """
+
+    async def certificate(self, fingerprint: str) -> Certificate | None: ...
+
+    async def replace_operator(self, certificate: Certificate) -> None:
+        """The one operator's certificate from now on."""
+
+    async def add_token(self, token: Token, keep: int | None = None) -> None:
+        """keep: only so many of this origin stay, the newest."""
+
+    async def token(self, fingerprint: str) -> Token | None: ...
+
+    async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
+        """Bootstrap certificates to admit to the handshake; spent ones for `keep_s` longer, so that they hear the reason."""

@@ -1,0 +1,116 @@
+"""A ledger in memory: for federations in one process, and for tests of what stands on the port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from attune.common.plan import Plan
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+
+WORK_ORDER = {"train": 0, "evaluate": 1}
+
+
+class MemoryLedger:
+    """Values are immutable, so what is handed out is nobody's to change."""
+
+    def __init__(self) -> None:
+        self._overrides: Mapping[str, Any] | None = None
+        self._plan: Plan | None = None
+        self._record = Record()
+        self._devices: dict[str, Device] = {}
+        self._certificates: dict[str, Certificate] = {}
+        self._tokens: dict[str, Token] = {}
+        self._slots: dict[tuple[str, str], Slot] = {}
+        self._rows: dict[tuple[int, str, str], Row] = {}
+
+    def __repr__(self) -> str:
+        return f"MemoryLedger({len(self._devices)} devices, round {self._record.round})"
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def check(self) -> None:
+        """Memory is what it is."""
+
+    async def snapshot(self) -> Snapshot:
+        rows = sorted(self._rows.values(), key=lambda row: (row.round, WORK_ORDER[row.work], row.client))
+        slots = tuple(slot for _, slot in sorted(self._slots.items()))
+        return Snapshot(self._overrides, self._plan, self._record, tuple(await self.devices()), slots, tuple(rows))
+
+    async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
+        self._overrides = msgspec.json.decode(msgspec.json.encode(overrides))
+
+    async def put_record(self, record: Record) -> None:
+        self._record = record
+
+    async def commit_round(
+        self,
+        record: Record,
+        slots: Iterable[Slot],
+        rows: Iterable[Row],
+        marks: Mapping[str, Mapping[str, int]],
+        plan: Plan | None = None,
+    ) -> None:
+        marked = {name: msgspec.structs.replace(self._devices[name], **marks[name]) for name in marks.keys() & self._devices}
+        new_slots = {(slot.part, slot.key): slot for slot in slots}
+        new_rows = {(row.round, row.work, row.client): row for row in rows}
+        self._record, self._plan = record, plan or self._plan
+        self._devices |= marked
+        self._slots |= new_slots
+        self._rows |= new_rows
+
+    async def device(self, name: str) -> Device | None:
+        return self._devices.get(name)
+
+    async def devices(self) -> list[Device]:
+        return [device for _, device in sorted(self._devices.items())]
+
+    async def update_device(self, name: str, **fields: Any) -> None:
+        if name in self._devices:
+            self._devices[name] = msgspec.structs.replace(self._devices[name], **fields)
+
+    async def disconnect_all(self, now: float) -> None:
+        for device in await self.devices():
+            if device.connected:
+                await self.update_device(device.name, connected=False, since=now)
+
+    async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
+        if token is not None:
+            used = self._tokens[token]
+            left = used.uses_left - 1
+            self._tokens[token] = replace(used, uses_left=left, used_up_at=now if left <= 0 else None)
+        known = self._devices.get(name) or Device(name, public_key, enrolled_at=now, founder=self._record.round == 0)
+        self._devices[name] = msgspec.structs.replace(known, public_key=public_key)
+        self._certificates[certificate.fingerprint] = certificate
+
+    async def certificate(self, fingerprint: str) -> Certificate | None:
+        found = self._certificates.get(fingerprint)
+        device = self._devices.get(found.name) if found is not None and found.role == "device" else None
+        return replace(found, revoked=device.revoked) if found is not None and device is not None else found
+
+    async def replace_operator(self, certificate: Certificate) -> None:
+        kept = {key: each for key, each in self._certificates.items() if each.role != "operator"}
+        self._certificates = kept | {certificate.fingerprint: certificate}
+
+    async def add_token(self, token: Token, keep: int | None = None) -> None:
+        self._tokens[token.fingerprint] = token
+        if keep is not None:
+            of_origin = [fingerprint for fingerprint, each in self._tokens.items() if each.origin == token.origin]
+            for fingerprint in of_origin[:-keep]:
+                del self._tokens[fingerprint]
+
+    async def token(self, fingerprint: str) -> Token | None:
+        return self._tokens.get(fingerprint)
+
+    async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
+        return [
+            token.bootstrap_pem
+            for _, token in sorted(self._tokens.items())
+            if min(token.expires_at, token.used_up_at or token.expires_at) > now - keep_s
+        ]

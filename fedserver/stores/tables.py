@@ -1,0 +1,228 @@
+"""The ledger as SQLite tables: plain calls that wait for the disk. fedserver.stores.sqlite gives them a thread.
+
+Commands (`status`, `token`, `revoke`, `export`) read and write the file beside a running server. Ordinary writes survive a
+killed process; `commit_round` also survives a power cut (synchronous = FULL).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attune.common.errors import HomeMismatch
+from attune.common.plan import Plan
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+
+VERSION = 1  # of the schema
+BUSY_S = 5.0  # how long a statement waits for another process's transaction
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS devices (
+    name TEXT PRIMARY KEY, public_key TEXT NOT NULL, enrolled_at REAL NOT NULL, founder INTEGER NOT NULL,
+    revoked INTEGER NOT NULL DEFAULT 0, connected INTEGER NOT NULL DEFAULT 0, since REAL NOT NULL DEFAULT 0, samples INTEGER,
+    contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, progress REAL NOT NULL DEFAULT 0,
+    note TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS certificates (
+    fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (
+    fingerprint TEXT PRIMARY KEY, bootstrap_pem BLOB NOT NULL, uses_left INTEGER NOT NULL, expires_at REAL NOT NULL,
+    origin TEXT NOT NULL, used_up_at REAL);
+CREATE TABLE IF NOT EXISTS slots (
+    part TEXT NOT NULL, key TEXT NOT NULL, file TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
+    PRIMARY KEY (part, key));
+CREATE TABLE IF NOT EXISTS metrics (
+    round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (round, work, client));
+"""
+
+
+class Tables:
+    """One connection. Errors: HomeMismatch for a file that is no such database; errors of SQLite pass through."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._db.row_factory = sqlite3.Row
+        try:
+            self._open()
+        except sqlite3.OperationalError:
+            self._db.close()
+            raise
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise self._damaged(str(error)) from None
+
+    def _open(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise HomeMismatch(
+                f"{self._path} was written by a newer version of fedserver (schema {version}; this one knows {VERSION}): "
+                "update fedserver"
+            )
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if version < VERSION:
+            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    def _damaged(self, what: str) -> HomeMismatch:
+        return HomeMismatch(f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def check(self) -> None:
+        """Errors: HomeMismatch if any page or row cannot be what it was."""
+        try:
+            found = [row[0] for row in self._db.execute("PRAGMA quick_check(3)")]
+            if found != ["ok"]:
+                raise self._damaged("; ".join(found))
+            self.snapshot()
+        except sqlite3.OperationalError:
+            raise
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            raise self._damaged(str(error)) from None
+
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        self._db.execute(f"BEGIN {kind}")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # --- settings, plan and record: JSON values
+
+    def _get(self, key: str, kind: type[Any]) -> Any:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return msgspec.json.decode(row[0], type=kind) if row else None
+
+    def _put(self, key: str, value: Any) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, msgspec.json.encode(value)))
+
+    def snapshot(self) -> Snapshot:
+        with self._transaction("DEFERRED"):
+            slots = self._db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
+            rows = self._db.execute("SELECT row FROM metrics ORDER BY round, work DESC, client")
+            return Snapshot(
+                self._get("overrides", dict),
+                self._get("plan", Plan),
+                self._get("record", Record) or Record(),
+                tuple(self.devices()),
+                tuple(Slot(*row) for row in slots),
+                tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
+            )
+
+    def set_overrides(self, overrides: Mapping[str, Any]) -> None:
+        self._put("overrides", overrides)
+
+    def put_record(self, record: Record) -> None:
+        self._put("record", record)
+
+    def commit_round(
+        self,
+        record: Record,
+        slots: Iterable[Slot],
+        rows: Iterable[Row],
+        marks: Mapping[str, Mapping[str, int]],
+        plan: Plan | None,
+    ) -> None:
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            with self._transaction():
+                self._put("record", record)
+                if plan is not None:
+                    self._put("plan", plan)
+                for name, fields in marks.items():
+                    self.update_device(name, fields)
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", [msgspec.structs.astuple(slot) for slot in slots]
+                )
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
+                    [(row.round, row.work, row.client, msgspec.json.encode(row)) for row in rows],
+                )
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    # --- members
+
+    def device(self, name: str) -> Device | None:
+        row = self._db.execute("SELECT * FROM devices WHERE name = ?", (name,)).fetchone()
+        return msgspec.convert(dict(row), Device, strict=False) if row else None
+
+    def devices(self) -> list[Device]:
+        rows = self._db.execute("SELECT * FROM devices ORDER BY name")
+        return [msgspec.convert(dict(row), Device, strict=False) for row in rows]
+
+    def update_device(self, name: str, fields: Mapping[str, Any]) -> None:
+        assignments = ", ".join(f"{column} = ?" for column in fields)
+        self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
+
+    def disconnect_all(self, now: float) -> None:
+        self._db.execute("UPDATE devices SET connected = 0, since = ? WHERE connected", (now,))
+
+    # --- certificates and tokens
+
+    def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None) -> None:
+        with self._transaction():
+            if token is not None:
+                self._db.execute(
+                    "UPDATE tokens SET uses_left = uses_left - 1, used_up_at = CASE WHEN uses_left <= 1 THEN ? END "
+                    "WHERE fingerprint = ?",
+                    (now, token),
+                )
+            founder = (self._get("record", Record) or Record()).round == 0
+            self._db.execute(
+                "INSERT INTO devices (name, public_key, enrolled_at, founder) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET public_key = excluded.public_key",
+                (name, public_key, now, founder),
+            )
+            self._add_certificate(certificate)
+
+    def _add_certificate(self, each: Certificate) -> None:
+        values = each.fingerprint, each.name, each.role, each.not_after
+        self._db.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?, ?, ?)", values)
+
+    def certificate(self, fingerprint: str) -> Certificate | None:
+        row = self._db.execute(
+            "SELECT c.fingerprint, c.name, c.role, c.not_after, COALESCE(d.revoked, 0) FROM certificates c "
+            "LEFT JOIN devices d ON d.name = c.name AND c.role = 'device' WHERE c.fingerprint = ?",
+            (fingerprint,),
+        ).fetchone()
+        return Certificate(row[0], row[1], row[2], row[3], bool(row[4])) if row else None
+
+    def replace_operator(self, certificate: Certificate) -> None:
+        with self._transaction():
+            self._db.execute("DELETE FROM certificates WHERE role = 'operator'")
+            self._add_certificate(certificate)
+
+    def add_token(self, token: Token, keep: int | None) -> None:
+        values = token.fingerprint, token.bootstrap_pem, token.uses_left, token.expires_at, token.origin, token.used_up_at
+        with self._transaction():
+            self._db.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)", values)
+            if keep is not None:
+                self._db.execute(
+                    "DELETE FROM tokens WHERE origin = ? AND rowid NOT IN "
+                    "(SELECT rowid FROM tokens WHERE origin = ? ORDER BY rowid DESC LIMIT ?)",
+                    (token.origin, token.origin, keep),
+                )
+
+    def token(self, fingerprint: str) -> Token | None:
+        row = self._db.execute("SELECT * FROM tokens WHERE fingerprint = ?", (fingerprint,)).fetchone()
+        return Token(**dict(row)) if row else None
+
+    def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
+        rows = self._db.execute(
+            "SELECT bootstrap_pem FROM tokens WHERE MIN(expires_at, COALESCE(used_up_at, expires_at)) > ? ORDER BY fingerprint",
+            (now - keep_s,),
+        )
+        return [row[0] for row in rows]

@@ -1,0 +1,275 @@
+"""What every ledger must do, in memory and on disk; then what only the one on disk can show."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attune.common.config import TrainSettings
+from attune.common.errors import HomeMismatch, LedgerBusy
+from attune.common.plan import ModelSpec, Plan
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.ports.ledger import Certificate, Ledger, Token
+from attune.fedserver.stores import tables
+from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.stores.sqlite import SqliteLedger
+
+PLAN = Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings())
+Scenario = Callable[[Ledger], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    made: Ledger = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path / "state.sqlite")
+    yield made
+    asyncio.run(made.close())
+
+
+def run(ledger: Ledger, scenario: Scenario) -> None:
+    asyncio.run(scenario(ledger))
+
+
+def certificate(fingerprint: str, name: str, **more: Any) -> Certificate:
+    return Certificate(fingerprint, name, more.pop("role", "device"), 1e9, **more)
+
+
+def token(fingerprint: str, uses: int = 1, expires_at: float = 100.0, origin: str = "operator") -> Token:
+    return Token(fingerprint, f"pem of {fingerprint}".encode(), uses, expires_at, origin)
+
+
+def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.check()
+        found = await ledger.snapshot()
+        assert (found.overrides, found.plan, found.record) == (None, None, Record())
+        assert (found.devices, found.slots, found.rows) == ((), (), ())
+        assert await ledger.device("a") is await ledger.certificate("f") is await ledger.token("t") is None
+
+    run(ledger, scenario)
+
+
+def test_settings_and_record_come_back(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        record = Record(phase=Phase.TRAINING, round=3, devices=["a", "b"], cohort=["a"])
+        overrides = {"round": {"rounds": 4}, "seed": 1}
+        await ledger.put_record(record)
+        await ledger.set_overrides(overrides)
+        overrides["seed"] = 2
+        found = await ledger.snapshot()
+        assert (found.record, found.overrides) == (record, {"round": {"rounds": 4}, "seed": 1})
+
+    run(ledger, scenario)
+
+
+def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.enrol("b", "key b", certificate("fb", "b"), now=5.0)
+        await ledger.put_record(Record(round=1))
+        await ledger.enrol("a", "key a", certificate("fa", "a"), now=6.0)
+        await ledger.enrol("b", "another key", certificate("fb2", "b"), now=7.0)
+        assert await ledger.devices() == [
+            Device("a", "key a", enrolled_at=6.0, founder=False),
+            Device("b", "another key", enrolled_at=5.0, founder=True),
+        ]
+        assert await ledger.certificate("fb") == certificate("fb", "b")
+
+    run(ledger, scenario)
+
+
+def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+        await ledger.update_device("a", connected=True, since=3.0, samples=7, note="no memory", progress=0.5, labels="0, 1")
+        await ledger.update_device("nobody", connected=True)
+        expected = Device("a", "key", 0.0, True, False, True, 3.0, 7, 0, -1, 0.5, "no memory", "0, 1")
+        assert await ledger.devices() == [expected]
+        await ledger.disconnect_all(9.0)
+        await ledger.disconnect_all(11.0)
+        assert await ledger.device("a") == msgspec.structs.replace(expected, connected=False, since=9.0)
+
+    run(ledger, scenario)
+
+
+def test_revoking_a_device_revokes_its_certificates_and_nobody_elses(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        for name in ("a", "b"):
+            await ledger.enrol(name, name, certificate(f"f{name}", name), now=0.0)
+        await ledger.replace_operator(certificate("o1", "a", role="operator"))
+        await ledger.update_device("a", revoked=True)
+        revoked = [(await ledger.certificate(f)).revoked for f in ("fa", "fb", "o1")]  # type: ignore[union-attr]
+        assert revoked == [True, False, False], "an operator may be called like a device"
+        await ledger.replace_operator(certificate("o2", "operator", role="operator"))
+        assert await ledger.certificate("o1") is None
+        assert await ledger.certificate("o2") == certificate("o2", "operator", role="operator")
+
+    run(ledger, scenario)
+
+
+def test_a_token_is_used_with_the_device_that_it_buys(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.add_token(token("t", uses=2))
+        await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
+        await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
+        assert await ledger.token("t") == token("t", uses=1)
+        await ledger.enrol("b", "key b", certificate("fb", "b"), now=3.0, token="t")
+        used = await ledger.token("t")
+        assert used is not None and (used.uses_left, used.used_up_at) == (0, 3.0)
+
+    run(ledger, scenario)
+
+
+def test_of_an_origin_the_newest_tokens_stay(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        for number in range(4):
+            await ledger.add_token(token(f"s{number}", origin="start"), keep=2)
+            await ledger.add_token(token(f"o{number}"))
+        left = [name for name in ("s0", "s1", "s2", "s3", "o0", "o3") if await ledger.token(name) is not None]
+        assert left == ["s2", "s3", "o0", "o3"]
+
+    run(ledger, scenario)
+
+
+def test_spent_tokens_are_let_into_the_handshake_for_a_while(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.add_token(token("b", expires_at=50.0))
+        await ledger.add_token(token("a", expires_at=1000.0))
+        await ledger.enrol("x", "x", certificate("fx", "x"), now=20.0, token="a")
+        assert await ledger.bootstrap_roots(40.0, 0.0) == [b"pem of b"]
+        assert await ledger.bootstrap_roots(40.0, 30.0) == [b"pem of a", b"pem of b"]
+        assert await ledger.bootstrap_roots(90.0, 30.0) == []
+
+    run(ledger, scenario)
+
+
+def test_a_round_is_committed_whole(ledger: Ledger) -> None:
+    slots = [Slot(part, key, f"{part}.{key}.1", "d", 8) for part, key in (("shared", "value"), ("attended", "b"))]
+    rows = [
+        Row(round=2, work="train", client="a", loss=0.5),
+        Row(round=1, work="evaluate", client="a", accuracy_before=0.25, kept="common"),
+        Row(round=1, work="train", client="b", samples=3),
+        Row(round=1, work="train", client="a"),
+    ]
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+        marks = {"a": {"contributed": 1, "fetched": 0}, "nobody": {"fetched": 0}}
+        await ledger.commit_round(Record(round=1), slots, rows, marks, PLAN)
+        found = await ledger.snapshot()
+        assert (found.record, found.plan, found.slots) == (Record(round=1), PLAN, (slots[1], slots[0]))
+        assert found.rows == (rows[3], rows[2], rows[1], rows[0])
+        assert [(device.contributed, device.fetched) for device in found.devices] == [(1, 0)]
+        newer = Slot("shared", "value", "shared.value.2", "e", 9)
+        await ledger.commit_round(Record(round=2), [newer], [rows[0]], {})
+        found = await ledger.snapshot()
+        assert (found.plan, found.slots, len(found.rows)) == (PLAN, (slots[1], newer), 4)
+
+    run(ledger, scenario)
+
+
+def test_a_commit_that_fails_leaves_everything_as_it_was(ledger: Ledger) -> None:
+    def broken() -> Iterator[Row]:
+        yield Row(round=1, work="train", client="a")
+        raise ZeroDivisionError
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+        before = await ledger.snapshot()
+        with pytest.raises(ZeroDivisionError):
+            await ledger.commit_round(Record(round=1), [Slot("p", "k", "f", "d", 1)], broken(), {"a": {"contributed": 1}}, PLAN)
+        assert await ledger.snapshot() == before
+
+    run(ledger, scenario)
+
+
+# --- the file
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = SqliteLedger(tmp_path / "state.sqlite")
+
+    async def fill() -> None:
+        for number in range(200):
+            await made.enrol(f"device-{number}", "k" * 64, certificate(f"f{number}", f"device-{number}"), now=0.0)
+        await made.close()
+
+    asyncio.run(fill())
+    return tmp_path / "state.sqlite"
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {tables.VERSION + 1}")
+    with pytest.raises(HomeMismatch, match=r"newer version of fedserver \(schema 2; this one knows 1\)"):
+        SqliteLedger(path)
+
+
+@pytest.mark.parametrize("at", [0, 4096 * 3])
+def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at : at + 600] = bytes(600)
+    path.write_bytes(data)
+
+    async def check() -> None:
+        ledger = SqliteLedger(path)
+        try:
+            await ledger.check()
+        finally:
+            await ledger.close()
+
+    with pytest.raises(HomeMismatch, match=r"damaged .*restore it from a backup"):
+        asyncio.run(check())
+
+
+def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('record', ?)", (b'{"phase": "dancing"}',))
+
+    async def check() -> None:
+        await SqliteLedger(path).check()
+
+    with pytest.raises(HomeMismatch, match="damaged"):
+        asyncio.run(check())
+
+
+def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BUSY_S", 0.05)
+
+    async def scenario() -> None:
+        ledger = SqliteLedger(path)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerBusy):
+            await ledger.put_record(Record(round=1))
+        other.execute("COMMIT")
+        await ledger.put_record(Record(round=1))
+        assert (await ledger.snapshot()).record.round == 1
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
+    async def scenario() -> int:
+        ledger = SqliteLedger(path)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(ledger.put_record(Record(round=1)))
+        turns = 0
+        while turns < 20:
+            await asyncio.sleep(0.005)
+            turns += 1
+        assert not waiting.done()
+        other.execute("COMMIT")
+        await waiting
+        await ledger.close()
+        return turns
+
+    assert asyncio.run(scenario()) == 20
