@@ -12,32 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
-
 from attune.common.durable import write_file
-from attune.common.errors import PortInUse
 from attune.common.models.options import cautions
-from attune.common.pb import federation_pb2, federation_pb2_grpc
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.coordinator import NOTHING_PERSONAL, Coordinator
-from attune.fedserver.federation.updates import Updates
+from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
-from attune.fedserver.identity.server_tls import server_options
-from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
-from attune.fedserver.rpc.admin_service import AdminService
-from attune.fedserver.rpc.auth import Auth
-from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.service import FederationService
+from attune.fedserver.rpc.server import Door
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import SqliteLedger
-from attune.fedserver.stores.uploads import Uploads
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -82,69 +71,36 @@ async def _serve(
     options: Options, home: Home, authority: Authority, ledger: Ledger, executors: Executors, overrides: dict[str, Any]
 ) -> None:
     settings = planning.resolve(overrides)
+    blobs = FolderBlobs(home.path)
+    blobs.sweep()
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
-    coordinator = Coordinator(home, ledger, settings, authority.fingerprint, executors)
-    server = _server(settings, registrar, coordinator, ledger, executors, home)
-    address = _listen(server, options, home.address(), registrar)
+    lab = ThreadLab(blobs, executors, settings.server.threads)
+    coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors)
+    door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
+    address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
     await ledger.set_overrides(overrides)
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
-    write_file(home.local_token, (await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)).encode())
+    local = await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
+    write_file(home.local_token, local.encode())
     join = await new_token(key, ledger, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS)
     await registrar.refresh()
     await coordinator.start()
-    await server.start()
-    home.write_address(address)
-    _greet(options, address, authority.short_fingerprint, join, settings)
-    await _until_told(coordinator, registrar, options.exit_when_done)
-    coordinator.streams.hang_up()
-    await server.stop(STOP_GRACE_S)
+    async with door.open():
+        home.write_address(address)
+        _greet(options, address, authority.short_fingerprint, join, settings)
+        await _until_told(coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
 
 
-def _server(
-    settings: ResolvedSettings,
-    registrar: Registrar,
-    coordinator: Coordinator,
-    ledger: Ledger,
-    executors: Executors,
-    home: Home,
-) -> grpc.aio.Server:
-    """The gRPC server with all its services, not listening yet."""
-    auth, keepalive_s = Auth(registrar), settings.server.keepalive_s
-    server = grpc.aio.server(
-        interceptors=[auth], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
-    )
-    uploads = Uploads(home.uploads)
-    updates = Updates(coordinator, uploads, ledger, executors)
-    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar), server)
-    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, executors).handler(),))
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, registrar, ledger), server)
-    health = HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    services = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
-    reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
-    return server
-
-
-def _listen(server: grpc.aio.Server, options: Options, before: Address | None, registrar: Registrar) -> Address:
+def _listen(door: Door, options: Options, before: Address | None) -> Address:
     """Binds where the options say, else where this home was served before, for its devices look there. Errors: PortInUse."""
     host = options.host or (before.host if before else ANY_HOST)
     port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
-    try:
-        bound = server.add_secure_port(f"{host}:{port}", registrar.tls.credentials)
-    except RuntimeError:
-        raise PortInUse(
-            f"port {port} on {host} is in use, or {host} is not an address of this machine: choose another"
-        ) from None
-    return Address(host, bound, os.getpid())
-
-
-def _services(file: Any) -> list[Any]:
-    return list(file.DESCRIPTOR.services_by_name.values())
+    return Address(host, door.listen(host, port), os.getpid())
 
 
 def _greet(options: Options, address: Address, fingerprint: str, join: str, settings: ResolvedSettings) -> None:
@@ -168,7 +124,7 @@ async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_
         loop.add_signal_handler(number, stop.set)
     waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
-        waits.add(asyncio.create_task(coordinator.goodbye()))
+        waits.add(asyncio.create_task(goodbye(coordinator)))
     while True:
         done, _ = await asyncio.wait(waits, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
         if done:

@@ -132,13 +132,14 @@ def status(home: Path | None, as_json: bool) -> None:
     """Round, phase, who is connected, who is awaited and since when, accuracies."""
     import msgspec
 
-    from attune.fedserver.stores.inbox import reported_names
+    from attune.fedserver.stores.folder import FolderBlobs
+    from attune.fedserver.stores.inbox import Inbox
     from attune.fedserver.view.status import status as status_of
 
     place, ledger = _open(home)
     snapshot = asyncio.run(ledger.snapshot())
     address = place.address() if place.is_served() else None
-    reported = reported_names(place.inbox, *snapshot.record.open_orders)
+    reported = Inbox(FolderBlobs(place.path)).names(*snapshot.record.open_orders)
     found = status_of(snapshot, reported, f"{address.host}:{address.port}" if address else None, _troubles(place))
     if as_json:
         click.echo(msgspec.json.encode(found))

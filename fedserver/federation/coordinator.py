@@ -1,7 +1,7 @@
 """The federation on the event loop: events go through the pure round one after the other, and what it decides is carried out.
 
-fedserver.core.round decides; the lab works on tensors, on its own thread. This file keeps the order in which things become true:
-first durable, then known. Nothing of it runs inside a peer's call (fedserver.federation.turns).
+fedserver.core.round decides; the lab works on tensors, on its own thread. This file keeps the order in which things become
+true: first durable, then known. Nothing of it runs inside a peer's call (fedserver.federation.turns).
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ class Coordinator:
         plan = planning.make_plan(self.settings, profiles, self._federation)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         record = self.round.record
-        await self.troubles.overcome(
-            "writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan)
-        )
+        await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))
         await self.lab.settle()
         self.plan, self.max_bytes = plan, started.max_bytes
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
@@ -169,7 +167,10 @@ class Coordinator:
         return await self.turns.take(guarded)
 
     async def handle(self, event: events.Event) -> bool:
-        """One step, for whoever has the turn: what it decides becomes durable, then true, then it is carried out. Whether an update counts."""
+        """One step, for whoever has the turn. What it decides becomes durable, then true, then it is carried out.
+
+        Returns whether an update that is reported counts.
+        """
         before, taken = self.round.record, step(self._rules, self.round, event, self._clock.unix())
         record = taken.state.record
         if before.phase is events.Phase.EVALUATING and record.phase is not before.phase:

@@ -97,14 +97,6 @@ class Members:
         await self._update(name, note=reason[:MAX_NOTE])
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic()))
 
-    async def goodbye(self) -> None:
-        """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
-        await self._coordinator.finished.wait()
-        for _ in range(GOODBYE_STEPS):
-            if not self._streams:
-                return
-            await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)
-
     async def progress(self, name: str, order_id: str, done: float) -> None:
         """A device says how far it is with an order; written down at each quarter."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
@@ -136,3 +128,12 @@ class Members:
         await self._coordinator.troubles.overcome(
             "writing who is connected", lambda: self._ledger.update_device(name, **fields)
         )
+
+
+async def goodbye(coordinator: Coordinator) -> None:
+    """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
+    await coordinator.finished.wait()
+    for _ in range(GOODBYE_STEPS):
+        if not coordinator.streams:
+            return
+        await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)

@@ -1,7 +1,7 @@
 """One piece of work after the other, each carried through to its end, whoever asked for it.
 
-A caller may be a peer's call, which is cancelled when the peer vanishes. So the work is a task of its own: the caller waits for it
-and can go away.
+A caller may be a peer's call, which is cancelled when the peer vanishes. So the work is a task of its own: the caller waits for
+it and can go away.
 """
 
 from __future__ import annotations

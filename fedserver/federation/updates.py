@@ -21,7 +21,6 @@ from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.stores.sink import Sink
 from attune.fedserver.stores.uploads import Target, Uploads
 
-
 UPLOADS = "taking uploads in"  # the name of a trouble
 
 
@@ -52,7 +51,10 @@ class Updates:
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def complete(self, name: str, target: Target, sink: Sink) -> None:
-        """Checks the digest and makes the blob durable. Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull."""
+        """Checks the digest and makes the blob durable.
+
+        Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull.
+        """
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
 

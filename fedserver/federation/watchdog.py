@@ -12,7 +12,7 @@ LOOKS = 4  # in the span that it allows
 
 
 async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool], Awaitable[None]]) -> None:
-    """Never ends. `tell` is called with False when a step has made no headway for `limit_s`, and with True when it does again."""
+    """Never ends. `tell` is called with False when a step makes no headway for `limit_s`, and with True when it does again."""
     healthy = True
     while True:
         await asyncio.sleep(limit_s / LOOKS)

@@ -6,6 +6,7 @@ import grpc
 
 from attune.common.errors import CertificateRefused
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.members import Members
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.pb.admin_pb2 import TroublesReply, TroublesRequest, WakeReply, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminServicer
@@ -13,8 +14,9 @@ from attune.fedserver.ports.ledger import Ledger
 
 
 class AdminService(AdminServicer):
-    def __init__(self, coordinator: Coordinator, registrar: Registrar, ledger: Ledger) -> None:
-        self._coordinator, self._registrar, self._ledger = coordinator, registrar, ledger
+    def __init__(self, coordinator: Coordinator, members: Members, registrar: Registrar, ledger: Ledger) -> None:
+        self._coordinator, self._members = coordinator, members
+        self._registrar, self._ledger = registrar, ledger
 
     async def Wake(self, request: WakeRequest, context: grpc.aio.ServicerContext) -> WakeReply:  # noqa: N802
         """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
@@ -24,7 +26,7 @@ class AdminService(AdminServicer):
             for device in await self._ledger.devices()
             if device.revoked
         }
-        return WakeReply(connected=await self._coordinator.shut_out(dict(revoked)))
+        return WakeReply(connected=await self._members.shut_out(dict(revoked)))
 
     async def Troubles(self, request: TroublesRequest, context: grpc.aio.ServicerContext) -> TroublesReply:  # noqa: N802
         """What keeps a step from being carried out now."""

@@ -16,8 +16,9 @@ from attune.common.wire.frames import FRAME_BYTES, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.updates import Updates
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
-from attune.fedserver.stores.uploads import Target, Uploads
+from attune.fedserver.stores.uploads import Target
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
 BATCH_FRAMES = 4  # frames handed to a disk thread at a time
@@ -26,8 +27,8 @@ BATCH_FRAMES = 4  # frames handed to a disk thread at a time
 class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
-    def __init__(self, book: OrderBook, updates: Updates, uploads: Uploads, executors: Executors) -> None:
-        self._book, self._updates, self._uploads, self._executors = book, updates, uploads, executors
+    def __init__(self, book: OrderBook, blobs: Blobs, updates: Updates, executors: Executors) -> None:
+        self._book, self._blobs, self._updates, self._executors = book, blobs, updates, executors
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -43,7 +44,7 @@ class BlobService:
 
     async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         blob = self._book.offer(caller().name, request.digest)
-        frames = read_frames(blob.path, request.offset)
+        frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset)
         while batch := await self._executors.disk(_take, frames):
             for frame in batch:
                 yield frame
@@ -58,8 +59,8 @@ class BlobService:
             for frame in batch:
                 fresh.append(frame[skip:])
                 skip = max(0, skip - len(frame))
-            await self._executors.disk(self._uploads.write, name, target.part, sink, fresh)
-        await self._executors.disk(self._uploads.complete, name, target.part, sink)
+            await self._updates.write(name, target, sink, fresh)
+        await self._updates.complete(name, target, sink)
         return pb.UploadReply(received=target.size)
 
     async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:

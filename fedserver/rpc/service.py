@@ -10,7 +10,7 @@ from attune.common.errors import SettingError
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb import federation_pb2_grpc
 from attune.common.protocol import PROTOCOL
-from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
@@ -21,8 +21,8 @@ HELLO_TIMEOUT_S = 30.0
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    def __init__(self, coordinator: Coordinator, updates: Updates, registrar: Registrar) -> None:
-        self._coordinator, self._updates, self._registrar = coordinator, updates, registrar
+    def __init__(self, members: Members, updates: Updates, registrar: Registrar) -> None:
+        self._members, self._updates, self._registrar = members, updates, registrar
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.Certificate:  # noqa: N802
         pem = await self._registrar.enrol(caller().fingerprint, request.name, request.csr_der)
@@ -38,14 +38,14 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def Connect(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         name = caller().name
         hello = await self._hello(name, context)
-        stream = await self._coordinator.connect(name, profile_of(hello, name), hello.software)
+        stream = self._members.connect(name, profile_of(hello, name), hello.software)
         listening = asyncio.create_task(self._listen(stream, context))
         try:
             while (message := await stream.next()) is not None:
                 await context.write(encode(message))
         finally:
             listening.cancel()
-            await self._coordinator.disconnect(stream)
+            self._members.disconnect(stream)
 
     async def _hello(self, name: str, context: grpc.aio.ServicerContext) -> pb.Hello:
         try:
@@ -69,9 +69,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             while (message := await context.read()) is not grpc.aio.EOF:
                 match message.WhichOneof("message"):
                     case "trouble":
-                        await self._coordinator.trouble(stream.name, message.trouble.order_id, message.trouble.reason)
+                        await self._members.trouble(stream.name, message.trouble.order_id, message.trouble.reason)
                     case "progress":
-                        await self._coordinator.progress(stream.name, message.progress.order_id, message.progress.done)
+                        await self._members.progress(stream.name, message.progress.order_id, message.progress.done)
         finally:
             stream.close()
 

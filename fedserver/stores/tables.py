@@ -71,7 +71,9 @@ class Tables:
             self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
     def _damaged(self, what: str) -> HomeMismatch:
-        return HomeMismatch(f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home")
+        return HomeMismatch(
+            f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home"
+        )
 
     def close(self) -> None:
         self._db.close()

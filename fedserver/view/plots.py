@@ -16,7 +16,10 @@ from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.lab.vault import blob_of
+from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics
 from attune.fedserver.view.summary import Summary, summarise
 
@@ -32,6 +35,7 @@ class Source:
         if found.plan is None or not found.rows:
             raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
         self._home, self._read, self.rows = home, read, found.rows
+        self._blobs = FolderBlobs(home.path)
         self.closed = found.record.round
         self.summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, self.closed)
         if labels is None:
@@ -50,9 +54,9 @@ class Source:
             if found is None:
                 return None
             try:
-                with TensorFile(self._home.state / found.file) as file:
+                with TensorFile(self._blobs.open(blob_of(found))) as file:
                     return read(file)
-            except FileNotFoundError:
+            except Damaged:
                 if attempt == ATTEMPTS - 1:
                     raise
         raise AssertionError("the last attempt returns or raises")

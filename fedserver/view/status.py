@@ -27,9 +27,7 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
     return "training" if record.phase is Phase.EVALUATING else str(record.phase)
 
 
-def status(
-    found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = ()
-) -> dict[str, Any]:
+def status(found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = ()) -> dict[str, Any]:
     """The object of `fedserver status --json`; see docs/operations.md for its fields.
 
     reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.

@@ -1,146 +1,318 @@
-"""What the coordinator makes durable, and in which order: real home, real database, no network."""
+"""What the coordinator makes durable, in which order, and who waits for it: in memory and on disk, without a network."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attune.common.errors import DiskFull, LedgerBusy
 from attune.common.plan import Profile
 from attune.fedserver.core.messages import Order, OrderId, Phase
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Row
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation import troubles
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
-from attune.fedserver.home import Home
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.federation.watchdog import watch
+from attune.fedserver.lab.thread import ThreadLab
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.ledger import Certificate, Ledger
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.stores.sqlite import SqliteLedger
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
-SAID = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+SETTINGS = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
 
-def on_a_server(
-    folder: Path, scenario: Callable[[Coordinator, Store], Awaitable[None]], said: Mapping[str, Any] = SAID
-) -> None:
-    """Runs `scenario` against a coordinator on the home in `folder`, as one process would."""
+@dataclass
+class World:
+    """What a process leaves behind, and the next one finds."""
+
+    ledger: Callable[[], Ledger]
+    blobs: Blobs
+
+
+@dataclass
+class Server:
+    coordinator: Coordinator
+    members: Members
+    ledger: Ledger
+    blobs: Blobs
+
+    def connect(self, *names: str) -> list[Stream]:
+        return [self.members.connect(name, PROFILE, "test") for name in names]
+
+    async def answer(self, order: OrderId) -> bool:
+        row = Row(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
+        self.coordinator.inbox.accept(order, row, {})
+        return await self.coordinator.report(order)
+
+    async def closed(self, rounds: int) -> None:
+        async with asyncio.timeout(20):
+            while (await self.ledger.snapshot()).record.round < rounds:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    if request.param == "memory":
+        ledger = MemoryLedger()
+        return World(lambda: ledger, MemoryBlobs())
+    return World(lambda: SqliteLedger(tmp_path / "state.sqlite"), FolderBlobs(tmp_path))
+
+
+def process(world: World, scenario: Callable[[Server], Awaitable[None]], settings: Mapping[str, Any] = SETTINGS) -> None:
+    """Runs `scenario` against a coordinator over what is there, as one process would."""
 
     async def run() -> None:
-        home = Home(folder)
-        home.create()
-        store, executors = Store(home.database), Executors()
-        coordinator = Coordinator(home, store, resolve(said), "federation", executors)
+        ledger, executors = world.ledger(), Executors()
+        lab = ThreadLab(world.blobs, executors)
+        coordinator = Coordinator(ledger, world.blobs, lab, resolve(settings), "federation", executors)
+        for name in ("a", "b"):
+            if await ledger.device(name) is None:
+                await ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
         try:
             await coordinator.start()
-            for name in ("a", "b"):
-                if store.device(name) is None:
-                    store.add_device(name, name)
-            await scenario(coordinator, store)
+            await scenario(Server(coordinator, Members(coordinator, ledger), ledger, world.blobs))
         finally:
+            await coordinator.stop()
             executors.shutdown()
-            store.close()
+            await ledger.close()
 
     asyncio.run(run())
 
 
-async def next_order(session: Stream) -> OrderId:
-    while True:
-        message = await asyncio.wait_for(session.next(), 60)
-        assert message is not None
+async def next_order(stream: Stream) -> Order:
+    while (message := await asyncio.wait_for(stream.next(), 60)) is not None:
         if isinstance(message, Order):
-            return message.id
+            return message
+    raise AssertionError("the stream ended without an order")
 
 
-async def answer(coordinator: Coordinator, order: OrderId) -> bool:
-    row = Row(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
-    coordinator.inbox.accept(order, row, {})
-    return await coordinator.report(order.client, order.round)
+async def first_orders(server: Server) -> list[OrderId]:
+    return [(await next_order(stream)).id for stream in server.connect("a", "b")]
 
 
-def test_a_commit_that_fails_did_not_happen_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fill_the_disk(coordinator: Coordinator, store: Store) -> None:
-        sessions = [await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")]
-        orders = [await next_order(session) for session in sessions]
+def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The lab aggregates once this event is set, and not before."""
+    go_on, aggregate = threading.Event(), server.coordinator.lab.aggregate
 
-        def full(*_: object, **__: object) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
+    async def waits(entries: Any) -> Any:
+        await asyncio.to_thread(go_on.wait, 20)
+        return await aggregate(entries)
 
-        monkeypatch.setattr(store, "commit_round", full)
-        assert [await answer(coordinator, order) for order in orders] == [True, True]
-        assert coordinator.finished.is_set()
-        assert (coordinator.machine.record.phase, coordinator.machine.record.round) == (Phase.FAILED, 0)
-        assert "disk is full" in store.record().reason
-
-    async def restarted(coordinator: Coordinator, store: Store) -> None:
-        assert store.record().round == 1
-        assert [(row.round, row.client) for row in store.rows()] == [(1, "a"), (1, "b")]
-        session = await coordinator.connect("a", PROFILE, "test")
-        await coordinator.connect("b", PROFILE, "test")
-        assert (await next_order(session)).round == 2
-
-    on_a_server(tmp_path, fill_the_disk)
-    on_a_server(tmp_path, restarted)
+    monkeypatch.setattr(server.coordinator.lab, "aggregate", waits)
+    return go_on
 
 
-def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(tmp_path: Path) -> None:
-    async def scenario(coordinator: Coordinator, store: Store) -> None:
-        sessions = [await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")]
-        first, second = [await next_order(session) for session in sessions]
-        await coordinator.excuse("b", "no memory")
-        coordinator.machine.policy = resolve({**SAID, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}}).round
-        assert await answer(coordinator, first)
-        assert not await answer(coordinator, second)
-        assert [(row.round, row.client) for row in store.rows()] == [(1, "a")]
+def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: Server) -> None:
+        first, second = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        assert await server.answer(first)
+        last = asyncio.create_task(server.answer(second))
+        await asyncio.sleep(0)
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        go_on.set()
+        await server.closed(1)
 
-    on_a_server(tmp_path, scenario)
+    process(world, scenario)
 
 
-def test_a_newer_stream_of_a_device_takes_its_orders_over(tmp_path: Path) -> None:
-    async def scenario(coordinator: Coordinator, store: Store) -> None:
-        old = await coordinator.connect("a", PROFILE, "test")
-        await coordinator.connect("b", PROFILE, "test")
+def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: Server) -> None:
+        orders = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        async with asyncio.timeout(10):
+            assert [await server.answer(order) for order in orders] == [True, True]
+            assert server.coordinator.round.record.phase is Phase.AGGREGATING
+            assert await server.answer(orders[0]), "sending again is answered as before"
+            [again] = server.connect("a")
+            while "a" not in server.coordinator.round.connected:
+                await asyncio.sleep(0.01)
+        go_on.set()
+        assert (await next_order(again)).id.round == 2
+
+    process(world, scenario)
+
+
+@pytest.mark.parametrize("error", [LedgerBusy("locked"), DiskFull("no room"), OSError(24, "Too many open files")])
+@pytest.mark.parametrize("step", ["lab.aggregate", "ledger.commit_round", "ledger.put_record"])
+def test_what_can_pass_is_tried_again_and_said(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
+) -> None:
+    monkeypatch.setattr(troubles, "FIRST_DELAY_S", 0.01)
+    said: list[str] = []
+
+    async def scenario(server: Server) -> None:
+        orders = await first_orders(server)
+        owner, name = step.split(".")
+        target = {"lab": server.coordinator.lab, "ledger": server.ledger}[owner]
+        original, left = getattr(target, name), [3]
+
+        async def fails(*arguments: Any, **more: Any) -> Any:
+            said.extend(server.coordinator.troubles.lines)
+            if left[0]:
+                left[0] -= 1
+                raise error
+            return await original(*arguments, **more)
+
+        monkeypatch.setattr(target, name, fails)
+        for order in orders:
+            await server.answer(order)
+        await server.closed(1)
+        assert not server.coordinator.finished.is_set()
+        assert server.coordinator.troubles.lines == []
+        assert any(str(error) in line for line in said), said
+
+    process(world, scenario)
+
+
+def test_a_step_that_cannot_be_carried_out_has_not_happened_and_a_restart_tries_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(server: Server) -> None:
+        orders = await first_orders(server)
+
+        async def broken(*_: Any) -> Any:
+            raise ZeroDivisionError("by zero")
+
+        monkeypatch.setattr(server.coordinator.lab, "aggregate", broken)
+        assert [await server.answer(order) for order in orders] == [True, True]
+        async with asyncio.timeout(20):
+            await server.coordinator.finished.wait()
+        record = (await server.ledger.snapshot()).record
+        assert (record.phase, record.round) == (Phase.FAILED, 0)
+        assert "by zero" in record.reason
+        assert await server.answer(orders[0]), "it is in the inbox, and counts"
+
+    async def restarted(server: Server) -> None:
+        await server.closed(1)
+        rows = (await server.ledger.snapshot()).rows
+        assert [(row.round, row.client) for row in rows] == [(1, "a"), (1, "b")]
+        assert [order.round for order in await first_orders(server)] == [2, 2]
+
+    process(world, fails)
+    monkeypatch.undo()
+    process(world, restarted)
+
+
+def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: Server) -> None:
+        first, second = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        await server.members.excuse("b", "no memory")
+        assert await server.answer(first)
+        assert not await server.answer(second)
+        go_on.set()
+        await server.closed(1)
+        assert [(row.round, row.client) for row in (await server.ledger.snapshot()).rows] == [(1, "a")]
+
+    process(world, scenario, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}})
+
+
+def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        old, _ = server.connect("a", "b")
         order = await next_order(old)
-        new = await coordinator.connect("a", PROFILE, "test")
-        assert await next_order(new) == order
-        await coordinator.disconnect(old)
-        device = store.device("a")
+        [new] = server.connect("a")
+        assert (await next_order(new)).id == order.id
+        server.members.disconnect(old)
+        await server.coordinator.turn(asyncio.sleep, 0)
+        device = await server.ledger.device("a")
         assert device is not None and device.connected, "the end of the old stream changes nothing"
+        server.members.disconnect(new)
+        await server.coordinator.turn(asyncio.sleep, 0)
+        device = await server.ledger.device("a")
+        assert device is not None and not device.connected
 
-    on_a_server(tmp_path, scenario)
+    process(world, scenario)
 
 
-def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not_to_its_own(tmp_path: Path) -> None:
+def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not_to_its_own(world: World) -> None:
     """Where all devices train, such a one goes on from its own state: but what it leaves as it is must be the federation's."""
     rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
-    said = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
+    settings = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
 
-    async def next_message(session: Stream) -> Order:
-        while (message := await asyncio.wait_for(session.next(), 60)) is not None:
-            if isinstance(message, Order):
-                return message
-        raise AssertionError("no order")
-
-    async def scenario(coordinator: Coordinator, store: Store) -> None:
-        sessions = {name: await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")}
+    async def scenario(server: Server) -> None:
+        coordinator = server.coordinator
+        streams = dict(zip("ab", server.connect("a", "b"), strict=True))
         for _ in ("train", "evaluate"):
-            orders = {name: await next_message(session) for name, session in sessions.items()}
-            for name, order in orders.items():
-                part = tmp_path / f"{name}.safetensors"
-                shutil.copyfile(coordinator.engine.vaults["shared"].blob("value").path, part)
+            for name, stream in streams.items():
+                order = await next_order(stream)
+                served = (await coordinator.lab.serve([name]))[name]["shared"]
                 row = Row(
                     round=order.id.round, work=order.id.work, client=name, samples=10, accuracy_before=0.5, test_samples=4
                 )
+                part = server.blobs.put(f"uploads/{name}", server.blobs.get(served.name))
                 coordinator.inbox.accept(order.id, row, {"shared": part} if order.returns else {})
-                assert await coordinator.report(name, order.id.round)
-        [newcomer] = {"a", "b"} - set(coordinator.machine.record.last_cohort)
-        order = await next_message(sessions[newcomer])
-        assert (str(order.id), list(order.trains), list(order.returns)) == (f"train-2-{newcomer}", ["private"], [])
+                assert await coordinator.report(order.id)
+            await server.closed(1)
+        [newcomer] = {"a", "b"} - set(coordinator.round.record.last_cohort)
+        order = await next_order(streams[newcomer])
+        assert (str(order.id), order.trains, order.returns) == (f"train-2-{newcomer}", ("private",), ())
         assert [ref.part for ref in order.downloads] == ["shared"]
-        assert store.record().adapting == {newcomer: 0}
+        assert (await server.ledger.snapshot()).record.adapting == {newcomer: 0}
 
-    on_a_server(tmp_path, scenario, said)
+    process(world, scenario, settings)
+
+
+def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: Server) -> None:
+        told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
+
+        async def tell(healthy: bool) -> None:
+            await told.put((healthy, server.coordinator.troubles.lines))
+
+        orders = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        watching = asyncio.create_task(watch(server.coordinator, 0.1, tell))
+        for order in orders:
+            await server.answer(order)
+        async with asyncio.timeout(20):
+            healthy, lines = await told.get()
+            assert not healthy and "aggregating has made no headway" in lines[0]
+            go_on.set()
+            assert await told.get() == (True, [])
+        watching.cancel()
+
+    process(world, scenario)
+
+
+def test_work_in_turns_is_done_in_the_order_asked_and_carried_through() -> None:
+    from attune.fedserver.federation.turns import Turns
+
+    async def scenario() -> None:
+        turns, done = Turns(), []
+
+        def work(name: str) -> Callable[[], Coroutine[Any, Any, None]]:
+            async def do() -> None:
+                await asyncio.sleep(0.01)
+                done.append(name)
+
+            return do
+
+        callers = [asyncio.create_task(turns.take(work(name))) for name in "abc"]
+        await asyncio.sleep(0)
+        callers[1].cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        await turns.take(work("d"))
+        assert done == ["a", "b", "c", "d"]
+        assert turns.busy_s == 0.0
+
+    asyncio.run(scenario())

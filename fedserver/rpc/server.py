@@ -1,0 +1,97 @@
+"""The gRPC server of a federation: one port, mutual TLS, every service behind the authorisation by certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from attune.common.config import ServerSettings
+from attune.common.errors import PortInUse
+from attune.common.pb import federation_pb2, federation_pb2_grpc
+from attune.fedserver.executors import Executors
+from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.updates import Updates
+from attune.fedserver.federation.watchdog import watch
+from attune.fedserver.identity.registrar import Registrar
+from attune.fedserver.identity.server_tls import server_options
+from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.rpc.admin_service import AdminService
+from attune.fedserver.rpc.auth import Auth
+from attune.fedserver.rpc.blob_service import BlobService
+from attune.fedserver.rpc.service import FederationService
+from attune.fedserver.stores.uploads import Uploads
+
+STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
+
+
+class Door:
+    """The server and its port. It listens once `listen` was called, and answers while `open` is entered."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        registrar: Registrar,
+        coordinator: Coordinator,
+        ledger: Ledger,
+        blobs: Blobs,
+        executors: Executors,
+    ) -> None:
+        self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
+        members = Members(coordinator, ledger)
+        updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
+        self._health = HealthServicer()
+        keepalive_s = settings.keepalive_s
+        options = server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
+        self._server = server = grpc.aio.server(interceptors=[Auth(registrar)], options=options)
+        federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar), server)
+        server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors).handler(),))
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+
+    def listen(self, host: str, port: int) -> int:
+        """Binds the port, or a free one for 0; which it is. Errors: PortInUse."""
+        try:
+            return int(self._server.add_secure_port(f"{host}:{port}", self._registrar.tls.credentials))
+        except RuntimeError:
+            raise PortInUse(
+                f"port {port} on {host} is in use, or {host} is not an address of this machine: choose another"
+            ) from None
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Answers until the end of the block; then streams are ended, and what is in flight has a moment to finish."""
+        await self._server.start()
+        watching = asyncio.create_task(self._watch()) if self._settings.watchdog_s else None
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
+            self._coordinator.streams.hang_up()
+            await self._server.stop(STOP_GRACE_S)
+
+    async def _watch(self) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+
+        async def tell(healthy: bool) -> None:
+            await self._health.set("", serving if healthy else not_serving)
+
+        await tell(True)
+        await watch(self._coordinator, self._settings.watchdog_s, tell)
+
+
+def _services(file: Any) -> list[Any]:
+    return list(file.DESCRIPTOR.services_by_name.values())
