@@ -57,7 +57,7 @@ def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
 
 def test_settings_and_record_come_back(ledger: Ledger) -> None:
     async def scenario(ledger: Ledger) -> None:
-        record = Record(phase=Phase.TRAINING, round=3, devices=["a", "b"], cohort=["a"])
+        record = Record(phase=Phase.TRAINING, round=3, devices=("a", "b"), cohort=("a",))
         overrides = {"round": {"rounds": 4}, "seed": 1}
         await ledger.put_record(record)
         await ledger.set_overrides(overrides)
