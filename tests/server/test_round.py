@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 
 import msgspec
@@ -23,15 +22,14 @@ from attune.fedserver.core.messages import (
     Finish,
     Open,
     Phase,
-    Progressed,
     Receipt,
     Record,
     Reported,
     Resumed,
     Tick,
 )
-from attune.fedserver.core.policy import Synchronous, passed_over, quorum_of
-from attune.fedserver.core.round import Rules, left_s, next_wake, step
+from attune.fedserver.core.policy import Synchronous, quorum_of
+from attune.fedserver.core.round import Rules, next_wake, step
 from attune.fedserver.core.state import Round
 
 Evaluated = partial(Reported, work="evaluate")

@@ -14,7 +14,7 @@ from attune.fedserver.federation.updates import row_of
 from attune.fedserver.rpc.messages import update_of
 
 ORDER = OrderId("evaluate", 3, "kiel")
-KIEL = Device("kiel", "key", 0.0, False, True, 0.0, 40, 1, 3, 0.0, "")
+KIEL = Device("kiel", "key", samples=40, contributed=1, fetched=3)
 
 
 def row(samples=40, report=b""):

@@ -69,7 +69,7 @@ def test_the_book_knows_the_newest_order_of_each_device():
 
 
 def device(contributed, fetched):
-    return Device("a", "", 0.0, False, True, 0.0, 1, contributed, fetched, 0.0, "")
+    return Device("a", "", samples=1, contributed=contributed, fetched=fetched)
 
 
 @pytest.mark.parametrize(
