@@ -120,7 +120,12 @@ class Coordinator:
 
     async def report(self, order: events.OrderId) -> bool:
         """The update (or evaluation) for this order is durable in the inbox. False: too late, it does not count."""
-        return await self.dispatch(events.Reported(order.client, order.round, self._clock.monotonic(), order.work))
+        event = events.Reported(order.client, order.round, self._clock.monotonic(), order.work)
+        counts = await self.turn(self.handle, event)
+        if counts is None:
+            # What follows from it could not be carried out. The update is durable: the round as it stands now says what it is worth.
+            counts = await self.turn(self.handle, event)
+        return counts or False
 
     # --- the plan
 

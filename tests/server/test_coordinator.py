@@ -210,6 +210,30 @@ def test_a_step_that_cannot_be_carried_out_has_not_happened_and_a_restart_tries_
     process(world, restarted)
 
 
+def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answered late, it would be deleted from the inbox."""
+
+    async def fails(server: Server) -> None:
+        orders = await first_orders(server)
+
+        async def broken(*_: Any) -> None:
+            raise ZeroDivisionError("by zero")
+
+        monkeypatch.setattr(server.ledger, "put_record", broken)
+        assert [await server.answer(order) for order in orders] == [True, True]
+        assert server.coordinator.round.record.phase is Phase.FAILED
+
+    async def restarted(server: Server) -> None:
+        await server.closed(1)
+        assert [(row.round, row.client) for row in (await server.ledger.snapshot()).rows] == [(1, "a"), (1, "b")]
+
+    process(world, fails)
+    monkeypatch.undo()
+    process(world, restarted)
+
+
 def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
