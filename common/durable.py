@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from attune.common.errors import DiskFull
 PRIVATE = 0o600
 PUBLIC = 0o644
 FILLING = ".filling-"  # the name of an unfinished folder begins with it
+_BESIDE = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")  # the name of an unfinished file
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -76,6 +78,13 @@ def sweep(folder: Path) -> None:
     """Removes the folders in `folder` that a killed process has left unfinished."""
     for filling in folder.glob(f"{FILLING}*"):
         shutil.rmtree(filling)
+
+
+def sweep_files(folder: Path) -> None:
+    """Removes the files in `folder` (not below it) that a killed process has left unfinished."""
+    for path in folder.glob(".*.tmp"):
+        if _BESIDE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

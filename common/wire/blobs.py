@@ -1,13 +1,19 @@
-"""A blob on disk: its digest, and reads and writes whose errors say what to do (no torch here)."""
+"""Blobs: named bytes with a digest, where they are read from and where they are written to (no torch here).
+
+A source and a target are interfaces, because the server's blobs need not be files; local files and memory are here.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
+from attune.common.durable import disk_errors, sync_with_name
 from attune.common.errors import DiskFull
 from attune.common.wire.digest import Digest
 from attune.common.wire.frames import FRAME_BYTES
@@ -16,11 +22,162 @@ from attune.common.wire.malformed import Truncated
 
 @dataclass(frozen=True)
 class Blob:
-    """A whole file of tensors. `digest` is of all its bytes (common.wire.digest); `size` is in bytes."""
+    """Immutable bytes. `name` is where they lie in what holds them; `digest` is of all of them; `size` is in bytes."""
 
-    path: Path
+    name: str
     digest: str
     size: int
+
+
+class Source(Protocol):
+    """Bytes that are there, read by position. Several threads may read; reading after `close` raises OSError."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset` on, fewer only where the source ends."""
+        ...
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fills `target` from `offset` on. Errors: Truncated where the source ends too early."""
+        ...
+
+    def close(self) -> None:
+        """Closing twice is allowed."""
+        ...
+
+
+class Target(Protocol):
+    """Bytes in the making, written at any position in any order."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Errors: DiskFull."""
+        ...
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """What was written. Errors: Truncated."""
+        ...
+
+    def finish(self, digest: str, size: int) -> Blob:
+        """All bytes are written, and this is their digest: the blob is there under its name. Errors: DiskFull."""
+        ...
+
+    def abort(self) -> None:
+        """Gives it up: nothing of it stays. After `finish` nothing happens."""
+        ...
+
+
+class LocalFile:
+    """A file as a source. A file that shrinks underneath is an error (Truncated), not a crash as through a memory map."""
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.name = name or str(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+
+    def __repr__(self) -> str:
+        return f"LocalFile({self.name}, {self.size} bytes)"
+
+    def read(self, offset: int, count: int) -> bytes:
+        pieces = []
+        while count and (piece := os.pread(self._fd, count, offset)):
+            pieces.append(piece)
+            offset, count = offset + len(piece), count - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        read_into(self._fd, target, offset, self.name)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
+
+class LocalTarget:
+    """A file of `size` bytes that is written under its own name, which shows it unfinished.
+
+    durable: on stable storage, with its name, when it is finished. Errors: DiskFull, up front and later.
+    """
+
+    def __init__(self, path: Path, size: int, durable: bool = False) -> None:
+        self.path, self.name, self._durable = path, str(path), durable
+        check_space(path, size)
+        with disk_errors(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        with disk_errors(self.path):
+            for _ in write_all(self._fd, data, offset):
+                pass
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        read_into(self._fd, target, offset, self.name)
+
+    def finish(self, digest: str, size: int) -> Blob:
+        with disk_errors(self.path):
+            if self._durable:
+                sync_with_name(self.path)
+        self._release()
+        return Blob(self.path.name, digest, size)
+
+    def abort(self) -> None:
+        if self._fd >= 0:
+            self._release()
+            self.path.unlink(missing_ok=True)
+
+    def _release(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+class Buffer:
+    """Bytes in memory as a source."""
+
+    def __init__(self, name: str, data: bytes | bytearray) -> None:
+        self.name, self.size = name, len(data)
+        self._data: memoryview | None = memoryview(data)
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.name}, {self.size} bytes)"
+
+    def read(self, offset: int, count: int) -> bytes:
+        return bytes(self._open()[offset : offset + count])
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        data = self._open()[offset : offset + len(target)]
+        if len(data) < len(target):
+            raise Truncated(f"{self.name}: ends {len(target) - len(data)} bytes too early")
+        target[:] = data
+
+    def close(self) -> None:
+        self._data = None
+
+    def _open(self) -> memoryview:
+        if self._data is None:
+            raise OSError(errno.EBADF, "Bad file: closed", self.name)
+        return self._data
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
@@ -50,10 +207,21 @@ def read_into(fd: int, target: memoryview, offset: int, who: str) -> None:
         done += count
 
 
-def hash_span(fd: int, start: int, end: int, digest: Digest, who: str) -> None:
-    """Feeds the bytes [start, end) of a file to `digest`, frame by frame through one buffer."""
+class _Read(Protocol):
+    def read_into(self, target: memoryview, offset: int) -> None: ...
+
+
+def hash_span(source: _Read, start: int, end: int, digest: Digest) -> None:
+    """Feeds the bytes [start, end) to `digest`, frame by frame through one buffer. Errors: Truncated."""
     buffer = memoryview(bytearray(min(FRAME_BYTES, end - start)))
     for offset in range(start, end, FRAME_BYTES):
         piece = buffer[: min(FRAME_BYTES, end - offset)]
-        read_into(fd, piece, offset, who)
+        source.read_into(piece, offset)
         digest.update(piece)
+
+
+def digest_in(source: Source) -> str:
+    """Of all bytes. Errors: Truncated."""
+    found = Digest()
+    hash_span(source, 0, source.size, found)
+    return found.text

@@ -26,7 +26,7 @@ class Digest:
         return f"{ALGORITHM}:{self._hash.hexdigest()}"
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | bytearray | memoryview) -> str:
     """Of bytes that are all there."""
     return f"{ALGORITHM}:{hashlib.sha256(data).hexdigest()}"
 
@@ -40,3 +40,8 @@ def check_digest(digest: str, who: str) -> None:
 def file_name(digest: str) -> str:
     """A checked digest as part of a file name; a colon is not allowed in one everywhere."""
     return digest.replace(":", "-")
+
+
+def from_file_name(name: str) -> str:
+    """What `file_name` was given."""
+    return name.replace("-", ":", 1)

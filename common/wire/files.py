@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
 
-from attune.common.durable import disk_errors, replaced, sync_with_name
-from attune.common.wire.blobs import Blob, check_space, hash_span, read_into, write_all
+from attune.common.durable import replaced
+from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Source, Target, hash_span
 from attune.common.wire.checks import check_spec
-from attune.common.wire.digest import Digest
+from attune.common.wire.digest import Digest, digest_of
 from attune.common.wire.header import (
     LENGTH_BYTES,
     Layout,
@@ -25,29 +24,32 @@ from attune.common.wire.header import (
     layout_of,
     parse_header,
 )
-from attune.common.wire.malformed import Malformed
-from attune.common.wire.tensors import Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
+from attune.common.wire.malformed import DigestMismatch, Malformed
+from attune.common.wire.tensors import DTYPES, Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
-__all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_tensors", "write_tensors"]
+__all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_checked", "read_tensors", "write_tensors"]
 
 
 class TensorWriter:
-    """A file of tensors in the making; nothing but the tensor at hand is in memory.
+    """A blob of tensors in the making; nothing but the tensor at hand is in memory.
 
     Tensors put in the order of the file (`layout.manifest`) are hashed on their way; the rest is read again at close, so
-    that order is a matter of speed only. As a context manager it closes on a clean exit, and removes the file if an exception
-    leaves it. Where the name must never show an unfinished file, write beside it and rename (write_tensors does).
-    Errors: DiskFull, up front and later; those of layout_of.
+    that order is a matter of speed only. As a context manager it closes on a clean exit, and gives the blob up if an exception
+    leaves it. A path is written under its own name: where that must never show an unfinished file, write beside it and
+    rename (write_tensors does). Errors: DiskFull, up front and later; those of layout_of.
     """
 
-    def __init__(self, path: Path, manifest: Mapping[str, TensorSpec]) -> None:
-        self.path, self.layout = path, layout_of(manifest)
+    def __init__(
+        self, where: Path | Callable[[int], Target], manifest: Mapping[str, TensorSpec], *, durable: bool = False
+    ) -> None:
+        """where: a file's path, or what makes the target of so many bytes. durable: of a path, on stable storage at close."""
+        self.layout = layout_of(manifest)
         self.blob: Blob | None = None
         self._left = set(self.layout.manifest)
         self._hash, self._hashed = Digest(), 0
-        check_space(path, self.layout.size)
-        with disk_errors(path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        size = self.layout.size
+        self._target: Target = LocalTarget(where, size, durable) if isinstance(where, Path) else where(size)
+        self._name = self._target.name
         try:
             self._write(memoryview(self.layout.header), 0)
         except BaseException:
@@ -55,7 +57,7 @@ class TensorWriter:
             raise
 
     def __repr__(self) -> str:
-        return f"TensorWriter({self.path}, {len(self._left)} of {len(self.layout.manifest)} tensors to come)"
+        return f"TensorWriter({self._name}, {len(self._left)} of {len(self.layout.manifest)} tensors to come)"
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """One tensor, from any device.
@@ -64,34 +66,25 @@ class TensorWriter:
         """
         expected = self.layout.manifest.get(name)
         if expected is None:
-            raise Malformed("unexpected-tensor", f"{self.path}: {name!r} is not in the manifest of this file")
-        check_spec(name, spec_of(name, tensor), expected, str(self.path))
+            raise Malformed("unexpected-tensor", f"{self._name}: {name!r} is not in the manifest of this file")
+        check_spec(name, spec_of(name, tensor), expected, self._name)
         if name not in self._left:
-            raise Malformed("put-twice", f"{self.path}: {name!r} was put before")
+            raise Malformed("put-twice", f"{self._name}: {name!r} was put before")
         self._write(bytes_of(tensor), self.layout.spans[name][0])
         self._left.remove(name)
 
-    def close(self, durable: bool = False) -> Blob:
-        """The finished file; on stable storage, with its name, if `durable`.
-
-        Errors: Malformed (missing-tensor; the file is removed), DiskFull.
-        """
+    def close(self) -> Blob:
+        """The finished blob. Errors: Malformed (missing-tensor; the blob is given up), DiskFull."""
         if self._left:
             self.abort()
-            raise Malformed("missing-tensor", f"{self.path}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
-        with disk_errors(self.path):
-            hash_span(self._fd, self._hashed, self.layout.size, self._hash, str(self.path))
-            if durable:
-                sync_with_name(self.path)
-        self._release()
-        self.blob = Blob(self.path, self._hash.text, self.layout.size)
+            raise Malformed("missing-tensor", f"{self._name}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
+        hash_span(self._target, self._hashed, self.layout.size, self._hash)
+        self.blob = self._target.finish(self._hash.text, self.layout.size)
         return self.blob
 
     def abort(self) -> None:
-        """Gives the file up and removes it; nothing happens once it is closed."""
-        if self._fd >= 0:
-            self._release()
-            self.path.unlink(missing_ok=True)
+        """Gives the blob up; nothing happens once it is closed."""
+        self._target.abort()
 
     def __enter__(self) -> Self:
         return self
@@ -99,57 +92,59 @@ class TensorWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
             self.abort()
-        elif self._fd >= 0:
+        elif self.blob is None:
             self.close()
 
     def _write(self, data: memoryview, offset: int) -> None:
-        with disk_errors(self.path):
-            for _ in write_all(self._fd, data, offset):
-                pass
+        self._target.write(data, offset)
         if offset == self._hashed:
             self._hash.update(data)
             self._hashed += len(data)
 
-    def _release(self) -> None:
-        os.close(self._fd)
-        self._fd = -1
+
+def write_tensors(
+    where: Path | Callable[[int], Target], tensors: Mapping[str, torch.Tensor], *, durable: bool = False
+) -> Blob:
+    """All tensors as one blob, which appears under its name whole or not at all. Arguments and errors: as TensorWriter."""
+    if isinstance(where, Path):
+        with replaced(where, durable) as beside:
+            blob = _write_all(beside, tensors)
+        return Blob(where.name, blob.digest, blob.size)
+    return _write_all(where, tensors)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, durable: bool = False) -> Blob:
-    """All tensors as one file, which appears under its name whole or not at all. Errors: as TensorWriter."""
-    with replaced(path, durable) as beside, TensorWriter(beside, manifest_of(tensors)) as writer:
+def _write_all(where: Path | Callable[[int], Target], tensors: Mapping[str, torch.Tensor]) -> Blob:
+    with TensorWriter(where, manifest_of(tensors)) as writer:
         for name in writer.layout.manifest:
             writer.put(name, tensors[name])
-        blob = writer.close()
-    return Blob(path, blob.digest, blob.size)
+        return writer.close()
 
 
 class TensorFile(Mapping[str, torch.Tensor]):
-    """A file of tensors, of which each access reads one, afresh. Iteration is in the order of the file.
+    """A blob of tensors, of which each access reads one, afresh. Iteration is in the order of the blob.
 
-    Reads by position, not through a memory map: a file that shrinks underneath is an error (Truncated) instead of a crash,
-    and resident memory is what is in use. Several threads may read. Errors: those of parse_header.
+    Reads by position, not through a memory map, so resident memory is what is in use. Several threads may read.
+    Owns its source. Errors: those of parse_header.
     """
 
-    def __init__(self, path: Path, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
-        self.path, self._who = path, str(path)
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, where: Path | Source, limits: Limits | None = None) -> None:
+        self._source: Source = LocalFile(where) if isinstance(where, Path) else where
+        self._name = self._source.name
         try:
-            self._layout = self._read_layout(limits)
+            self._layout = self._read_layout(limits or Limits())
         except BaseException:
             self.close()
             raise
 
     def _read_layout(self, limits: Limits) -> Layout:
-        size = os.fstat(self._fd).st_size
-        length = header_bytes(os.pread(self._fd, LENGTH_BYTES, 0), size, limits, self._who)
+        size = self._source.size
+        length = header_bytes(self._source.read(0, LENGTH_BYTES), size, limits, self._name)
         text = bytearray(length)
-        read_into(self._fd, memoryview(text), LENGTH_BYTES, self._who)
-        return parse_header(bytes(text), size, limits, self._who)
+        self._source.read_into(memoryview(text), LENGTH_BYTES)
+        return parse_header(bytes(text), size, limits, self._name)
 
     def __repr__(self) -> str:
-        return f"TensorFile({self.path}, {len(self)} tensors, {self._layout.size} bytes)"
+        return f"TensorFile({self._name}, {len(self)} tensors, {self._layout.size} bytes)"
 
     @property
     def manifest(self) -> Manifest:
@@ -159,11 +154,20 @@ class TensorFile(Mapping[str, torch.Tensor]):
         """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""
         spec = self.manifest[name]
         tensor = empty(spec)
-        if tensor.numel():
-            raw_B = tensor.view(-1).view(torch.uint8)
-            read_into(self._fd, raw_B.numpy().data, self._layout.spans[name][0], self._who)
-            check_boolean(name, spec, raw_B, self._who)
+        self._fill(tensor.view(-1), name, 0)
         return tensor
+
+    def span(self, name: str, start: int, end: int) -> torch.Tensor:
+        """The elements [start, end) of a tensor in C order, flat, read alone. Errors: as an access."""
+        tensor_N = torch.empty(end - start, dtype=DTYPES[self.manifest[name].dtype])
+        self._fill(tensor_N, name, start)
+        return tensor_N
+
+    def _fill(self, tensor_N: torch.Tensor, name: str, start: int) -> None:
+        if tensor_N.numel():
+            raw_B = tensor_N.view(torch.uint8)
+            self._source.read_into(raw_B.numpy().data, self._layout.spans[name][0] + start * tensor_N.element_size())
+            check_boolean(name, self.manifest[name], raw_B, self._name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.manifest  # Mapping's own would read the tensor
@@ -176,9 +180,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def close(self) -> None:
         """Closing twice is allowed; reading afterwards raises OSError."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -186,21 +188,23 @@ class TensorFile(Mapping[str, torch.Tensor]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            self.close()
 
-
-def read_tensors(path: Path, limits: Limits | None = None) -> Tensors:
+def read_tensors(where: Path | Source, limits: Limits | None = None) -> Tensors:
     """Everything, in one read into one buffer of which the tensors are views. Errors: as TensorFile."""
+    return read_checked(where, None, limits)
+
+
+def read_checked(where: Path | Source, digest: str | None, limits: Limits | None = None) -> Tensors:
+    """As `read_tensors`, of bytes that must have this digest. Errors: DigestMismatch as well, naming the file."""
     limits = limits or Limits()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    source = LocalFile(where) if isinstance(where, Path) else where
     try:
-        size = os.fstat(fd).st_size
-        header_bytes(os.pread(fd, LENGTH_BYTES, 0), size, limits, str(path))
-        buffer_B = torch.empty(size, dtype=torch.uint8)
+        header_bytes(source.read(0, LENGTH_BYTES), source.size, limits, source.name)
+        buffer_B = torch.empty(source.size, dtype=torch.uint8)
         blob = buffer_B.numpy().data
-        read_into(fd, blob, 0, str(path))
+        source.read_into(blob, 0)
     finally:
-        os.close(fd)
-    return views(buffer_B, layout_in(blob, limits, str(path)), str(path))
+        source.close()
+    if digest is not None and digest_of(blob) != digest:
+        raise DigestMismatch(f"{source.name} is damaged: its bytes are not those that were written")
+    return views(buffer_B, layout_in(blob, limits, source.name), source.name)

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attune.common.wire.malformed import BadOffset
+
+if TYPE_CHECKING:
+    from attune.common.wire.blobs import Source
 
 FRAME_BYTES = 1 << 20  # between two asyncio ends 1 MiB is the sweet spot: smaller and larger frames are both slower
 
 
-def read_frames(path: Path, offset: int, frame_bytes: int = FRAME_BYTES) -> Iterator[bytes]:
-    """The file from `offset` to its end, in frames of `frame_bytes` (the last may be shorter). Errors: BadOffset, at once."""
-    size = path.stat().st_size
+def read_frames(source: Path | Source, offset: int, frame_bytes: int = FRAME_BYTES) -> Iterator[bytes]:
+    """What is there from `offset` to its end, in frames of `frame_bytes` (the last may be shorter).
+
+    A source is closed at the end, and when the iterator goes. Errors: BadOffset, at once.
+    """
+    size = source.stat().st_size if isinstance(source, Path) else source.size
     if not 0 <= offset <= size:
         raise BadOffset(f"cannot go on at offset {offset} of a blob of {size} bytes; start from 0")
-    return _frames(path, offset, frame_bytes)
+    return _frames(source, offset, frame_bytes)
 
 
-def _frames(path: Path, offset: int, frame_bytes: int) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while frame := file.read(frame_bytes):
+def _frames(source: Path | Source, offset: int, frame_bytes: int) -> Iterator[bytes]:
+    if isinstance(source, Path):
+        with source.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while frame := file.read(frame_bytes):
+                yield frame
+        return
+    try:
+        while frame := source.read(offset, frame_bytes):
             yield frame
+            offset += len(frame)
+    finally:
+        source.close()

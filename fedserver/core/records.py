@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import msgspec
 
 from attune.common.metrics import Metrics
+from attune.common.wire.blobs import Blob
 
 
 class Device(msgspec.Struct):
@@ -39,3 +43,11 @@ class Row(Metrics, frozen=True, kw_only=True):
     work: str  # "train" or "evaluate"
     client: str
     samples: int | None = None  # training samples that the update stands for
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One accepted update: what was reported, and a blob for each part handed in."""
+
+    row: Row
+    parts: Mapping[str, Blob]

@@ -1,11 +1,11 @@
-"""Everything with tensors on the server. Runs on the worker's one thread, so nothing here needs a lock."""
+"""Everything with tensors on the server, one job after the other, so nothing here needs a lock."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import get_args
 
 from attune.common.errors import UpdateRefused
@@ -14,37 +14,50 @@ from attune.common.methods.registry import method_of
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import check_finite, check_manifest, squared_norm
-from attune.common.wire.files import Blob, TensorFile, write_tensors
+from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Slot
-from attune.fedserver.lab.aggregators.base import Aggregator, Update
+from attune.fedserver.core.records import Entry, Slot
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update
 from attune.fedserver.lab.build import aggregators_for
+from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.lab.vault import Vault
-from attune.fedserver.stores.inbox import Entry
+from attune.fedserver.ports.blobs import SERVED, STATE, Blobs
+from attune.fedserver.ports.lab import Outcome, Served
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
 
 class Engine:
-    """The aggregators of one federation over their vaults; `slots` is the durable state, empty for a new federation."""
+    """The aggregators of one federation over their vaults; `slots` is the durable state, empty for a new federation.
 
-    def __init__(self, plan: Plan, slots: Sequence[Slot], state: Path, serve: Path, closed_rounds: int) -> None:
-        self._serve_folder = serve
+    closed: how many rounds the state has taken in. area, served: what the names of blobs of state and of served weights begin
+    with that are written here.
+    """
+
+    def __init__(
+        self, plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, area: str = STATE, served: str = SERVED
+    ) -> None:
+        self._blobs, self._closed, self._served_area = blobs, closed, served
         model = build(plan.model, plan.seed)
         method = method_of(plan)
         assignment = assign(method, model)
         initial = tensors_of(model)
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
-        self.vaults = {part: Vault(state, part, slots, closed_rounds + 1 if slots else 0) for part in parts}
-        self.aggregators: dict[PartKind, Aggregator] = aggregators_for(
-            method, plan.method_options, model, self.vaults.__getitem__, plan.seed
+        version = closed + 1 if slots else 0
+        self._vaults = {part: Vault(blobs, part, slots, version, area) for part in parts}
+        self._aggregators: dict[PartKind, Aggregator] = aggregators_for(
+            method, plan.method_options, model, self._vaults.__getitem__, plan.seed
         )
         self._returns = {part: found.returns for part, found in options_of(method, plan.method_options).aggregators.items()}
+        self._admitted: set[str] = set()  # since the present state became true
+        self._recipe: Recipe | None = None  # of the present state
+        self._next_recipe: Recipe | None = None  # of the staged one
         self.manifests: dict[PartKind, Manifest] = {}
-        for part, aggregator in self.aggregators.items():
+        for part, aggregator in self._aggregators.items():
             own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
             self.manifests[part] = manifest_of(own)
             if not slots:
@@ -52,55 +65,65 @@ class Engine:
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
 
-    @property
-    def parts(self) -> list[PartKind]:
-        """The parts that devices hand in, in a fixed order."""
-        return sorted(self.manifests)
+    def max_bytes(self) -> dict[str, int]:
+        """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
+        return {part: layout_of(self.manifests[part]).size + HEADER_SLACK_BYTES for part in sorted(self.manifests)}
 
-    def max_bytes(self, part: PartKind) -> int:
-        """The largest blob that can be an answer for `part`."""
-        return layout_of(self.manifests[part]).size + HEADER_SLACK_BYTES
-
-    def serve(self, clients: Sequence[str]) -> dict[str, dict[str, Blob]]:
-        """For each client and part the file with what it is served now: common files, its own slot, or freshly generated."""
-        served: dict[str, dict[str, Blob]] = {client: {} for client in clients}
-        for part, aggregator in sorted(self.aggregators.items()):
-            for client in sorted(clients):
-                aggregator.admit(client)
+    def serve(self, clients: Sequence[str]) -> Served:
+        """For each client and part what it is served now: common blobs, its own slot, or freshly generated."""
+        served: Served = {client: {} for client in clients}
+        self.admit(sorted(clients))
+        for part, aggregator in sorted(self._aggregators.items()):
             slots = {client: aggregator.slot(client) for client in clients}
             self._generate(part, aggregator, [client for client in sorted(clients) if slots[client] is None])
             for client, slot in slots.items():
-                served[client][part] = self._generated[part, client] if slot is None else self.vaults[part].blob(slot)
+                served[client][part] = self._generated[part, client] if slot is None else self._whole(part, slot)
         return served
 
+    def _whole(self, part: str, slot: str) -> Blob:
+        """A slot's blob, checked where this process has not seen it yet. Errors: Damaged."""
+        blob = self._vaults[part].blob(slot)
+        self._blobs.open(blob).close()
+        return blob
+
+    def admit(self, clients: Sequence[str]) -> None:
+        """These clients take part; may be repeated."""
+        for _, aggregator in sorted(self._aggregators.items()):
+            for client in clients:
+                aggregator.admit(client)
+        self._admitted.update(clients)
+
     def cold_start(self) -> dict[str, Blob]:
-        """For each part the file that a device of which nothing is known is served: devices compare their own model with it."""
-        for part, aggregator in sorted(self.aggregators.items()):
+        """For each part what a device of which nothing is known is served: devices compare their own model with it."""
+        for part, aggregator in sorted(self._aggregators.items()):
             if part not in self._cold_start:
                 found = aggregator.cold_start()
                 if isinstance(found, str):
-                    self._cold_start[part] = self.vaults[part].blob(found)
+                    self._cold_start[part] = self._whole(part, found)
                 else:
-                    self._cold_start[part] = write_tensors(self._serve_folder / f"{part}.safetensors", found)
+                    self._cold_start[part] = self._write_served(part, found)
         return self._cold_start
 
     def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
         missing = [client for client in clients if (part, client) not in self._generated]
         if missing:
             for client, tensors in aggregator.generate(missing):
-                path = self._serve_folder / f"{part}.{client}.safetensors"
-                self._generated[part, client] = write_tensors(path, tensors)
+                self._generated[part, client] = self._write_served(f"{part}.{client}", tensors)
 
-    def check(self, client: str, part: PartKind, path: Path, max_norm: float) -> None:
+    def _write_served(self, name: str, tensors: Tensors) -> Blob:
+        create = partial(self._blobs.create, f"{self._served_area}{name}.safetensors", durable=False)
+        return write_tensors(create, tensors)
+
+    def check(self, client: str, part: PartKind, blob: Blob, max_norm: float) -> None:
         """Refuses an update that could harm the state. Errors: WireError, UpdateRefused, each naming device and tensor.
 
         `max_norm` limits the L2 norm of the change from what was served; 0: no limit.
         """
         who = f"{client}'s {part} update"
-        with TensorFile(path) as update, ExitStack() as stack:
+        with TensorFile(self._blobs.open(blob)) as update, ExitStack() as stack:
             check_manifest(update.manifest, self.manifests[part], who)
-            slot = self.aggregators[part].slot(client) if self._returns[part] == "values" else None
-            base = stack.enter_context(TensorFile(self.vaults[part].blob(slot).path)) if max_norm and slot else None
+            slot = self._aggregators[part].slot(client) if self._returns[part] == "values" else None
+            base = self._opened(self._vaults[part].blob(slot), stack) if max_norm and slot else None
             total = 0.0
             for name, tensor in update.items():
                 check_finite(name, tensor, who)
@@ -109,38 +132,68 @@ class Engine:
         if max_norm and math.sqrt(total) > max_norm:
             raise UpdateRefused(f"{who} changes the weights by a norm of {math.sqrt(total):.3g}; the limit is {max_norm:.3g}")
 
-    def aggregate(self, entries: Mapping[str, Entry]) -> dict[str, float]:
-        """A cohort's accepted updates into the next state, staged in the vaults. Returns the aggregators' metrics."""
-        return self._close(entries, {part: aggregator.close_round for part, aggregator in self.aggregators.items()})
+    def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
+        """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
+        return self._staged(entries, None)
 
-    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> dict[str, float]:
+    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
         """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
-        chosen = {part: self.aggregators[part] for part in adaptation.returns}
-        return self._close(entries, {p: one.close_round if adaptation.common else one.fit for p, one in chosen.items()})
+        return self._staged(entries, adaptation)
 
-    def _close(
-        self, entries: Mapping[str, Entry], closes: Mapping[PartKind, Callable[[list[Update]], dict[str, float]]]
-    ) -> dict[str, float]:
+    def follow(self, recipe: Recipe) -> list[Slot]:
+        """What `aggregate` or `adapt` once staged, again."""
+        self._admitted.update(recipe.admitted)
+        self._close(recipe.entries, recipe.adaptation)
+        return self.staged_slots()
+
+    def _staged(self, entries: Mapping[str, Entry], adaptation: Adaptation | None) -> Outcome:
+        metrics = self._close(entries, adaptation)
+        slots = self.staged_slots()
+        replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
+        recipe = Recipe(self._closed + 1, adaptation, sorted(self._admitted), dict(entries), replaced, slots)
+        recipe.save(self._blobs)
+        self._next_recipe = recipe
+        return Outcome(metrics, slots)
+
+    def _close(self, entries: Mapping[str, Entry], adaptation: Adaptation | None) -> dict[str, float]:
+        closes: dict[PartKind, Callable[[list[Update]], dict[str, float]]]
+        if adaptation is None:
+            closes = {part: one.close_round for part, one in self._aggregators.items()}
+        else:
+            chosen = {part: self._aggregators[part] for part in adaptation.returns}
+            closes = {p: one.close_round if adaptation.common else one.fit for p, one in chosen.items()}
+        self.admit(sorted(self._admitted))  # whatever failed before: who takes part is in the next state, and in its recipe
         metrics: dict[str, float] = {}
         for part, close in sorted(closes.items()):
             with ExitStack() as stack:
                 updates = [
-                    Update(name, float(entry.row.samples or 0), stack.enter_context(TensorFile(entry.parts[part])))
+                    Update(name, float(entry.row.samples or 0), self._opened(entry.parts[part], stack))
                     for name, entry in sorted(entries.items())
                 ]
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
+    def _opened(self, blob: Blob, stack: ExitStack) -> TensorFile:
+        return stack.enter_context(TensorFile(self._blobs.open(blob)))
+
     def staged_slots(self) -> list[Slot]:
-        return [slot for _, vault in sorted(self.vaults.items()) for slot in vault.staged_slots()]
+        return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.staged_slots()]
+
+    def remember(self, recipe: Recipe) -> None:
+        """At start: how the present state was made, so that what it replaced goes with the next commit."""
+        self._recipe = recipe
+        for vault in self._vaults.values():
+            vault.remember(recipe.replaced)
 
     def settle(self) -> None:
         """After the commit: the staged state is the state, and what was generated from the old one goes."""
-        for vault in self.vaults.values():
+        for vault in self._vaults.values():
             vault.settle()
-        made = (
-            blob for blob in (*self._generated.values(), *self._cold_start.values()) if blob.path.parent == self._serve_folder
-        )
-        for blob in made:
-            blob.path.unlink(missing_ok=True)
-        self._generated, self._cold_start = {}, {}
+        if self._next_recipe is not None:
+            if self._recipe is not None:
+                self._blobs.remove([self._recipe.name])
+            self._closed = self._next_recipe.round
+            self._recipe, self._next_recipe = self._next_recipe, None
+        made = (*self._generated.values(), *self._cold_start.values())
+        self._blobs.remove([blob.name for blob in made if blob.name.startswith(self._served_area)])
+        self._generated, self._cold_start, self._admitted = {}, {}, set()

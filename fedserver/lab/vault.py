@@ -1,24 +1,25 @@
-"""The aggregators' state as versioned safetensors files: written beside the old ones, made true by the round's commit."""
+"""The aggregators' state as versioned blobs of tensors: written beside the old ones, made true by the round's commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 
 import torch
 
-from attune.common.wire.files import Blob, TensorFile, TensorWriter
+from attune.common.wire.blobs import Blob
+from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.tensors import Manifest
 from attune.fedserver.core.records import Slot
+from attune.fedserver.ports.blobs import STATE, Blobs
 
 
 class _SlotWriter:
     """A TensorWriter that stages its blob in the vault when the `with` block ends well."""
 
-    def __init__(self, vault: Vault, key: str, path: Path, manifest: Manifest) -> None:
-        self._vault, self._key = vault, key
-        self._writer = TensorWriter(path, manifest)
+    def __init__(self, vault: Vault, key: str, writer: TensorWriter) -> None:
+        self._vault, self._key, self._writer = vault, key, writer
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         self._writer.put(name, tensor)
@@ -29,48 +30,67 @@ class _SlotWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
-            self._vault.stage(self._key, self._writer.close(durable=True))
+            self._vault.stage(self._key, self._writer.close())
         self._writer.__exit__(kind, error, trace)
 
 
 class Vault:
     """One part's slots. Reads see staged writes at once; `staged_slots` and `settle` belong to the commit.
 
-    `version` names the files to be written: it must be larger than that of any durable slot, so that nothing is overwritten.
+    `version` names the blobs to be written: it must be larger than that of any durable slot, so that nothing is overwritten.
+    `area`: what those names begin with.
     """
 
-    def __init__(self, folder: Path, part: str, slots: Iterable[Slot], version: int) -> None:
-        self._folder, self._part = folder, part
-        self._blobs = {slot.key: Blob(folder / slot.file, slot.digest, slot.size) for slot in slots if slot.part == part}
+    def __init__(self, blobs: Blobs, part: str, slots: Iterable[Slot], version: int, area: str = STATE) -> None:
+        self._blobs, self._part, self._version, self._area = blobs, part, version, area
+        self._slots = {slot.key: slot for slot in slots if slot.part == part}
         self._staged: dict[str, Blob] = {}
-        self._version = version
+        self._replaced: list[Slot] = []  # what was true before the last commit, and is no longer
 
     def keys(self) -> list[str]:
-        return sorted(self._blobs.keys() | self._staged.keys())
+        return sorted(self._slots.keys() | self._staged.keys())
 
     def blob(self, key: str) -> Blob:
-        """The file that holds `key`, staged or durable. Errors: KeyError."""
-        return self._staged.get(key) or self._blobs[key]
+        """The blob that holds `key`, staged or durable. Errors: KeyError."""
+        return self._staged.get(key) or blob_of(self._slots[key])
 
     def read(self, key: str) -> Mapping[str, torch.Tensor]:
-        return TensorFile(self.blob(key).path)
+        """Errors: KeyError, Damaged."""
+        return TensorFile(self._blobs.open(self.blob(key)))
 
     def writer(self, key: str, manifest: Manifest) -> _SlotWriter:
-        name = f"{self._part}.{key.replace('/', '~')}.{self._version}.safetensors"
-        return _SlotWriter(self, key, self._folder / name, manifest)
+        name = f"{self._area}{self._part}.{key.replace('/', '~')}.{self._version}.safetensors"
+        return _SlotWriter(self, key, TensorWriter(partial(self._blobs.create, name), manifest))
 
     def stage(self, key: str, blob: Blob) -> None:
         self._staged[key] = blob
 
     def staged_slots(self) -> list[Slot]:
-        return [Slot(self._part, key, blob.path.name, blob.digest, blob.size) for key, blob in sorted(self._staged.items())]
+        return [
+            Slot(self._part, key, blob.name.removeprefix(self._area), blob.digest, blob.size)
+            for key, blob in sorted(self._staged.items())
+        ]
+
+    def replaced_slots(self) -> list[Slot]:
+        """What the staged slots will replace."""
+        return [self._slots[key] for key in sorted(self._staged) if key in self._slots]
+
+    def remember(self, replaced: Iterable[Slot]) -> None:
+        """At start: what was true before the last commit."""
+        self._replaced = [slot for slot in replaced if slot.part == self._part]
 
     def settle(self) -> None:
-        """After the commit: what was staged is the state; the files it replaced go. Readers that hold one keep it open."""
-        for key, blob in self._staged.items():
-            old = self._blobs.get(key)
-            if old and old.path != blob.path:
-                old.path.unlink(missing_ok=True)
-        self._blobs.update(self._staged)
-        self._staged = {}
+        """After the commit: what was staged is the state.
+
+        What it replaced is kept until the next commit; what that had replaced goes. Readers that hold one keep it open.
+        """
+        kept = self.replaced_slots()
+        self._blobs.remove([blob_of(slot).name for slot in self._replaced])
+        self._slots |= {slot.key: slot for slot in self.staged_slots()}
+        self._replaced, self._staged = kept, {}
         self._version += 1
+
+
+def blob_of(slot: Slot) -> Blob:
+    """Where a durable slot lies."""
+    return Blob(f"{STATE}{slot.file}", slot.digest, slot.size)

@@ -1,69 +1,116 @@
-"""Accepted updates on disk: one folder an order, filled aside and renamed into place, so that it is there whole or not."""
+"""Accepted updates: a blob for each part, and last the entry that makes them count, so that an update is there whole or not.
+
+The updates of the last closed round are kept until the next is closed: should a file of the state that was made of them be
+damaged, it can be made again.
+"""
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from attune.common.durable import PUBLIC, committed_folder, sweep, write_file
+from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.ports.blobs import INBOX, Blobs, Damaged
 
-UPDATE = "update.json"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One accepted update: what was reported, and a safetensors file for each part handed in."""
-
-    row: Row
-    parts: Mapping[str, Path]
+LOG = logging.getLogger("fedserver")
+ENTRY = "update.json"
 
 
 class Inbox:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._closed = 0  # the last round of training whose updates are in the state
+        self._sweep()
 
-    def accept(self, order: OrderId, row: Row, parts: Mapping[str, Path]) -> None:
-        """Moves the (already durable) part files in and makes the whole durable. Accepting twice keeps the first.
+    def accept(self, order: OrderId, row: Row, parts: Mapping[str, Blob]) -> None:
+        """Moves the (already durable) parts in and makes the whole durable. Accepting twice keeps the first.
 
-        Errors: DiskFull.
+        Errors: DiskFull, Damaged.
         """
-        final = self._folder / str(order)
-        if final.exists():
+        if self.holds(order):
             return
-        with committed_folder(final) as filling:
-            for part, path in parts.items():
-                path.rename(filling / f"{part}.safetensors")
-            write_file(filling / UPDATE, msgspec.json.encode(row), PUBLIC)
+        moved = {part: self._blobs.move(blob, f"{INBOX}{order}/{part}.safetensors") for part, blob in parts.items()}
+        self._blobs.put(_entry_name(order), msgspec.json.encode(Entry(row, moved)))
 
     def holds(self, order: OrderId) -> bool:
-        return (self._folder / str(order)).is_dir()
+        return self._blobs.size(_entry_name(order)) is not None
 
     def entries(self, work: str, round_: int) -> dict[str, Entry]:
-        """Accepted updates of one round by device name, in name order."""
-        found = {}
-        for folder in sorted(self._folder.glob(f"{work}-{round_}-*")):
-            row = msgspec.json.decode((folder / UPDATE).read_bytes(), type=Row)
-            found[row.client] = Entry(row, {path.stem: path for path in folder.glob("*.safetensors")})
+        """Accepted updates of one round by device name, in name order.
+
+        One that is damaged is thrown away, with a word in the log: its device still has it and is asked for it again.
+        """
+        found: dict[str, Entry] = {}
+        for name in self._names(f"{work}-{round_}-"):
+            try:
+                entry = self._entry(name)
+                for blob in entry.parts.values():
+                    self._blobs.open(blob).close()
+            except Damaged as damaged:
+                LOG.warning("%s; that update is thrown away, its device is asked to send it again", damaged)
+                self._discard([name])
+            else:
+                found[entry.row.client] = entry
         return dict(sorted(found.items()))
 
+    def damaged(self) -> list[str]:
+        """A line for each file of an accepted update that is not what was sent."""
+        lines = []
+        for name in self._names(""):
+            try:
+                for blob in self._entry(name).parts.values():
+                    self._blobs.check(blob)
+            except Damaged as damaged:
+                lines.append(str(damaged))
+        return lines
+
     def discard(self, order: OrderId) -> None:
-        """One update that turned out to be late."""
-        shutil.rmtree(self._folder / str(order), ignore_errors=True)
+        """One update that turned out to be late. What the state was made of stays."""
+        if order.work != "train" or order.round > self._closed:
+            self._discard([_entry_name(order)])
 
     def clear(self, work: str, round_: int) -> None:
-        """After the commit that consumed a round."""
-        for folder in self._folder.glob(f"{work}-{round_}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """After the commit that consumed a round: of training, what the rounds before it left goes."""
+        if work == "train":
+            self._closed = round_
+            self._keep_only(f"train-{round_}-", f"train-{round_ + 1}-")
+        else:
+            self._discard(self._names(f"{work}-{round_}-"))
 
-    def clear_except(self, work: str, round_: int) -> None:
-        """At start: what a process that was killed after its commit had no time to clear."""
-        for folder in set(self._folder.iterdir()) - set(self._folder.glob(f"{work}-{round_}-*")):
-            shutil.rmtree(folder, ignore_errors=True)
+    def clear_except(self, work: str, round_: int, closed: int) -> None:
+        """At start: what a process that was killed after its commit had no time to clear. closed: the last closed round."""
+        self._closed = closed
+        self._keep_only(f"{work}-{round_}-", f"train-{closed}-")
+
+    def _keep_only(self, *prefixes: str) -> None:
+        kept = {name for prefix in prefixes for name in self._names(prefix)}
+        self._discard([name for name in self._names("") if name not in kept])
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            return msgspec.json.decode(self._blobs.get(name), type=Entry)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise Damaged(f"{name} is damaged ({error})") from None
+
+    def _names(self, prefix: str) -> list[str]:
+        return [name for name in self._blobs.names(f"{INBOX}{prefix}") if name.endswith(f"/{ENTRY}")]
+
+    def _discard(self, names: list[str]) -> None:
+        """The entry goes first: without it the rest does not count."""
+        for name in names:
+            folder = name.removesuffix(ENTRY)
+            self._blobs.remove([name, *(other for other in self._blobs.names(folder) if other != name)])
+
+    def _sweep(self) -> None:
+        """What a killed process left without its entry goes."""
+        entries = set(self._names(""))
+        loose = [name for name in self._blobs.names(INBOX) if f"{name.rpartition('/')[0]}/{ENTRY}" not in entries]
+        self._blobs.remove(loose)
+
+
+def _entry_name(order: OrderId) -> str:
+    return f"{INBOX}{order}/{ENTRY}"

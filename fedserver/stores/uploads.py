@@ -1,23 +1,24 @@
-"""Blobs on their way in: one resumable file a device and part. A newer stream takes the file over from an older one."""
+"""Blobs on their way in: one resumable upload a device and part. A newer stream takes it over from an older one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 
 from attune.common.errors import OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.wire.blobs import Blob
-from attune.common.wire.digest import check_digest, file_name
-from attune.fedserver.stores.upload_file import FileSink
+from attune.common.wire.digest import check_digest, file_name, from_file_name
+from attune.fedserver.ports.blobs import UPLOADS, Blobs, Damaged
+from attune.fedserver.stores.sink import Sink
 
 PARTS = ("shared", "attended", "generated")
+WHOLE = ".complete"  # ends the name of an upload whose digest was right
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a device says it will send: `size` bytes with SHA-256 `digest`, as one part of the answer to `order`."""
+    """What a device says it will send: `size` bytes with `digest`, as one part of the answer to `order`."""
 
     order: str
     part: str
@@ -27,36 +28,33 @@ class Target:
 
 
 class Uploads:
-    """Called from several disk threads. Each device's part has a lock, so that a take-over never meets a write half-way,
-    which would go on into a file descriptor that is closed, or by then another file's.
-    """
+    """Called from several disk threads. Each device's part has a lock, so that a take-over never meets a write half-way."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[tuple[str, str], FileSink] = {}
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._open: dict[tuple[str, str], Sink] = {}
         self._locks: dict[tuple[str, str], Lock] = {}
 
-    def sink(self, client: str, target: Target, max_bytes: int) -> FileSink:
-        """The file to append to, at its present length. Whoever held it before is cut off, and other digests of the part go.
+    def sink(self, client: str, target: Target, max_bytes: int) -> Sink:
+        """What to append to, at its present length. Whoever held it before is cut off, and other digests of the part go.
 
         Errors: LimitExceeded, DiskFull, UpdateRefused for a part or digest that is none.
         """
-        path = self._path(client, target.part, target.digest)
+        name = self._name(client, target.part, target.digest)
         with self._lock(client, target.part):
             older = self._open.pop((client, target.part), None)
             if older is not None:
                 older.close()
-            for other in path.parent.glob(f"{target.part}.*"):
-                if other not in (path, self._complete(path)):
-                    other.unlink(missing_ok=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if self._complete(path).exists():  # uploaded, but never submitted: the device goes on at its end
-                self._complete(path).rename(path)
-            sink = FileSink(path, target.size, target.digest, max_bytes=max_bytes, who=client)
+            present = self._blobs.names(f"{UPLOADS}{client}/{target.part}.")
+            self._blobs.remove([other for other in present if other not in (name, _whole(name))])
+            whole = self._whole(client, target.part, target.digest)
+            if whole is not None:  # uploaded, but never submitted: the device goes on at its end
+                self._blobs.move(whole, name)
+            sink = Sink(self._blobs, name, target.size, target.digest, max_bytes=max_bytes, who=client)
             self._open[client, target.part] = sink
         return sink
 
-    def write(self, client: str, part: str, sink: FileSink, frames: Sequence[bytes]) -> None:
+    def write(self, client: str, part: str, sink: Sink, frames: Sequence[bytes]) -> None:
         """The next frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
         with self._lock(client, part):
             self._check_current(client, part, sink)
@@ -64,44 +62,63 @@ class Uploads:
 
     def offset(self, client: str, target: Target) -> int:
         """How many bytes of the target are here."""
-        path = self._path(client, target.part, target.digest)
-        for candidate in (self._complete(path), path):
-            if candidate.exists():
-                return candidate.stat().st_size
-        return 0
+        name = self._name(client, target.part, target.digest)
+        whole = self._blobs.size(_whole(name))
+        return whole if whole is not None else self._blobs.size(name) or 0
 
-    def complete(self, client: str, part: str, sink: FileSink) -> None:
+    def complete(self, client: str, part: str, sink: Sink) -> None:
         """Checks the digest and makes the blob durable; only then can an update name it.
 
         Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull.
         """
         with self._lock(client, part):
             self._check_current(client, part, sink)
-            blob = sink.finish(durable=True)
-            blob.path.rename(self._complete(blob.path))
+            sink.finish(_whole(self._name(client, part, sink.digest)))
             del self._open[client, part]
 
     def take(self, client: str, part: str, digest: str) -> Blob:
-        """The complete blob that an update names. Errors: UnknownBlob if it is not (or no longer) here."""
-        path = self._complete(self._path(client, part, digest))
-        if not path.is_file():
+        """The complete blob that an update names. Errors: UnknownBlob if it is not (or no longer) here, or is damaged."""
+        blob = self._whole(client, part, digest)
+        if blob is None:
             raise UnknownBlob(f"{client}'s update names {part} {digest[:19]}, which is not here: upload it, then submit again")
-        return Blob(path, digest, path.stat().st_size)
+        try:
+            self._blobs.open(blob).close()
+        except Damaged as damaged:
+            self._blobs.remove([blob.name])
+            raise UnknownBlob(f"{damaged}, or upload it again, then submit again") from None
+        return blob
+
+    def damaged(self) -> list[str]:
+        """A line for each complete blob whose bytes are not those that were sent."""
+        found = []
+        for name in self._blobs.names(UPLOADS):
+            if name.endswith(WHOLE):
+                digest = name.removesuffix(WHOLE).rpartition(".")[2]
+                try:
+                    self._blobs.check(Blob(name, from_file_name(digest), self._blobs.size(name) or 0))
+                except Damaged as damaged:
+                    found.append(str(damaged))
+        return found
+
+    def _whole(self, client: str, part: str, digest: str) -> Blob | None:
+        name = _whole(self._name(client, part, digest))
+        size = self._blobs.size(name)
+        return None if size is None else Blob(name, digest, size)
 
     def _lock(self, client: str, part: str) -> Lock:
         return self._locks.setdefault((client, part), Lock())
 
-    def _check_current(self, client: str, part: str, sink: FileSink) -> None:
+    def _check_current(self, client: str, part: str, sink: Sink) -> None:
         if self._open.get((client, part)) is not sink:
             raise OrderClosed(f"a newer stream of {client} uploads {part}")
 
-    def _path(self, client: str, part: str, digest: str) -> Path:
-        """Errors: UpdateRefused, Malformed (bad-digest) unless part and digest can only name a file in the folder."""
+    def _name(self, client: str, part: str, digest: str) -> str:
+        """Errors: UpdateRefused, Malformed (bad-digest) unless part and digest can only name a blob of this device."""
         if part not in PARTS:
             raise UpdateRefused(f"{client} named {part[:40]!r}, which is no part of an update")
         check_digest(digest, client)
-        return self._folder / client / f"{part}.{file_name(digest)}"
+        return f"{UPLOADS}{client}/{part}.{file_name(digest)}"
 
-    @staticmethod
-    def _complete(path: Path) -> Path:
-        return path.with_name(path.name + ".complete")
+
+def _whole(name: str) -> str:
+    return f"{name}{WHOLE}"

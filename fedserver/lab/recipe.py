@@ -1,0 +1,49 @@
+"""How the present state was made: kept beside it until the next one is committed, so that it can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import msgspec
+
+from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.records import Entry, Slot
+from attune.fedserver.ports.blobs import STATE, Blobs
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A round's ingredients. The blobs that it names are kept as long as it is."""
+
+    round: int
+    adaptation: Adaptation | None  # None: a round of training
+    admitted: Sequence[str]  # who took part since the state before
+    entries: Mapping[str, Entry]  # the cohort's updates, by client
+    replaced: Sequence[Slot]  # of the state before, what this one has in other versions
+    made: Sequence[Slot]
+
+    @property
+    def name(self) -> str:
+        """Of its blob."""
+        return name_of(self.round)
+
+    def before(self, slots: Sequence[Slot]) -> list[Slot]:
+        """The slots before the round, out of those after it."""
+        made = {(slot.part, slot.key) for slot in self.made}
+        return [*(slot for slot in slots if (slot.part, slot.key) not in made), *self.replaced]
+
+    def save(self, blobs: Blobs) -> None:
+        """Durable. Errors: DiskFull."""
+        blobs.put(self.name, msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, blobs: Blobs, round_: int) -> Self | None:
+        """How the state after this round was made; None if that is not known (any more), or cannot be read."""
+        try:
+            return msgspec.json.decode(blobs.get(name_of(round_)), type=cls)
+        except (KeyError, msgspec.DecodeError):
+            return None
+
+
+def name_of(round_: int) -> str:
+    return f"{STATE}recipe.{round_}.json"

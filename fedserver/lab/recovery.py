@@ -1,0 +1,65 @@
+"""A damaged file of the state is made again: from the seed, or from the state before and the updates of the last round.
+
+Only the same bits will do. What cannot be made again is named, so that it can be restored from a backup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attune.common.errors import AttuneError
+from attune.common.plan import Plan
+from attune.common.wire.blobs import Blob
+from attune.fedserver.core.records import Slot
+from attune.fedserver.lab.engine import Engine
+from attune.fedserver.lab.recipe import Recipe
+from attune.fedserver.lab.vault import blob_of
+from attune.fedserver.ports.blobs import REDO, STATE, Blobs, Damaged
+
+
+def restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: Recipe | None) -> list[str]:
+    """Makes again what is damaged of the first state and of the last round; returns the names of those blobs.
+
+    Of other slots the bytes are checked when they are first read. Errors: Damaged.
+    """
+    first = [slot for slot in slots if _version(slot) == 0]
+    last = [slot for slot in recipe.made if slot in slots] if recipe is not None else []
+    remade = _remake(first, blobs, lambda: Engine(plan, [], blobs, 0, REDO, REDO).staged_slots())
+    if recipe is not None:
+        before, closed, made = recipe.before(slots), recipe.round - 1, recipe
+        remade += _remake(last, blobs, lambda: Engine(plan, before, blobs, closed, REDO, REDO).follow(made))
+    return remade
+
+
+def _remake(slots: Sequence[Slot], blobs: Blobs, again: Callable[[], list[Slot]]) -> list[str]:
+    """again: writes these slots, and maybe others, below REDO."""
+    damaged = {slot: reason for slot in slots if (reason := _damage(slot, blobs))}
+    if not damaged:
+        return []
+    try:
+        made = {(slot.part, slot.key): slot for slot in again()}
+        for slot in damaged:
+            twin = made.get((slot.part, slot.key))
+            if twin is None or (twin.digest, twin.size) != (slot.digest, slot.size):
+                raise Damaged("what is left of the round gives other bits")
+            blobs.move(Blob(f"{REDO}{twin.file}", twin.digest, twin.size), f"{STATE}{slot.file}")
+    except (AttuneError, KeyError) as error:
+        reasons = "; ".join(damaged.values())
+        raise Damaged(f"{reasons} (it cannot be made again: {error})") from error
+    finally:
+        blobs.remove(blobs.names(REDO))
+    return [blob_of(slot).name for slot in damaged]
+
+
+def _damage(slot: Slot, blobs: Blobs) -> str:
+    """What is wrong with a slot's blob, or nothing."""
+    try:
+        blobs.open(blob_of(slot)).close()
+    except Damaged as damaged:
+        return str(damaged)
+    return ""
+
+
+def _version(slot: Slot) -> int:
+    """After which round it was written."""
+    return int(slot.file.rsplit(".", 2)[1])

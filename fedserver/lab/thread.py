@@ -1,0 +1,78 @@
+"""The lab on one thread of this process. torch is imported there, by the first job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from attune.common.methods.method import PartKind
+from attune.common.plan import Plan
+from attune.common.wire.blobs import Blob
+from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.records import Entry, Slot
+from attune.fedserver.executors import Executors
+from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs
+from attune.fedserver.ports.lab import Outcome, Served, Started
+
+if TYPE_CHECKING:
+    from attune.fedserver.lab.engine import Engine
+
+
+class ThreadLab:
+    """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one."""
+
+    def __init__(self, blobs: Blobs, executors: Executors, threads: int = 0) -> None:
+        self._blobs, self._executors = blobs, executors
+        self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
+        self._engine: Engine | None = None
+
+    def __repr__(self) -> str:
+        return f"ThreadLab({self._blobs!r}, {'idle' if self._engine is None else 'started'})"
+
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+        return await self._executors.worker(self._start, plan, slots, closed)
+
+    def _start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+        import torch
+
+        from attune.fedserver.lab.engine import Engine
+        from attune.fedserver.lab.recipe import Recipe
+        from attune.fedserver.lab.recovery import restore
+        from attune.fedserver.lab.vault import blob_of
+
+        torch.set_num_threads(self._threads)
+        recipe = Recipe.load(self._blobs, closed) if slots else None
+        kept = {blob_of(slot).name for slot in (*slots, *(recipe.replaced if recipe else ()))}
+        if recipe is not None:
+            kept.add(recipe.name)
+        loose = [name for area in (STATE, SERVED, REDO) for name in self._blobs.names(area) if name not in kept]
+        self._blobs.remove(loose)
+        remade = restore(plan, slots, self._blobs, recipe)
+        self._engine = engine = Engine(plan, slots, self._blobs, closed)
+        if recipe is not None:
+            engine.remember(recipe)
+        return Started(engine.max_bytes(), engine.staged_slots(), remade)
+
+    async def serve(self, clients: Sequence[str]) -> Served:
+        return await self._executors.worker(self._started.serve, clients)
+
+    async def cold_start(self) -> dict[str, Blob]:
+        return await self._executors.worker(self._started.cold_start)
+
+    async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
+        await self._executors.worker(self._started.check, client, cast(PartKind, part), blob, max_norm)
+
+    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
+        return await self._executors.worker(self._started.aggregate, entries)
+
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
+        return await self._executors.worker(self._started.adapt, entries, adaptation)
+
+    async def settle(self) -> None:
+        await self._executors.worker(self._started.settle)
+
+    @property
+    def _started(self) -> Engine:
+        assert self._engine is not None  # noqa: S101 (`start` comes first)
+        return self._engine

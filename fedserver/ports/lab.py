@@ -1,0 +1,74 @@
+"""What works on tensors, as jobs whose arguments and results are values that can be sent to another process.
+
+A job names tensors by blobs of the federation's store; it is given no open file and hands none out. One job runs at a time,
+in the order asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from attune.common.plan import Plan
+from attune.common.wire.blobs import Blob
+from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.records import Entry, Slot
+
+Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
+
+
+@dataclass(frozen=True)
+class Started:
+    """The lab holds the state of a federation."""
+
+    max_bytes: dict[str, int]  # part that devices hand in -> the largest blob that can be an answer
+    slots: list[Slot]  # of a new federation the state before round 1, not committed yet
+    remade: list[str]  # names of state blobs that were damaged and were made again, with the same bits
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round's next state, written beside the present one: true once its slots are committed."""
+
+    metrics: dict[str, float]
+    slots: list[Slot]
+
+
+class Lab(Protocol):
+    """Errors of all jobs: AttuneError, among them Damaged, which names the file."""
+
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+        """Takes up the state after `closed` rounds, or makes that of a new federation (no slots).
+
+        Blobs of the state that belong to no slot go. Damaged ones are made again where that gives the same bits.
+        Errors: SettingError for a model or method that cannot be built, Damaged with what to restore.
+        """
+        ...
+
+    async def serve(self, clients: Sequence[str]) -> Served:
+        """For each client and part what it is served now."""
+        ...
+
+    async def cold_start(self) -> dict[str, Blob]:
+        """For each part what a device is served of which nothing is known."""
+        ...
+
+    async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
+        """Refuses an update that could harm the state; max_norm limits the L2 norm of the change, 0: no limit.
+
+        Errors: WireError, UpdateRefused, each naming device and tensor.
+        """
+        ...
+
+    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
+        """A cohort's accepted updates, by client, into the next state."""
+        ...
+
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
+        """As `aggregate`, of newcomers to a finished federation."""
+        ...
+
+    async def settle(self) -> None:
+        """After the commit: the outcome is the state, and what is two states old goes."""
+        ...
