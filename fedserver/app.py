@@ -29,11 +29,14 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
 from attune.fedserver.identity.server_tls import server_options
+from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
 from attune.fedserver.rpc.service import FederationService
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.stores.uploads import Uploads
 
@@ -70,8 +73,10 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
             settings = planning.resolve(merged)
             store.put("overrides", merged)
             registrar = Registrar(authority, store, settings.server.certificate_days)
-            coordinator = Coordinator(home, store, settings, authority.fingerprint, executors)
-            server = _server(settings, registrar, coordinator, store, executors, home)
+            blobs = FolderBlobs(home.path)
+            lab = ThreadLab(blobs, executors, settings.server.threads)
+            coordinator = Coordinator(blobs, lab, store, settings, authority.fingerprint, executors)
+            server = _server(settings, registrar, coordinator, store, blobs, executors)
             address = _listen(server, options, home.address(), registrar)
             install_operator(authority, store, home.operator)
             local = new_token(authority.public_key_compressed, store, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
@@ -99,18 +104,18 @@ def _server(
     registrar: Registrar,
     coordinator: Coordinator,
     store: Store,
+    blobs: Blobs,
     executors: Executors,
-    home: Home,
 ) -> grpc.aio.Server:
     """The gRPC server with all its services, not listening yet."""
     auth, keepalive_s = Auth(registrar), settings.server.keepalive_s
     server = grpc.aio.server(
         interceptors=[auth], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
     )
-    uploads = Uploads(home.uploads)
+    uploads = Uploads(blobs)
     updates = Updates(coordinator, uploads, store, executors)
     federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar, auth), server)
-    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, auth, executors).handler(),))
+    server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, uploads, auth, executors).handler(),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, registrar, store), server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

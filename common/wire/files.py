@@ -77,7 +77,9 @@ class TensorWriter:
         """The finished blob. Errors: Malformed (missing-tensor; the blob is given up), DiskFull."""
         if self._left:
             self.abort()
-            raise Malformed("missing-tensor", f"{self._name}: {len(self._left)} tensors were not put, first {min(self._left)!r}")
+            raise Malformed(
+                "missing-tensor", f"{self._name}: {len(self._left)} tensors were not put, first {min(self._left)!r}"
+            )
         hash_span(self._target, self._hashed, self.layout.size, self._hash)
         self.blob = self._target.finish(self._hash.text, self.layout.size)
         return self.blob
@@ -102,9 +104,7 @@ class TensorWriter:
             self._hashed += len(data)
 
 
-def write_tensors(
-    where: Path | Callable[[int], Target], tensors: Mapping[str, torch.Tensor], *, durable: bool = False
-) -> Blob:
+def write_tensors(where: Path | Callable[[int], Target], tensors: Mapping[str, torch.Tensor], *, durable: bool = False) -> Blob:
     """All tensors as one blob, which appears under its name whole or not at all. Arguments and errors: as TensorWriter."""
     if isinstance(where, Path):
         with replaced(where, durable) as beside:

@@ -1,6 +1,6 @@
 """Performs what the round decides: one event at a time through the pure machine, then its effects.
 
-fedserver.core.round decides; fedserver.lab.engine works on tensors, on its own thread. This file keeps the order in which
+fedserver.core.round decides; a fedserver.ports.lab works on tensors. This file keeps the order in which
 things become true: first durable, then known.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,16 +21,15 @@ from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.planning import ResolvedSettings
+from attune.fedserver.core.records import Slot
 from attune.fedserver.core.round import RoundMachine
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.orders import Orders
 from attune.fedserver.federation.streams import Stream, Streams
-from attune.fedserver.home import Home
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.lab import Lab
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.sqlite import Store
-
-if TYPE_CHECKING:
-    from attune.fedserver.lab.engine import Engine
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
@@ -42,35 +39,52 @@ GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 class Coordinator:
     """The federation on the event loop: who is connected, which orders are out, and what is durable."""
 
-    def __init__(self, home: Home, store: Store, settings: ResolvedSettings, federation: str, executors: Executors) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        blobs: Blobs,
+        lab: Lab,
+        store: Store,
+        settings: ResolvedSettings,
+        federation: str,
+        executors: Executors,
+    ) -> None:
+        self.settings, self.lab = settings, lab
+        self.max_bytes: dict[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
         self.error: AttuneError | None = None
-        self.inbox = Inbox(home.inbox)
+        self.inbox = Inbox(blobs)
         self.streams = Streams(store)
-        self._orders = Orders(settings, store, self.streams, executors)
+        self._orders = Orders(settings, store, self.streams, lab)
         self.book = self._orders.book
-        self._home, self._store, self._federation, self._executors = home, store, federation, executors
+        self._blobs, self._store, self._federation, self._executors = blobs, store, federation, executors
         saved = store.get("plan")
         self._plan: Plan | None = msgspec.convert(saved, Plan) if saved else None
-        self._engine: Engine | None = None
         self._receipts: dict[str, bool] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        record = store.record().revive()
+        record = self._reopened(store.record().revive())
         self._saved_record = b""
         self.machine = RoundMachine(settings.policy, settings.seed, record, self._reported(record), self._finished(record))
 
     def __repr__(self) -> str:
         return f"Coordinator({self.machine!r}, {self.streams!r})"
 
-    @property
-    def engine(self) -> Engine:
-        """There is one as soon as there is a plan, and so before any order."""
-        assert self._engine is not None  # noqa: S101
-        return self._engine
+    def _reopened(self, record: events.Record) -> events.Record:
+        """The record at start: a round that was about to be closed is open again if an update of it is damaged.
+
+        Its device sends it once more, and the state gets the same bits as without the damage.
+        """
+        if record.phase is not events.Phase.AGGREGATING:
+            return record
+        work, number = record.open_orders
+        before = self.inbox.names(work, number)
+        if before == set(self.inbox.entries(work, number)):
+            return record
+        return msgspec.structs.replace(
+            record, phase=events.Phase.TRAINING, deadline=time.time() + self.settings.round.deadline_s
+        )
 
     def _reported(self, record: events.Record) -> set[str]:
         """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
@@ -86,9 +100,10 @@ class Coordinator:
 
     async def start(self) -> None:
         """Takes up the step at which the last process stopped."""
-        await self._executors.disk(self.inbox.clear_except, *self.machine.record.open_orders)
+        await self._executors.disk(self._blobs.sweep)
+        await self._executors.disk(self.inbox.clear_except, *self.machine.record.open_orders, self.machine.record.round)
         if self._plan is not None:
-            await self._make_engine(self._plan)
+            await self._start_lab(self._plan)
         async with self._turn:
             effects = self.machine.resume(time.time())
             self._save_record()
@@ -192,17 +207,13 @@ class Coordinator:
 
     # --- the plan
 
-    async def _make_engine(self, plan: Plan) -> None:
-        def make() -> Engine:
-            import torch
-
-            from attune.fedserver.lab.engine import Engine
-
-            torch.set_num_threads(self.settings.server.threads or max(1, (os.cpu_count() or 2) - 1))
-            return Engine(plan, slots, self._home.state, self._home.serve, closed)
-
-        slots, closed = self._store.slots(), self.machine.record.round
-        self._engine = await self._executors.worker(make)
+    async def _start_lab(self, plan: Plan) -> list[Slot]:
+        """The slots of the state before round 1, if there is none yet."""
+        started = await self.lab.start(plan, self._store.slots(), self.machine.record.round)
+        self.max_bytes = started.max_bytes
+        for name in started.remade:
+            LOG.warning("%s was damaged; it was made again from the state before it, with the same bits", name)
+        return started.slots
 
     async def _try_plan(self) -> bool:
         """False, and the server is told to stop, if no model fits both the settings and what the devices declared."""
@@ -217,9 +228,9 @@ class Coordinator:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
         profiles = self.streams.profiles()
         plan = planning.make_plan(self.settings, profiles, self._federation)
-        await self._make_engine(plan)
-        self._store.commit_round(self.machine.record, self.engine.staged_slots(), [], {}, plan=plan)
-        await self._executors.worker(self.engine.settle)
+        slots = await self._start_lab(plan)
+        self._store.commit_round(self.machine.record, slots, [], {}, plan=plan)
+        await self.lab.settle()
         self._plan = plan
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         if why := planning.why_this_model(self.settings, plan):
@@ -259,7 +270,7 @@ class Coordinator:
                     if accepted and self.machine.record.phase is events.Phase.DONE:
                         await self._commit_evaluation()
                 case events.Open(work, number, devices):
-                    await self._orders.open(self.engine, self.machine.record, work, number, devices)
+                    await self._orders.open(sorted(self.max_bytes), self.machine.record, work, number, devices)
                 case events.Aggregate(number, cohort):
                     await self._aggregate(number, set(cohort))
                 case events.Finish(devices):
@@ -278,22 +289,22 @@ class Coordinator:
         before = msgspec.json.encode(self.machine.record)
         try:
             if self.machine.record.adapting and self.settings.adaptation is not None:
-                metrics = await self._executors.worker(self.engine.adapt, updates, self.settings.adaptation)
+                outcome = await self.lab.adapt(updates, self.settings.adaptation)
             else:
-                metrics = await self._executors.worker(self.engine.aggregate, updates)
+                outcome = await self.lab.aggregate(updates)
             effects = self.machine.handle(events.Aggregated(time.time()))
-            self._store.commit_round(self.machine.record, self.engine.staged_slots(), rows, marks)
+            self._store.commit_round(self.machine.record, outcome.slots, rows, marks)
         except Exception as error:
             # What is not committed did not happen: the record must not count a round whose state is not there.
             self.machine.record = msgspec.json.decode(before, type=events.Record)
             self._fail(error)
             return
         self._saved_record = msgspec.json.encode(self.machine.record)
-        await self._executors.worker(self.engine.settle)
+        await self.lab.settle()
         rounds = self.settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
         LOG.info("%s closed: %s", which, summary(rows, self.settings.method.evaluate))
-        LOG.debug("round %d: %s", number, metrics)
+        LOG.debug("round %d: %s", number, outcome.metrics)
         await self._follow(effects)
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
         await self._executors.disk(self.inbox.clear, "train", number)

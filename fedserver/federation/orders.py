@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.executors import Executors
 from attune.fedserver.federation.streams import Streams
+from attune.fedserver.ports.lab import Lab
 from attune.fedserver.stores.sqlite import Store
-
-if TYPE_CHECKING:
-    from attune.fedserver.lab.engine import Engine
 
 LOG = logging.getLogger("fedserver")
 
@@ -23,21 +19,24 @@ LOG = logging.getLogger("fedserver")
 class Orders:
     """Writes orders into its book and sends them."""
 
-    def __init__(self, settings: ResolvedSettings, store: Store, streams: Streams, executors: Executors) -> None:
+    def __init__(self, settings: ResolvedSettings, store: Store, streams: Streams, lab: Lab) -> None:
         self.book = OrderBook()
-        self._settings, self._store, self._streams, self._executors = settings, store, streams, executors
+        self._settings, self._store, self._streams, self._lab = settings, store, streams, lab
 
     def __repr__(self) -> str:
         return f"Orders({self.book!r})"
 
-    async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Collection[str]) -> None:
-        """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
-        served = await self._executors.worker(engine.serve, record.devices)
-        cold_start = await self._executors.worker(engine.cold_start) if work == "evaluate" else {}
+    async def open(self, parts: Sequence[str], record: Record, work: str, number: int, devices: Collection[str]) -> None:
+        """Sends orders; parts: those that devices hand in.
+
+        What is served is made for everyone at once, so that it is the same bits after a restart.
+        """
+        served = await self._lab.serve(record.devices)
+        cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
             blobs = served[name] if self._needs_download(record, name, work) else {}
-            trains, returns = self._task_of(engine, record, name) if work == "train" else ((), [])
+            trains, returns = self._task_of(parts, record, name) if work == "train" else ((), [])
             left_s = max(0.0, record.deadline - time.time())
             order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
             self._streams.send(name, order)
@@ -47,12 +46,12 @@ class Orders:
         """Marks for those of `names` that were served the state after `state_round`."""
         return {name: {"fetched": state_round} for name in names if self._needs_download(record, name, work)}
 
-    def _task_of(self, engine: Engine, record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
+    def _task_of(self, parts: Sequence[str], record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
         """What a device trains (all, if nothing is named) and which parts it hands in."""
         adaptation = self._settings.adaptation
         if record.adapting and adaptation is not None:
-            return adaptation.trains, [part for part in engine.parts if part in adaptation.returns]
-        return (), engine.parts if name in record.cohort else []
+            return adaptation.trains, [part for part in parts if part in adaptation.returns]
+        return (), parts if name in record.cohort else []
 
     def _needs_download(self, record: Record, name: str, work: str) -> bool:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import cast
 
 import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
-from attune.common.methods.method import PartKind
 from attune.common.metrics import read_metrics
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.stores.sink import Sink
 from attune.fedserver.stores.sqlite import Store
-from attune.fedserver.stores.upload_file import FileSink
 from attune.fedserver.stores.uploads import Target, Uploads
 
 
@@ -29,7 +27,7 @@ class Updates:
 
     # --- uploads
 
-    async def open(self, name: str, target: Target) -> FileSink:
+    async def open(self, name: str, target: Target) -> Sink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
         max_bytes = self._check(name, target)
         sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
@@ -50,7 +48,7 @@ class Updates:
                 f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(order.returns) or 'metrics only'}"
             )
         limit = self._coordinator.settings.server.max_blob_bytes
-        return min(self._coordinator.engine.max_bytes(cast(PartKind, target.part)), limit)
+        return min(self._coordinator.max_bytes[target.part], limit)
 
     # --- updates
 
@@ -82,18 +80,17 @@ class Updates:
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
-            blobs = {part: self._uploads.take(name, part, digest) for part, digest in sent.items()}
+            blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
-            paths = {part: blob.path for part, blob in blobs.items()}
             max_norm = self._coordinator.settings.server.max_update_norm
-            for part, path in paths.items():
-                await self._executors.worker(self._coordinator.engine.check, name, cast(PartKind, part), path, max_norm)
+            for part, blob in blobs.items():
+                await self._coordinator.lab.check(name, part, blob, max_norm)
         except (UnknownBlob, DiskFull):
             raise
         except AttuneError as refusal:
             await self._coordinator.excuse(name, f"update refused: {refusal}")
             raise
-        await self._executors.disk(self._coordinator.inbox.accept, order.id, row, paths)
+        await self._executors.disk(self._coordinator.inbox.accept, order.id, row, blobs)
 
 
 def row_of(order: OrderId, update: Update, device: Device | None) -> Row:

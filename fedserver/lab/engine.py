@@ -34,14 +34,20 @@ HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longe
 class Engine:
     """The aggregators of one federation over their vaults; `slots` is the durable state, empty for a new federation.
 
-    closed: how many rounds the state has taken in. area, served: what the names of blobs of state and of served weights begin
-    with that are written here.
+    closed: how many rounds the state has taken in. area: what the names of blobs of state begin with that are written here.
+    served: where what is made to be served goes, if not beside the state.
     """
 
     def __init__(
-        self, plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, area: str = STATE, served: str = SERVED
+        self,
+        plan: Plan,
+        slots: Sequence[Slot],
+        blobs: Blobs,
+        closed: int,
+        area: str = STATE,
+        served: Blobs | None = None,
     ) -> None:
-        self._blobs, self._closed, self._served_area = blobs, closed, served
+        self._blobs, self._closed, self._served = blobs, closed, served or blobs
         model = build(plan.model, plan.seed)
         method = method_of(plan)
         assignment = assign(method, model)
@@ -80,7 +86,7 @@ class Engine:
                 served[client][part] = self._generated[part, client] if slot is None else self._whole(part, slot)
         return served
 
-    def _whole(self, part: str, slot: str) -> Blob:
+    def _whole(self, part: PartKind, slot: str) -> Blob:
         """A slot's blob, checked where this process has not seen it yet. Errors: Damaged."""
         blob = self._vaults[part].blob(slot)
         self._blobs.open(blob).close()
@@ -111,7 +117,7 @@ class Engine:
                 self._generated[part, client] = self._write_served(f"{part}.{client}", tensors)
 
     def _write_served(self, name: str, tensors: Tensors) -> Blob:
-        create = partial(self._blobs.create, f"{self._served_area}{name}.safetensors", durable=False)
+        create = partial(self._served.create, f"{SERVED}{name}.safetensors", durable=False)
         return write_tensors(create, tensors)
 
     def check(self, client: str, part: PartKind, blob: Blob, max_norm: float) -> None:
@@ -195,5 +201,5 @@ class Engine:
             self._closed = self._next_recipe.round
             self._recipe, self._next_recipe = self._next_recipe, None
         made = (*self._generated.values(), *self._cold_start.values())
-        self._blobs.remove([blob.name for blob in made if blob.name.startswith(self._served_area)])
+        self._served.remove([blob.name for blob in made if blob.name.startswith(SERVED)])
         self._generated, self._cold_start, self._admitted = {}, {}, set()

@@ -16,6 +16,7 @@ from attune.common.wire.frames import FRAME_BYTES, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.updates import Updates
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.stores.uploads import Target, Uploads
 
@@ -26,8 +27,11 @@ BATCH_FRAMES = 4  # frames handed to a disk thread at a time
 class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
-    def __init__(self, book: OrderBook, updates: Updates, uploads: Uploads, auth: Auth, executors: Executors) -> None:
-        self._book, self._updates, self._uploads, self._auth, self._executors = book, updates, uploads, auth, executors
+    def __init__(
+        self, book: OrderBook, blobs: Blobs, updates: Updates, uploads: Uploads, auth: Auth, executors: Executors
+    ) -> None:
+        self._book, self._blobs, self._updates, self._uploads = book, blobs, updates, uploads
+        self._auth, self._executors = auth, executors
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -43,7 +47,7 @@ class BlobService:
 
     async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         blob = self._book.offer(self._auth.name_of(context), request.digest)
-        frames = read_frames(blob.path, request.offset)
+        frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset)
         while batch := await self._executors.disk(_take, frames):
             for frame in batch:
                 yield frame

@@ -24,7 +24,6 @@ class Inbox:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._closed = 0  # the last round of training whose updates are in the state
-        self._sweep()
 
     def accept(self, order: OrderId, row: Row, parts: Mapping[str, Blob]) -> None:
         """Moves the (already durable) parts in and makes the whole durable. Accepting twice keeps the first.
@@ -33,8 +32,15 @@ class Inbox:
         """
         if self.holds(order):
             return
-        moved = {part: self._blobs.move(blob, f"{INBOX}{order}/{part}.safetensors") for part, blob in parts.items()}
-        self._blobs.put(_entry_name(order), msgspec.json.encode(Entry(row, moved)))
+        moved: dict[str, Blob] = {}
+        try:
+            for part, blob in parts.items():
+                moved[part] = self._blobs.move(blob, f"{INBOX}{order}/{part}.safetensors")
+            self._blobs.put(_entry_name(order), msgspec.json.encode(Entry(row, moved)))
+        except BaseException:
+            for part, blob in moved.items():  # so that its device need not send them once more
+                self._blobs.move(blob, parts[part].name)
+            raise
 
     def holds(self, order: OrderId) -> bool:
         return self._blobs.size(_entry_name(order)) is not None
@@ -56,6 +62,11 @@ class Inbox:
             else:
                 found[entry.row.client] = entry
         return dict(sorted(found.items()))
+
+    def names(self, work: str, round_: int) -> set[str]:
+        """Devices with an update of this round, damaged or not."""
+        prefix = f"{INBOX}{work}-{round_}-"
+        return {name.removeprefix(prefix).removesuffix(f"/{ENTRY}") for name in self._names(f"{work}-{round_}-")}
 
     def damaged(self) -> list[str]:
         """A line for each file of an accepted update that is not what was sent."""
@@ -82,8 +93,11 @@ class Inbox:
             self._discard(self._names(f"{work}-{round_}-"))
 
     def clear_except(self, work: str, round_: int, closed: int) -> None:
-        """At start: what a process that was killed after its commit had no time to clear. closed: the last closed round."""
+        """At start: what a killed process left unfinished, or had no time to clear. closed: the last closed round."""
         self._closed = closed
+        entries = set(self._names(""))
+        loose = [name for name in self._blobs.names(INBOX) if f"{name.rpartition('/')[0]}/{ENTRY}" not in entries]
+        self._blobs.remove(loose)
         self._keep_only(f"{work}-{round_}-", f"train-{closed}-")
 
     def _keep_only(self, *prefixes: str) -> None:
@@ -104,12 +118,6 @@ class Inbox:
         for name in names:
             folder = name.removesuffix(ENTRY)
             self._blobs.remove([name, *(other for other in self._blobs.names(folder) if other != name)])
-
-    def _sweep(self) -> None:
-        """What a killed process left without its entry goes."""
-        entries = set(self._names(""))
-        loose = [name for name in self._blobs.names(INBOX) if f"{name.rpartition('/')[0]}/{ENTRY}" not in entries]
-        self._blobs.remove(loose)
 
 
 def _entry_name(order: OrderId) -> str:

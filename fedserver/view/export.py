@@ -14,10 +14,14 @@ from attune.common.errors import NoModel
 from attune.common.metrics import Metrics
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
+from attune.common.wire.tensors import Tensors
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.lab.engine import Engine
+from attune.fedserver.lab.vault import blob_of
+from attune.fedserver.ports.blobs import SERVED, Damaged
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.view import summary
 
@@ -54,36 +58,54 @@ def _consistent_tensors(home: Home, store: Store, plan: Plan, out: Path) -> list
     for attempt in range(ATTEMPTS):
         try:
             with TemporaryDirectory(dir=out) as scratch:
-                engine = Engine(plan, store.slots(), home.state, Path(scratch), store.record().round)
-                clients = [device.name for device in store.devices() if device.samples is not None and not device.revoked]
-                return list(_tensors(engine, clients, out))
-        except FileNotFoundError:
+                return list(_tensors(_Exported(plan, store, FolderBlobs(home.path), FolderBlobs(Path(scratch))), store, out))
+        except Damaged:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _tensors(engine: Engine, clients: list[str], out: Path) -> Iterator[str]:
-    if "shared" in engine.vaults:
-        shutil.copyfile(engine.vaults["shared"].blob("value").path, out / "shared.safetensors")
+class _Exported:
+    """The state as it is, read beside the server that may be running; what is generated goes to `scratch`."""
+
+    def __init__(self, plan: Plan, store: Store, blobs: FolderBlobs, scratch: FolderBlobs) -> None:
+        slots = store.slots()
+        self._blobs, self._scratch = blobs, scratch
+        self._slots = {(slot.part, slot.key): blob_of(slot) for slot in slots}
+        self._engine = Engine(plan, slots, blobs, store.record().round, served=scratch)
+
+    def copy(self, part: str, key: str, to: Path) -> bool:
+        """A slot as a file of its own. False if there is none."""
+        blob = self._slots.get((part, key))
+        if blob is not None:
+            self._blobs.check(blob)
+            shutil.copyfile(self._blobs.local(blob.name), to)
+        return blob is not None
+
+    def own(self, clients: list[str]) -> Iterator[tuple[str, Tensors]]:
+        """Each client and its own weights, all parts together; empty where all is shared."""
+        for client, parts in self._engine.serve(clients).items():
+            found: Tensors = {}
+            for part, blob in sorted(parts.items()):
+                if part != "shared":
+                    found |= read_tensors((self._scratch if blob.name.startswith(SERVED) else self._blobs).open(blob))
+            yield client, found
+
+
+def _tensors(state: _Exported, store: Store, out: Path) -> Iterator[str]:
+    if state.copy("shared", "value", out / "shared.safetensors"):
         yield f"{out / 'shared.safetensors'}: what all clients share"
-    own = {
-        client: {part: blob for part, blob in parts.items() if part != "shared"}
-        for client, parts in engine.serve(clients).items()
-    }
+    clients = [device.name for device in store.devices() if device.samples is not None and not device.revoked]
     folder = out / "clients"
     folder.mkdir(exist_ok=True)
-    for client, parts in own.items():
-        if parts:
-            write_tensors(
-                folder / f"{client}.safetensors", {k: v for blob in parts.values() for k, v in read_tensors(blob.path).items()}
-            )
-    if any(own.values()):
-        yield f"{folder}: each client's own weights, as the server would send them next ({len(own)} files)"
-    for vault in engine.vaults.values():
-        if matrices.KEY in vault.keys():  # noqa: SIM118 (a vault is not a mapping)
-            shutil.copyfile(vault.blob(matrices.KEY).path, out / "attention.safetensors")
-            yield f"{out / 'attention.safetensors'}: who learned from whom in the last round"
-    if "generated" in engine.vaults:
-        shutil.copyfile(engine.vaults["generated"].blob("network").path, out / "server.safetensors")
+    written = 0
+    for client, own in state.own(clients):
+        if own:
+            write_tensors(folder / f"{client}.safetensors", own)
+            written += 1
+    if written:
+        yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"
+    if any(state.copy(part, matrices.KEY, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
+        yield f"{out / 'attention.safetensors'}: who learned from whom in the last round"
+    if state.copy("generated", "network", out / "server.safetensors"):
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"

@@ -17,6 +17,9 @@ from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.lab.vault import blob_of
+from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.view import plot_accuracy, plot_clients
 from attune.fedserver.view.summary import Summary, summarise
@@ -32,7 +35,7 @@ class Source:
         rows, saved = store.rows(), store.get("plan")
         if saved is None or not rows:
             raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
-        self._home, self._store = home, store
+        self._home, self._store, self._blobs = home, store, FolderBlobs(home.path)
         plan = msgspec.convert(saved, Plan)
         self.closed = store.record().round
         self.summary = summarise(rows, planning.resolve(store.get("overrides") or {}), plan.model.name, self.closed)
@@ -55,9 +58,9 @@ class Source:
             if found is None:
                 return None
             try:
-                with TensorFile(self._home.state / found.file) as file:
+                with TensorFile(self._blobs.open(blob_of(found))) as file:
                     return read(file)
-            except FileNotFoundError:
+            except Damaged:
                 if attempt == ATTEMPTS - 1:
                     raise
         raise AssertionError("the last attempt returns or raises")

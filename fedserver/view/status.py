@@ -12,6 +12,7 @@ from attune.fedserver.core.accuracy import accuracies, comparisons, over_all
 from attune.fedserver.core.messages import Phase, Record, quorum_of
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.home import Home
+from attune.fedserver.stores.inbox import ENTRY
 from attune.fedserver.stores.sqlite import Store
 
 
@@ -63,7 +64,7 @@ def reported_names(home: Home, record: Record) -> set[str]:
     """Devices whose answer to the open orders lies in the inbox."""
     work, number = record.open_orders
     prefix = f"{work}-{number}-"
-    return {path.name.removeprefix(prefix) for path in home.inbox.glob(f"{prefix}*")}
+    return {path.parent.name.removeprefix(prefix) for path in home.inbox.glob(f"{prefix}*/{ENTRY}")}
 
 
 def _since(name: str, devices: Iterable[Device], record: Record) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,8 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.home import Home
+from attune.fedserver.lab.thread import ThreadLab
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import Store
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
@@ -33,8 +34,8 @@ def on_a_server(
     async def run() -> None:
         home = Home(folder)
         home.create()
-        store, executors = Store(home.database), Executors()
-        coordinator = Coordinator(home, store, resolve(said), "federation", executors)
+        store, executors, blobs = Store(home.database), Executors(), FolderBlobs(folder)
+        coordinator = Coordinator(blobs, ThreadLab(blobs, executors), store, resolve(said), "federation", executors)
         try:
             await coordinator.start()
             for name in ("a", "b"):
@@ -130,8 +131,9 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
         for _ in ("train", "evaluate"):
             orders = {name: await next_message(session) for name, session in sessions.items()}
             for name, order in orders.items():
-                part = tmp_path / f"{name}.safetensors"
-                shutil.copyfile(coordinator.engine.vaults["shared"].blob("value").path, part)
+                served = (await coordinator.lab.serve([name]))[name]["shared"]
+                blobs = FolderBlobs(tmp_path)
+                part = blobs.put(f"uploads/{name}", blobs.get(served.name))
                 row = Row(
                     round=order.id.round, work=order.id.work, client=name, samples=10, accuracy_before=0.5, test_samples=4
                 )

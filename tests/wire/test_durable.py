@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from attune.fedclient.model.artifact import ModelInfo, save
 from attune.fedclient.work.state import Orders
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Row
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 
 ROOT = Path(__file__).parents[2]
@@ -75,9 +77,8 @@ def test_a_file_is_synced_then_named_then_its_name_is_synced(tmp_path: Path, log
     write_tensors(path, W)
     assert log == [("rename", str(path))]
     log.clear()
-    with TensorWriter(path, manifest_of(W)) as writer:
+    with TensorWriter(path, manifest_of(W), durable=True) as writer:
         writer.put("w", W["w"])
-        writer.close(durable=True)
     assert log == [("sync", str(path)), ("sync", str(tmp_path))]
 
 
@@ -103,18 +104,36 @@ def test_a_devices_order_is_committed_by_one_rename(tmp_path: Path, log: list[tu
     assert {path.name for path in final.iterdir()} == set(files)
 
 
-def test_an_update_enters_the_inbox_by_one_rename(tmp_path: Path, log: list[tuple[str, str]]) -> None:
-    order, upload = OrderId("train", 1, "a"), tmp_path / "upload"
-    upload.touch()
-    inbox = Inbox(tmp_path / "inbox")
-    inbox.accept(order, Row(round=1, work="train", client="a"), {"shared": upload})
-    folder, final = tmp_path / "inbox" / f".filling-{order}", tmp_path / "inbox" / str(order)
+def test_an_update_enters_the_inbox_by_its_entry(tmp_path: Path, log: list[tuple[str, str]]) -> None:
+    blobs, order = FolderBlobs(tmp_path), OrderId("train", 1, "a")
+    upload = blobs.put("uploads/a/shared", b"bytes")
+    log.clear()
+    Inbox(blobs).accept(order, Row(round=1, work="train", client="a"), {"shared": upload})
+    folder = tmp_path / "inbox" / str(order)
     assert log == [
+        ("sync", str(folder.parent)),  # the names of the folders that were made
+        ("sync", str(tmp_path)),
         ("rename", str(folder / "shared.safetensors")),
-        *whole(folder / "update.json"),
-        ("sync", str(folder)),
-        ("rename", str(final)),
-        ("sync", str(final.parent)),
+        *whole(folder / "update.json"),  # which makes it count, and the names beside it durable
+    ]
+
+
+def test_a_blob_takes_its_name_when_it_is_durable(tmp_path: Path, log: list[tuple[str, str]]) -> None:
+    (tmp_path / "state").mkdir()
+    blobs = FolderBlobs(tmp_path)
+    write_tensors(partial(blobs.create, "state/a"), W)
+    assert log == whole(tmp_path / "state" / "a")
+    log.clear()
+    write_tensors(partial(blobs.create, "state/b", durable=False), W)
+    assert log == [("rename", str(tmp_path / "state" / "b"))]
+    growing = blobs.grow("state/c", 3)
+    growing.append(memoryview(b"abc"))
+    log.clear()
+    growing.seal("state/d", "sha256:0")
+    assert log == [
+        ("sync", str(tmp_path / "state" / "c")),
+        ("rename", str(tmp_path / "state" / "d")),
+        ("sync", str(tmp_path / "state")),
     ]
 
 
@@ -139,8 +158,9 @@ def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: l
 def test_a_full_disk_is_named_wherever_it_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """At the sync, which is where a quota is often noticed. Nothing is left, and what was there stays."""
     write_file(tmp_path / "file", b"old")
-    inbox, upload = Inbox(tmp_path / "inbox"), tmp_path / "upload"
-    upload.touch()
+    blobs = FolderBlobs(tmp_path)
+    inbox, upload = Inbox(blobs), blobs.put("uploads/a/shared", b"bytes")
+    (tmp_path / "inbox").mkdir()
 
     def full(fd: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -156,8 +176,10 @@ def test_a_full_disk_is_named_wherever_it_is_met(tmp_path: Path, monkeypatch: py
         with pytest.raises(DiskFull, match="free some space"):
             write()
     assert (tmp_path / "file").read_bytes() == b"old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "inbox", "orders"]
-    assert [*(tmp_path / "inbox").iterdir(), *(tmp_path / "orders").iterdir()] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "inbox", "orders", "uploads"]
+    assert [*(tmp_path / "orders").iterdir()] == []
+    assert blobs.names("inbox/") == [], "nothing was accepted"
+    assert blobs.get("uploads/a/shared") == b"bytes", "and what was uploaded need not be sent again"
 
 
 def test_other_failures_pass_and_leave_nothing(tmp_path: Path) -> None:

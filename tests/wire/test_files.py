@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from attune.common.errors import DiskFull
 from attune.common.wire import malformed as bad
+from attune.common.wire.blobs import Buffer, Target
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.digest import digest_of
-from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
+from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_checked, read_tensors, write_tensors
 from attune.common.wire.tensors import DTYPES, TensorSpec, bytes_of, manifest_of
 from tests.raising import malformed
 
@@ -24,16 +25,16 @@ from tests.raising import malformed
 def test_writes_exactly_the_bytes_of_the_package(tmp_path, zoo):
     ours = write_tensors(tmp_path / "ours", zoo)
     theirs = safetensors.torch.save(zoo)
-    assert ours.path.read_bytes() == theirs
-    assert ours == Blob(tmp_path / "ours", digest_of(theirs), len(theirs))
+    assert (tmp_path / "ours").read_bytes() == theirs
+    assert ours == Blob("ours", digest_of(theirs), len(theirs))
 
 
 def test_golden_bytes(tmp_path):
-    blob = write_tensors(tmp_path / "golden", {"w": torch.tensor([[1.0, -2.0]]), "n": torch.tensor(3)})
+    path = file_of(tmp_path / "golden", {"w": torch.tensor([[1.0, -2.0]]), "n": torch.tensor(3)})
     header = b'{"n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[1,2],"data_offsets":[8,16]}}'
     assert len(header) == 109
     data = b"\x03\0\0\0\0\0\0\0" + b"\0\0\x80\x3f" + b"\0\0\0\xc0"
-    assert blob.path.read_bytes() == b"\x70\0\0\0\0\0\0\0" + header + b"   " + data
+    assert path.read_bytes() == b"\x70\0\0\0\0\0\0\0" + header + b"   " + data
 
 
 def test_reads_what_the_package_writes_and_the_package_reads_what_we_write(tmp_path, zoo, same_bits):
@@ -42,12 +43,17 @@ def test_reads_what_the_package_writes_and_the_package_reads_what_we_write(tmp_p
     same_bits(read_tensors(theirs), zoo)
     with TensorFile(theirs) as file:
         same_bits(file, zoo)
-    ours = write_tensors(tmp_path / "ours", zoo).path
+    ours = file_of(tmp_path / "ours", zoo)
     same_bits(safetensors.torch.load_file(ours), zoo)
     with safetensors.safe_open(ours, "pt") as file:
         assert file.metadata() is None
     with TensorFile(ours) as mine:
         check_manifest(mine.manifest, manifest_of(zoo), "ours")
+
+
+def file_of(path, tensors):
+    write_tensors(path, tensors)
+    return path
 
 
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -63,7 +69,7 @@ def test_any_dtypes_shapes_and_names_come_back(tmp_path, same_bits, drawn):
     for name, (dtype, shape, seed) in drawn.items():
         generator = torch.Generator().manual_seed(seed)
         tensors[name] = torch.randint(0, 2, shape, generator=generator).to(DTYPES[dtype])
-    path = write_tensors(tmp_path / "file", tensors).path
+    path = file_of(tmp_path / "file", tensors)
     assert path.read_bytes() == safetensors.torch.save(tensors)
     same_bits(read_tensors(path), tensors)
     with TensorFile(path) as file:
@@ -74,7 +80,7 @@ def test_tied_strided_expanded_and_negated_tensors(tmp_path):
     base = torch.arange(24, dtype=torch.bfloat16).reshape(4, 6)
     tensors = {"base": base, "tied": base, "turned": base.T, "slice": base[1:3, ::2], "row": base[0:1].expand(5, 6)}
     tensors["negative"] = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
-    read = read_tensors(write_tensors(tmp_path / "file", tensors).path)
+    read = read_tensors(file_of(tmp_path / "file", tensors))
     for name, tensor in tensors.items():
         assert read[name].equal(tensor), name
     assert read["negative"].tolist() == [-2.0, 4.0]
@@ -82,7 +88,7 @@ def test_tied_strided_expanded_and_negated_tensors(tmp_path):
 
 def test_parameters_are_written_without_their_graph(tmp_path):
     layer = torch.nn.Linear(3, 2)
-    read = read_tensors(write_tensors(tmp_path / "file", dict(layer.named_parameters())).path)
+    read = read_tensors(file_of(tmp_path / "file", dict(layer.named_parameters())))
     assert read["weight"].equal(layer.weight.detach())
     assert not read["weight"].requires_grad
 
@@ -93,9 +99,9 @@ def test_any_order_of_puts_gives_the_same_blob(tmp_path, zoo, turn):
     with TensorWriter(tmp_path / "file", manifest_of(zoo)) as writer:
         for name in turn(list(writer.layout.manifest)):
             writer.put(name, zoo[name])
-    assert writer.blob == Blob(tmp_path / "file", expected.digest, expected.size)
-    assert writer.blob.path.read_bytes() == expected.path.read_bytes()
-    assert digest_of(writer.blob.path.read_bytes()) == writer.blob.digest
+    assert writer.blob == Blob("file", expected.digest, expected.size)
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "expected").read_bytes()
+    assert digest_of((tmp_path / "file").read_bytes()) == writer.blob.digest
 
 
 def test_equal_tensors_in_another_order_have_one_digest(tmp_path, zoo):
@@ -105,12 +111,12 @@ def test_equal_tensors_in_another_order_have_one_digest(tmp_path, zoo):
 
 def test_read_all_is_one_buffer(tmp_path):
     tensors = {"a": torch.ones(100), "b": torch.ones(50, dtype=torch.float16), "c": torch.ones(3, dtype=torch.bool)}
-    read = read_tensors(write_tensors(tmp_path / "file", tensors).path)
+    read = read_tensors(file_of(tmp_path / "file", tensors))
     assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 1
 
 
 def test_tensor_file_is_lazy_and_its_tensors_are_independent(tmp_path):
-    path = write_tensors(tmp_path / "file", {"a": torch.zeros(2), "b": torch.ones(2)}).path
+    path = file_of(tmp_path / "file", {"a": torch.zeros(2), "b": torch.ones(2)})
     file = TensorFile(path)
     assert list(file) == ["a", "b"]
     assert len(file) == 2
@@ -152,7 +158,7 @@ def test_an_exception_removes_the_file_and_leaves_the_old_one(tmp_path, monkeypa
     with pytest.raises(ZeroDivisionError), TensorWriter(tmp_path / "file", {"w": TensorSpec("F32", (2,))}):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
-    old = write_tensors(tmp_path / "file", {"w": torch.zeros(2)})
+    old = file_of(tmp_path / "file", {"w": torch.zeros(2)})
     with malformed("unsupported-tensor", match="complex64"):
         write_tensors(tmp_path / "file", {"w": torch.zeros(2, dtype=torch.complex64)})
 
@@ -162,8 +168,8 @@ def test_an_exception_removes_the_file_and_leaves_the_old_one(tmp_path, monkeypa
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(DiskFull, match="free some space"):
         write_tensors(tmp_path / "file", {"w": torch.ones(2)})
-    assert list(tmp_path.iterdir()) == [old.path]
-    assert read_tensors(old.path)["w"].tolist() == [0.0, 0.0]
+    assert list(tmp_path.iterdir()) == [old]
+    assert read_tensors(old)["w"].tolist() == [0.0, 0.0]
 
 
 def test_short_writes_are_continued(tmp_path, zoo, monkeypatch):
@@ -171,7 +177,7 @@ def test_short_writes_are_continued(tmp_path, zoo, monkeypatch):
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
     assert write_tensors(tmp_path / "short", zoo).digest == expected.digest
-    assert (tmp_path / "short").read_bytes() == expected.path.read_bytes()
+    assert (tmp_path / "short").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
 def test_a_full_disk_is_noticed_before_the_first_byte(tmp_path):
@@ -183,7 +189,7 @@ def test_a_full_disk_is_noticed_before_the_first_byte(tmp_path):
 def test_a_sparse_file_of_over_4_gib_is_read_at_its_far_end(tmp_path):
     rows = (4 << 30) // 1024 + 3
     writer = TensorWriter(tmp_path / "big", {"a": TensorSpec("F64", (rows, 128)), "b": TensorSpec("F32", (3,))})
-    os.ftruncate(writer._fd, writer.layout.size)
+    os.truncate(tmp_path / "big", writer.layout.size)
     writer.put("b", torch.tensor([1.0, 2.0, 3.0]))
     with TensorFile(tmp_path / "big") as file:
         assert file.manifest == writer.layout.manifest
@@ -199,7 +205,7 @@ def test_a_sparse_file_of_over_4_gib_is_read_at_its_far_end(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_tensors_on_an_accelerator(tmp_path, zoo, same_bits):
     there = {name: tensor.to("cuda") for name, tensor in zoo.items()}
-    same_bits(read_tensors(write_tensors(tmp_path / "file", there).path), zoo)
+    same_bits(read_tensors(file_of(tmp_path / "file", there)), zoo)
 
 
 def test_the_bytes_of_a_contiguous_tensor_are_not_copied():
@@ -208,3 +214,62 @@ def test_the_bytes_of_a_contiguous_tensor_are_not_copied():
     tensor[0, 0] = 1.0
     assert len(view) == 2000
     assert bytes(view[:2]) == b"\x80\x3f"  # 1.0 in bfloat16: sign 0, exponent 127, fraction 0
+
+
+class Parts(Target):
+    """A target in memory that keeps what it is given."""
+
+    name = "parts"
+
+    def __init__(self, size):
+        self.data, self.digest = bytearray(size), None
+
+    def write(self, data, offset):
+        self.data[offset : offset + len(data)] = data
+
+    def read_into(self, target, offset):
+        target[:] = self.data[offset : offset + len(target)]
+
+    def finish(self, digest, size):
+        return Blob("parts", digest, size)
+
+    def abort(self):
+        self.data = bytearray()
+
+
+def test_what_is_not_a_file_has_the_same_bytes(tmp_path, zoo, same_bits):
+    made = []
+
+    def create(size):
+        made.append(Parts(size))
+        return made[-1]
+
+    blob = write_tensors(create, zoo)
+    assert bytes(made[0].data) == safetensors.torch.save(zoo)
+    assert blob == Blob("parts", digest_of(bytes(made[0].data)), len(made[0].data))
+    same_bits(read_tensors(Buffer("parts", made[0].data)), zoo)
+    file = TensorFile(Buffer("parts", made[0].data))
+    same_bits(file, zoo)
+    file.close()
+    with pytest.raises(OSError, match="closed"):
+        file["a"]
+    with pytest.raises(bad.Truncated, match="parts"):
+        Buffer("parts", b"12").read_into(memoryview(bytearray(3)), 0)
+
+
+def test_a_span_of_a_tensor_is_read_alone(tmp_path):
+    tensors = {"w": torch.arange(24, dtype=torch.bfloat16).reshape(4, 6), "b": torch.tensor([True, False, True])}
+    with TensorFile(file_of(tmp_path / "file", tensors)) as file:
+        for start, end in [(0, 24), (5, 13), (7, 7), (23, 24)]:
+            assert file.span("w", start, end).equal(tensors["w"].reshape(-1)[start:end])
+        assert file.span("b", 1, 3).tolist() == [False, True]
+
+
+def test_bytes_that_are_not_those_of_the_digest_are_named(tmp_path):
+    blob = write_tensors(tmp_path / "file", {"w": torch.zeros(4)})
+    assert read_checked(tmp_path / "file", blob.digest)["w"].tolist() == [0.0] * 4
+    data = bytearray((tmp_path / "file").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(bad.DigestMismatch, match=f"{tmp_path / 'file'} is damaged"):
+        read_checked(tmp_path / "file", blob.digest)
