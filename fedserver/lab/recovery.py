@@ -14,10 +14,27 @@ from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.lab.vault import blob_of
-from attune.fedserver.ports.blobs import REDO, STATE, Blobs, Damaged
+from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged
 
 
-def restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: Recipe | None) -> list[str]:
+def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int) -> tuple[Engine, list[str]]:
+    """The engine of a starting server, and the names of the blobs that were damaged and were made again.
+
+    What a killed process has left goes. Errors: those of Engine; Damaged.
+    """
+    recipe = Recipe.load(blobs, closed) if slots else None
+    kept = {blob_of(slot).name for slot in (*slots, *(recipe.replaced if recipe else ()))}
+    if recipe is not None:
+        kept.add(recipe.name)
+    blobs.remove([name for area in (STATE, SERVED, REDO) for name in blobs.names(area) if name not in kept])
+    remade = _restore(plan, slots, blobs, recipe)
+    engine = Engine(plan, slots, blobs, closed)
+    if recipe is not None:
+        engine.remember(recipe)
+    return engine, remade
+
+
+def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: Recipe | None) -> list[str]:
     """Makes again what is damaged of the first state and of the last round; returns the names of those blobs.
 
     Of other slots the bytes are checked when they are first read. Errors: Damaged.

@@ -12,7 +12,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.records import Entry, Slot
 from attune.fedserver.executors import Executors
-from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Outcome, Served, Started
 
 if TYPE_CHECKING:
@@ -36,23 +36,11 @@ class ThreadLab:
     def _start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         import torch
 
-        from attune.fedserver.lab.engine import Engine
-        from attune.fedserver.lab.recipe import Recipe
-        from attune.fedserver.lab.recovery import restore
-        from attune.fedserver.lab.vault import blob_of
+        from attune.fedserver.lab.recovery import take_up
 
         torch.set_num_threads(self._threads)
-        recipe = Recipe.load(self._blobs, closed) if slots else None
-        kept = {blob_of(slot).name for slot in (*slots, *(recipe.replaced if recipe else ()))}
-        if recipe is not None:
-            kept.add(recipe.name)
-        loose = [name for area in (STATE, SERVED, REDO) for name in self._blobs.names(area) if name not in kept]
-        self._blobs.remove(loose)
-        remade = restore(plan, slots, self._blobs, recipe)
-        self._engine = engine = Engine(plan, slots, self._blobs, closed)
-        if recipe is not None:
-            engine.remember(recipe)
-        return Started(engine.max_bytes(), engine.staged_slots(), remade)
+        self._engine, remade = take_up(plan, slots, self._blobs, closed)
+        return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade)
 
     async def serve(self, clients: Sequence[str]) -> Served:
         return await self._executors.worker(self._started.serve, clients)

@@ -30,7 +30,8 @@ from attune.fedclient.home import Home
 from attune.fedclient.options import Options
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
-from attune.fedserver.stores.upload_file import FileSink
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.sink import Sink
 
 PLAN_SEED = 5
 
@@ -279,7 +280,8 @@ class FakeServer(FederationServicer):
         self.seen.uploads.append((target.order_id, target.offset))
         if self.faults.no_uploads:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        with FileSink(self._path(target.digest), target.size, target.digest) as sink:
+        name = self._path(target.digest).name
+        with Sink(FolderBlobs(self.folder), name, target.size, target.digest) as sink:
             skip = sink.offset - target.offset
             async for frame in frames:
                 if (share := self.faults.break_upload_at) is not None:
@@ -288,7 +290,7 @@ class FakeServer(FederationServicer):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the link is cut")
                 sink.write([frame[skip:]])
                 skip = max(0, skip - len(frame))
-            sink.finish(durable=False)
+            sink.finish(name)
         return pb.UploadReply(received=target.size)
 
     async def _upload_offset(self, target: pb.UploadTarget, context: Any) -> pb.UploadOffsetReply:

@@ -2,68 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
-from attune.common.config import TrainSettings
 from attune.common.errors import UpdateRefused
 from attune.common.methods.registry import method_of
-from attune.common.plan import ModelSpec, Plan
-from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core.adaptation import adaptation_of
-from attune.fedserver.core.records import Row
-from attune.fedserver.lab.engine import Engine
-from attune.fedserver.stores.inbox import Entry
+from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.lab.recipe import name_of
 from tests.raising import malformed
-
-TINY = {"width": 8, "heads": 2, "depth": 1}
-
-
-def plan(method="fedavg", model="mlr", **options):
-    shape, kind = ((4,), "tabular") if model == "mlr" else ((4, 4, 1), "images")
-    spec = ModelSpec(model, kind, shape, 3, options=TINY if model == "vit" else {})
-    return Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
-
-
-class Bench:
-    """An engine over a folder; `restart` makes a new one from what was committed, as a new process would."""
-
-    def __init__(self, folder, plan_):
-        self.folder, self.plan, self.slots, self.closed = folder, plan_, {}, 0
-        (folder / "state").mkdir()
-        self.restart()
-        self.commit()
-
-    def restart(self):
-        shutil.rmtree(self.folder / "serve", ignore_errors=True)
-        (self.folder / "serve").mkdir()
-        self.engine = Engine(self.plan, list(self.slots.values()), self.folder / "state", self.folder / "serve", self.closed)
-
-    def commit(self):
-        self.slots |= {(slot.part, slot.key): slot for slot in self.engine.staged_slots()}
-        self.engine.settle()
-
-    def digests(self, names=("a", "b")):
-        return {name: {part: blob.digest for part, blob in parts.items()} for name, parts in self.engine.serve(names).items()}
-
-    def entry(self, name, value, samples):
-        """An update that hands in `value` everywhere."""
-        parts = {}
-        for part, manifest in self.engine.manifests.items():
-            path = self.folder / f"{name}.{part}.safetensors"
-            write_tensors(path, {key: torch.full(spec.shape, float(value)) for key, spec in manifest.items()})
-            parts[part] = path
-        return Entry(Row(round=self.closed + 1, work="train", client=name, samples=samples), parts)
-
-    def round(self, **updates):
-        self.engine.aggregate({name: self.entry(name, *said) for name, said in updates.items()})
-
-    def close(self, **updates):
-        self.round(**updates)
-        self.closed += 1
-        self.commit()
+from tests.server.bench import Bench, plan
 
 
 @pytest.fixture
@@ -74,10 +22,10 @@ def bench(tmp_path):
 def test_fedavg_serves_one_file_and_its_mean_is_weighted_by_samples(bench):
     tiny = bench()
     served = tiny.engine.serve(["a", "b"])
-    assert tiny.engine.parts == ["shared"]
+    assert list(tiny.engine.max_bytes()) == ["shared"]
     assert served["a"]["shared"].digest == served["b"]["shared"].digest
     tiny.close(a=(1.0, 30), b=(5.0, 10), c=(100.0, 0))
-    for tensor in read_tensors(tiny.engine.serve(["a"])["a"]["shared"].path).values():
+    for tensor in tiny.read(tiny.engine.serve(["a"])["a"]["shared"]).values():
         assert torch.equal(tensor, torch.full_like(tensor, 2.0))
 
 
@@ -95,8 +43,14 @@ def test_a_restart_before_or_after_the_commit_serves_the_same_bits(bench, method
     assert after != before
     tiny.restart()
     assert tiny.digests() == after
+    before = set(tiny.slots.values())
     tiny.close(a=(0.0, 1), b=(1.0, 1))
-    assert {path.name for path in (tiny.folder / "state").iterdir()} == {slot.file for slot in tiny.slots.values()}
+    kept = {f"state/{slot.file}" for slot in before | set(tiny.slots.values())}
+    assert set(tiny.blobs.names("state/")) >= kept, "what the last round replaced is kept"
+    before = set(tiny.slots.values())
+    tiny.close(a=(0.5, 1), b=(1.0, 1))
+    kept = {f"state/{slot.file}" for slot in before | set(tiny.slots.values())}
+    assert set(tiny.blobs.names("state/")) == kept | {name_of(3)}, "until the next one is closed"
 
 
 def test_fedtp_gives_each_client_its_own_generated_part(bench):
@@ -118,11 +72,11 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
     served = {parts[own] for parts in tiny.digests().values()}
     assert (common[own].digest in served) == (own == "shared")
     for part, manifest in tiny.engine.manifests.items():
-        assert read_tensors(common[part].path).keys() == manifest.keys()
+        assert tiny.read(common[part]).keys() == manifest.keys()
     tiny.restart()
     assert {part: blob.digest for part, blob in tiny.engine.cold_start().items()} == {p: b.digest for p, b in common.items()}
     tiny.close(a=(1.0, 1), b=(1.0, 1))
-    assert list((tiny.folder / "serve").iterdir()) == [], "what was made of the old state is gone, and only that"
+    assert tiny.blobs.names("serve/") == [], "what was made of the old state is gone, and only that"
     assert tiny.engine.cold_start()[own].digest != common[own].digest
 
 
@@ -137,26 +91,26 @@ def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
         "missing-tensor": {key: tensor for key, tensor in good.items() if key != name},
     }
     for kind, tensors in wrong.items():
-        write_tensors(tmp_path / "update", tensors)
+        update = tiny.write("uploads/update", tensors)
         with malformed(kind, match=f"kiel's shared update.*{name}"):
-            tiny.engine.check("kiel", "shared", tmp_path / "update", 0.0)
+            tiny.engine.check("kiel", "shared", update, 0.0)
 
 
 def test_the_norm_that_is_limited_is_of_the_change(bench, tmp_path):
     tiny = bench()
-    served = read_tensors(tiny.engine.serve(["a"])["a"]["shared"].path)
+    served = tiny.read(tiny.engine.serve(["a"])["a"]["shared"])
     count = sum(tensor.numel() for tensor in served.values())
-    write_tensors(tmp_path / "update", {name: tensor + 2.0 for name, tensor in served.items()})
+    update = tiny.write("uploads/update", {name: tensor + 2.0 for name, tensor in served.items()})
     norm = 2.0 * count**0.5
-    tiny.engine.check("a", "shared", tmp_path / "update", norm * 1.001)
+    tiny.engine.check("a", "shared", update, norm * 1.001)
     with pytest.raises(UpdateRefused, match="norm"):
-        tiny.engine.check("a", "shared", tmp_path / "update", norm * 0.999)
+        tiny.engine.check("a", "shared", update, norm * 0.999)
 
 
 def test_no_answer_may_be_much_larger_than_the_part(bench):
     tiny = bench()
     size = tiny.engine.serve(["a"])["a"]["shared"].size
-    assert size <= tiny.engine.max_bytes("shared") <= size + (1 << 17)
+    assert size <= tiny.engine.max_bytes()["shared"] <= size + (1 << 17)
 
 
 @pytest.mark.parametrize("adapt", ["personal", "hypernetwork", "all"])
@@ -181,6 +135,6 @@ def test_an_adaptation_on_the_device_alone_leaves_the_state_as_it_is(bench):
     tiny = bench("fedper", "vit")
     before = tiny.digests()
     adaptation = adaptation_of(method_of(tiny.plan), {}, "personal")
-    assert tiny.engine.adapt({"z": Entry(Row(round=1, work="train", client="z", samples=4), {})}, adaptation) == {}
+    assert tiny.engine.adapt({"z": Entry(Row(round=1, work="train", client="z", samples=4), {})}, adaptation).metrics == {}
     assert tiny.engine.staged_slots() == []
     assert tiny.digests() == before

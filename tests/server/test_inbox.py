@@ -1,58 +1,111 @@
-"""What a kill leaves of accepted updates: the inbox's one rename."""
+"""Accepted updates: there whole or not, kept as long as the state may have to be made of them again, checked when read."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 import pytest
 
+from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Row
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.memory import MemoryBlobs
 
 
-@pytest.fixture
-def parts(tmp_path):
-    """Makes part files as an upload would leave them."""
-
-    def make(text):
-        path = tmp_path / "upload"
-        path.write_text(text)
-        return {"shared": path}
-
-    return make
+@pytest.fixture(params=["folder", "memory"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return FolderBlobs(tmp_path) if request.param == "folder" else MemoryBlobs()
 
 
-def row(order):
+def row(order: OrderId) -> Row:
     return Row(round=order.round, work=order.work, client=order.client, samples=1)
 
 
-def test_an_update_is_there_whole_and_the_first_one_stays(tmp_path, parts):
-    inbox, order = Inbox(tmp_path / "inbox"), OrderId("train", 1, "a")
+def parts(blobs: Blobs, text: str) -> dict[str, Blob]:
+    """As an upload leaves them."""
+    return {"shared": blobs.put("uploads/x", text.encode())}
+
+
+def accept(blobs: Blobs, inbox: Inbox, *order: object) -> OrderId:
+    made = OrderId(*order)  # type: ignore[arg-type]
+    inbox.accept(made, row(made), parts(blobs, str(made)))
+    return made
+
+
+def test_an_update_is_there_whole_and_the_first_one_stays(blobs: Blobs) -> None:
+    inbox, order = Inbox(blobs), OrderId("train", 1, "a")
     assert not inbox.holds(order)
-    inbox.accept(order, row(order), parts("first"))
-    inbox.accept(order, row(order), parts("second"))
-    [entry] = Inbox(tmp_path / "inbox").entries("train", 1).values()
-    assert (entry.row, entry.parts["shared"].read_text()) == (row(order), "first")
+    inbox.accept(order, row(order), parts(blobs, "first"))
+    inbox.accept(order, row(order), parts(blobs, "second"))
+    [entry] = Inbox(blobs).entries("train", 1).values()
+    assert (entry.row, blobs.get(entry.parts["shared"].name)) == (row(order), b"first")
+    assert blobs.names("uploads/") == ["uploads/x"], "the second is not taken"
 
 
-def test_what_a_kill_left_half_done_goes_at_the_next_start(tmp_path, parts):
-    inbox, order = Inbox(tmp_path / "inbox"), OrderId("train", 1, "a")
-    half = tmp_path / "inbox" / f".filling-{order}"
-    half.mkdir()
-    (half / "shared.safetensors").touch()
-    assert inbox.entries("train", 1) == {}
-    assert Inbox(tmp_path / "inbox").holds(order) is False
-    assert not half.exists()
+def test_what_a_kill_left_half_done_goes_at_the_next_start(blobs: Blobs) -> None:
+    order = OrderId("train", 1, "a")
+    blobs.put(f"inbox/{order}/shared.safetensors", b"half")
+    inbox = Inbox(blobs)
+    assert (inbox.entries("train", 1), inbox.names("train", 1), inbox.holds(order)) == ({}, set(), False)
+    inbox.clear_except("train", 1, 0)
+    assert blobs.names("") == []
 
 
-def test_entries_are_of_one_round_and_work_in_name_order(tmp_path, parts):
-    inbox = Inbox(tmp_path / "inbox")
-    orders = [("train", 1, "b"), ("train", 1, "a-1"), ("train", 11, "c"), ("evaluate", 1, "d")]
-    for order in (OrderId(*order) for order in orders):
-        inbox.accept(order, row(order), parts("x"))
-    assert list(inbox.entries("train", 1)) == ["a-1", "b"]
-    inbox.clear_except("train", 1)
-    assert list(inbox.entries("train", 11)) == list(inbox.entries("evaluate", 1)) == []
-    inbox.discard(OrderId("train", 1, "b"))
-    assert list(inbox.entries("train", 1)) == ["a-1"]
+def test_entries_are_of_one_round_and_work_in_name_order(blobs: Blobs) -> None:
+    inbox = Inbox(blobs)
+    for order in [("train", 2, "b"), ("train", 2, "a-1"), ("train", 11, "c"), ("evaluate", 2, "d"), ("train", 1, "e")]:
+        accept(blobs, inbox, *order)
+    assert list(inbox.entries("train", 2)) == ["a-1", "b"]
+    assert inbox.names("train", 1) == {"e"}
+
+
+def test_the_last_closed_round_stays_until_the_next_is_closed(blobs: Blobs) -> None:
+    inbox = Inbox(blobs)
+    for order in [("train", 1, "a"), ("train", 2, "a"), ("train", 2, "b"), ("evaluate", 1, "a")]:
+        accept(blobs, inbox, *order)
     inbox.clear("train", 1)
-    assert list((tmp_path / "inbox").iterdir()) == []
+    inbox.clear("evaluate", 1)
+    assert [list(inbox.entries(*which)) for which in [("train", 1), ("train", 2), ("evaluate", 1)]] == [["a"], ["a", "b"], []]
+    inbox.discard(OrderId("train", 1, "a"))  # sent again by a device that has not heard of its receipt
+    assert list(inbox.entries("train", 1)) == ["a"], "the state was made of it"
+    inbox.discard(OrderId("train", 2, "b"))
+    inbox.clear("train", 2)
+    assert [list(inbox.entries("train", number)) for number in (1, 2)] == [[], ["a"]]
+
+
+def test_a_start_keeps_the_open_round_and_the_last_closed_one(blobs: Blobs) -> None:
+    inbox = Inbox(blobs)
+    for order in [("train", 4, "a"), ("train", 5, "b"), ("train", 6, "c"), ("evaluate", 4, "d"), ("evaluate", 5, "e")]:
+        accept(blobs, inbox, *order)
+    again = Inbox(blobs)
+    again.clear_except("evaluate", 5, 5)
+    assert sorted({name.split("/")[1] for name in blobs.names("inbox/")}) == ["evaluate-5-e", "train-5-b"]
+    again.discard(OrderId("train", 5, "b"))
+    assert list(again.entries("train", 5)) == ["b"]
+
+
+@pytest.mark.parametrize("file", ["shared.safetensors", "update.json"])
+def test_a_damaged_update_is_named_and_thrown_away_so_that_it_is_sent_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    blobs = FolderBlobs(tmp_path)
+    inbox = Inbox(blobs)
+    accept(blobs, inbox, "train", 3, "kiel")
+    accept(blobs, inbox, "train", 3, "bonn")
+    path = tmp_path / "inbox" / "train-3-kiel" / file
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    again = Inbox(FolderBlobs(tmp_path))
+    [line] = again.damaged()
+    assert f"train-3-kiel/{file}" in line
+    assert again.names("train", 3) == {"bonn", "kiel"}
+    with caplog.at_level(logging.WARNING):
+        assert list(again.entries("train", 3)) == ["bonn"]
+    assert f"train-3-kiel/{file} is damaged" in caplog.text
+    assert not again.holds(OrderId("train", 3, "kiel"))
+    assert not path.parent.exists()

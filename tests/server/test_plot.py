@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,10 +19,11 @@ from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Entry, Row
 from attune.fedserver.home import Home
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.stores.inbox import Entry
+from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.view import plots as plot
 from attune.fedserver.view.export import export_home
@@ -48,7 +50,8 @@ class Federation:
         self.store.put("overrides", said)
         spec = ModelSpec("vit", "images", (4, 4, 1), 3, options=TINY)
         self.plan = Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
-        self.engine = Engine(self.plan, [], self.home.state, self.home.serve, 0)
+        self.blobs = FolderBlobs(self.home.path)
+        self.engine = Engine(self.plan, [], self.blobs, 0)
         self.store.commit_round(Record(), self.engine.staged_slots(), [], {}, plan=self.plan)
         self.engine.settle()
         for number in range(1, rounds + 1):
@@ -60,8 +63,9 @@ class Federation:
             parts = {}
             for part, manifest in self.engine.manifests.items():
                 draw = torch.Generator().manual_seed(100 * number + i)
-                parts[part] = folder / f"{name}.{part}"
-                write_tensors(parts[part], {k: torch.randn(spec.shape, generator=draw) for k, spec in manifest.items()})
+                tensors = {k: torch.randn(spec.shape, generator=draw) for k, spec in manifest.items()}
+                create = partial(self.blobs.create, f"inbox/train-{number}-{name}/{part}.safetensors")
+                parts[part] = write_tensors(create, tensors)
             row = Row(
                 round=number,
                 work="train",
@@ -147,7 +151,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     monkeypatch.setattr(fed.store, "slots", lambda: answers.pop(0))
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * plot.ATTEMPTS
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(Damaged, match="missing"):
         source.tensors("matrices", lambda file: True)
 
 

@@ -17,6 +17,7 @@ from attune.fedserver.core.messages import Notice, OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.records import Device
 from attune.fedserver.federation.streams import MAX_UNSENT, Stream
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.uploads import Target, Uploads
 from tests.raising import malformed
 
@@ -26,6 +27,10 @@ DATA = b"twenty bytes of data"
 def target(data=DATA, **said):
     usual = {"order": "train-1-a", "part": "shared", "digest": digest_of(data), "size": len(data)}
     return Target(**(usual | said))
+
+
+def content(folder, blob):
+    return (folder / blob.name).read_bytes()
 
 
 @given(
@@ -89,11 +94,11 @@ def test_who_starts_from_what_is_served(contributed, fetched, work, train, evalu
 
 
 def test_an_upload_goes_on_after_a_restart_and_is_taken_when_whole(tmp_path):
-    uploads = Uploads(tmp_path)
+    uploads = Uploads(FolderBlobs(tmp_path))
     sink = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", sink, [DATA[:5]])
     sink.close()  # as the end of the process does
-    again = Uploads(tmp_path)
+    again = Uploads(FolderBlobs(tmp_path))
     assert again.offset("a", target()) == 5
     sink = again.sink("a", target(), 100)
     with pytest.raises(Truncated):
@@ -102,12 +107,12 @@ def test_an_upload_goes_on_after_a_restart_and_is_taken_when_whole(tmp_path):
         again.take("a", "shared", target().digest)
     again.write("a", "shared", sink, [DATA[5:]])
     again.complete("a", "shared", sink)
-    assert again.take("a", "shared", target().digest).path.read_bytes() == DATA
+    assert content(tmp_path, again.take("a", "shared", target().digest)) == DATA
     assert again.offset("a", target()) == len(DATA)
 
 
 def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
-    uploads = Uploads(tmp_path)
+    uploads = Uploads(FolderBlobs(tmp_path))
     older = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", older, [DATA[:5]])
     newer = uploads.sink("a", target(), 100)
@@ -122,7 +127,7 @@ def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
 def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
     """Four streams of one upload at once, each from where it found the file: one of them completes it, the rest are closed."""
     data = bytes(range(256)) * 64
-    uploads, whole, done = Uploads(tmp_path), target(data), []
+    uploads, whole, done = Uploads(FolderBlobs(tmp_path)), target(data), []
 
     def stream():
         for _ in range(200):
@@ -142,18 +147,18 @@ def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
     for thread in threads:
         thread.join()
     assert done
-    assert uploads.take("a", "shared", whole.digest).path.read_bytes() == data
+    assert content(tmp_path, uploads.take("a", "shared", whole.digest)) == data
 
 
 def test_another_digest_of_the_same_part_replaces_the_old_file(tmp_path):
-    uploads, other = Uploads(tmp_path), target(b"other")
+    uploads, other = Uploads(FolderBlobs(tmp_path)), target(b"other")
     uploads.write("a", "shared", uploads.sink("a", target(), 100), [DATA])
     uploads.sink("a", other, 100)
-    assert {path.name for path in (tmp_path / "a").iterdir()} == {f"shared.{file_name(other.digest)}"}
+    assert {path.name for path in (tmp_path / "uploads" / "a").iterdir()} == {f"shared.{file_name(other.digest)}"}
 
 
 def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
-    uploads = Uploads(tmp_path)
+    uploads = Uploads(FolderBlobs(tmp_path))
     sink = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", sink, [DATA[::-1]])
     with pytest.raises(DigestMismatch):
@@ -190,3 +195,18 @@ def test_a_closed_stream_ends_with_its_first_error():
             await stream.next()
 
     asyncio.run(scenario())
+
+
+def test_a_complete_upload_that_is_damaged_is_to_be_sent_again(tmp_path):
+    uploads = Uploads(FolderBlobs(tmp_path))
+    sink = uploads.sink("a", target(), 100)
+    uploads.write("a", "shared", sink, [DATA])
+    uploads.complete("a", "shared", sink)
+    [path] = (tmp_path / "uploads" / "a").iterdir()
+    path.write_bytes(DATA[::-1])
+    again = Uploads(FolderBlobs(tmp_path))
+    [line] = again.damaged()
+    assert f"{path} is damaged" in line
+    with pytest.raises(UnknownBlob, match=r"damaged.*upload it again"):
+        again.take("a", "shared", target().digest)
+    assert again.offset("a", target()) == 0

@@ -1,4 +1,4 @@
-"""Uploads that survive kill -9, a full disk and lying peers."""
+"""Announced blobs on their way in: they survive kill -9, a full disk and lying peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.frames import read_frames
-from attune.fedserver.stores.upload_file import FileSink
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.sink import Sink
 from tests.raising import malformed
 
 DATA = bytes(range(256)) * 40
@@ -31,85 +32,87 @@ def test_cut_anywhere_any_number_of_times(tmp_path, cuts, frame_bytes):
     source.write_bytes(DATA)
     path.unlink(missing_ok=True)
     for cut in [*sorted(cuts), len(DATA)]:
-        with FileSink(path, len(DATA), DIGEST) as sink:
+        with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:
             assert sink.offset == (path.stat().st_size if path.exists() else 0)
             for frame in read_frames(source, sink.offset, frame_bytes):
                 sink.write([frame[: max(0, cut - sink.offset)]])
             assert sink.offset == cut
-    with FileSink(path, len(DATA), DIGEST) as sink:
-        assert sink.finish() == Blob(path, DIGEST, len(DATA))
-    assert path.read_bytes() == DATA
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:
+        assert sink.finish("whole") == Blob("whole", DIGEST, len(DATA))
+    assert (tmp_path / "whole").read_bytes() == DATA
 
 
 def test_kill_9_loses_nothing_that_was_written(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
-from attune.fedserver.stores.upload_file import FileSink
-sink = FileSink(Path(sys.argv[1]), 10240, sys.argv[2])
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.sink import Sink
+path = Path(sys.argv[1])
+sink = Sink(FolderBlobs(path.parent), path.name, 10240, sys.argv[2])
 sink.write([(bytes(range(256)) * 40)[:7000]])
 os.kill(os.getpid(), signal.SIGKILL)
 """
     path = tmp_path / "upload"
     result = subprocess.run([sys.executable, "-c", code, str(path), DIGEST], timeout=60)
     assert result.returncode == -signal.SIGKILL
-    with FileSink(path, len(DATA), DIGEST) as sink:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:
         assert sink.offset == 7000
         sink.write([DATA[7000:]])
-        assert sink.finish().digest == DIGEST
+        assert sink.finish("whole").digest == DIGEST
 
 
 def test_a_torn_tail_is_caught_by_the_digest_and_the_file_goes(tmp_path):
     path = tmp_path / "upload"
     path.write_bytes(DATA[:5000] + bytes(1000))
-    with FileSink(path, len(DATA), DIGEST) as sink:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:
         assert sink.offset == 6000
         sink.write([DATA[6000:]])
         with pytest.raises(bad.DigestMismatch, match="from the start"):
-            sink.finish()
+            sink.finish("whole")
     assert not path.exists()
-    with FileSink(path, len(DATA), DIGEST) as again:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as again:
         assert again.offset == 0
 
 
 def test_an_unfinished_upload_stays(tmp_path):
     path = tmp_path / "upload"
-    with FileSink(path, len(DATA), DIGEST, who="device kiel") as sink:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST, who="device kiel") as sink:
         sink.write([DATA[:10], b"", DATA[10:20]])
         with pytest.raises(bad.Truncated, match="device kiel: 20 of 10240 bytes arrived; go on at offset 20"):
-            sink.finish()
+            sink.finish("whole")
         sink.write([DATA[20:]])
-        sink.finish(durable=False)
-    with FileSink(path, len(DATA), DIGEST) as done:
+        assert sink.offset == len(DATA)
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as done:
         assert done.offset == len(DATA)
-        assert done.finish() == Blob(path, DIGEST, len(DATA))
+        assert done.finish("whole") == Blob("whole", DIGEST, len(DATA))
 
 
 def test_lies_about_size_and_digest(tmp_path):
     path = tmp_path / "upload"
     with malformed("bad-digest"):
-        FileSink(path, 10, "../x")
+        Sink(FolderBlobs(path.parent), path.name, 10, "../x")
     for size in (-1, 101):
         with pytest.raises(LimitExceeded):
-            FileSink(path, size, DIGEST, max_bytes=100)
+            Sink(FolderBlobs(path.parent), path.name, size, DIGEST, max_bytes=100)
     assert list(tmp_path.iterdir()) == []
-    with FileSink(path, 10, DIGEST) as sink:
+    with Sink(FolderBlobs(path.parent), path.name, 10, DIGEST) as sink:
         sink.write([b"12345"])
         with pytest.raises(LimitExceeded, match="sent 11 bytes after it had announced 10"):
             sink.write([b"678", b"901"])
         assert sink.offset == path.stat().st_size == 5
     path.write_bytes(b"longer than announced")
-    with FileSink(path, 10, DIGEST) as sink:
+    with Sink(FolderBlobs(path.parent), path.name, 10, DIGEST) as sink:
         assert sink.offset == path.stat().st_size == 0
 
 
 def test_one_sink_at_a_time(tmp_path):
     path = tmp_path / "upload"
-    with FileSink(path, len(DATA), DIGEST) as first:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as first:
         with pytest.raises(UploadBusy):
-            FileSink(path, len(DATA), DIGEST)
+            Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST)
         first.write([DATA])
-    with FileSink(path, len(DATA), DIGEST) as second:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as second:
         assert second.offset == len(DATA)
 
 
@@ -124,19 +127,19 @@ def test_a_disk_that_fills_up_keeps_offset_and_file_in_step(tmp_path, monkeypatc
         left[0] -= count
         return count
 
-    with FileSink(path, len(DATA), DIGEST) as sink:
+    with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:
         monkeypatch.setattr(os, "pwrite", scarce)
         with pytest.raises(DiskFull, match="free some space"):
             sink.write([DATA[:5000], DATA[5000:]])
         assert sink.offset == path.stat().st_size == 6000
         monkeypatch.setattr(os, "pwrite", real)
         sink.write([DATA[6000:]])
-        assert sink.finish().digest == DIGEST
+        assert sink.finish("whole").digest == DIGEST
 
 
 def test_too_small_a_disk_is_noticed_up_front(tmp_path):
     with pytest.raises(DiskFull, match="free another"):
-        FileSink(tmp_path / "upload", 1 << 60, DIGEST)
+        Sink(FolderBlobs(tmp_path), "upload", 1 << 60, DIGEST)
 
 
 def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
@@ -144,5 +147,5 @@ def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(os, "fsync", full)
-    with FileSink(tmp_path / "upload", 0, digest_of(b"")) as sink, pytest.raises(DiskFull):
-        sink.finish()
+    with Sink(FolderBlobs(tmp_path), "upload", 0, digest_of(b"")) as sink, pytest.raises(DiskFull):
+        sink.finish("whole")

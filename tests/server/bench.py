@@ -1,0 +1,64 @@
+"""An engine over a folder, with rounds whose updates are made up: what a server does with tensors, without the server."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from attune.common.config import TrainSettings
+from attune.common.plan import ModelSpec, Plan
+from attune.common.wire.files import read_tensors, write_tensors
+from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.lab.recovery import take_up
+from attune.fedserver.stores.folder import FolderBlobs
+
+TINY = {"width": 8, "heads": 2, "depth": 1}
+
+
+def plan(method="fedavg", model="mlr", **options):
+    shape, kind = ((4,), "tabular") if model == "mlr" else ((4, 4, 1), "images")
+    spec = ModelSpec(model, kind, shape, 3, options=TINY if model == "vit" else {})
+    return Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
+
+
+class Bench:
+    """An engine over a folder; `restart` makes a new one from what was committed, as a new process would."""
+
+    def __init__(self, folder, plan_):
+        self.folder, self.plan, self.slots, self.closed = folder, plan_, {}, 0
+        self.restart()
+        self.commit()
+
+    def restart(self):
+        self.blobs = FolderBlobs(self.folder)
+        self.engine, self.remade = take_up(self.plan, list(self.slots.values()), self.blobs, self.closed)
+
+    def commit(self):
+        self.slots |= {(slot.part, slot.key): slot for slot in self.engine.staged_slots()}
+        self.engine.settle()
+
+    def digests(self, names=("a", "b")):
+        return {name: {part: blob.digest for part, blob in parts.items()} for name, parts in self.engine.serve(names).items()}
+
+    def entry(self, name, value, samples):
+        """An update that hands in `value` everywhere."""
+        parts = {}
+        for part, manifest in self.engine.manifests.items():
+            tensors = {key: torch.full(spec.shape, float(value)) for key, spec in manifest.items()}
+            parts[part] = self.write(f"inbox/{name}.{part}.{self.closed}", tensors)
+        return Entry(Row(round=self.closed + 1, work="train", client=name, samples=samples), parts)
+
+    def write(self, name, tensors):
+        return write_tensors(partial(self.blobs.create, name), tensors)
+
+    def read(self, blob):
+        return read_tensors(self.blobs.open(blob))
+
+    def round(self, **updates):
+        self.engine.aggregate({name: self.entry(name, *said) for name, said in updates.items()})
+
+    def close(self, **updates):
+        self.round(**updates)
+        self.closed += 1
+        self.commit()
