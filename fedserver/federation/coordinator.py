@@ -123,7 +123,7 @@ class Coordinator:
         event = events.Reported(order.client, order.round, self._clock.monotonic(), order.work)
         counts = await self.turn(self.handle, event)
         if counts is None:
-            # What follows from it could not be carried out. The update is durable: the round as it stands now says what it is worth.
+            # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
             counts = await self.turn(self.handle, event)
         return counts or False
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -23,8 +25,9 @@ from attune.fedserver.core.records import Entry, Row
 from attune.fedserver.home import Home
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.stores.memory_ledger import MemoryLedger
 from attune.fedserver.view import plots as plot
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.plot_clients import neighbours
@@ -41,18 +44,18 @@ class Federation:
         self.home = Home(folder / "server")
         for path in (self.home.state, self.home.serve):
             path.mkdir(parents=True)
-        self.store = Store(self.home.database)
+        self.ledger = MemoryLedger()
         self.names = [f"vm-shard{i}" for i in range(clients)]
         for i, name in enumerate(self.names):
-            self.store.add_device(name, "key")
-            self.store.update_device(name, samples=10, labels=labels[i % len(labels)])
+            asyncio.run(self.ledger.enrol(name, "key", Certificate(name, name, "device", 1e9), 0.0))
+            asyncio.run(self.ledger.update_device(name, samples=10, labels=labels[i % len(labels)]))
         said = {"method": {"name": method, **options}, "round": {"rounds": 5}}
-        self.store.put("overrides", said)
+        asyncio.run(self.ledger.set_overrides(said))
         spec = ModelSpec("vit", "images", (4, 4, 1), 3, options=TINY)
         self.plan = Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
         self.blobs = FolderBlobs(self.home.path)
         self.engine = Engine(self.plan, [], self.blobs, 0)
-        self.store.commit_round(Record(), self.engine.staged_slots(), [], {}, plan=self.plan)
+        self.commit(Record(), [], self.plan)
         self.engine.settle()
         for number in range(1, rounds + 1):
             self.close(number, folder)
@@ -78,11 +81,17 @@ class Federation:
             entries[name] = Entry(row, parts)
         self.engine.aggregate(entries)
         rows = [entry.row for entry in entries.values()]
-        self.store.commit_round(Record(round=number), self.engine.staged_slots(), rows, {})
+        self.commit(Record(round=number), rows)
         self.engine.settle()
 
+    def commit(self, record, rows, plan=None):
+        asyncio.run(self.ledger.commit_round(record, self.engine.staged_slots(), rows, {}, plan))
+
+    def read(self):
+        return asyncio.run(self.ledger.snapshot())
+
     def plot(self, out, *wanted, labels=None):
-        return plot.plot_home(self.home, self.store, out, labels, wanted)
+        return plot.plot_home(self.home, self.read, out, labels, wanted)
 
 
 @pytest.fixture
@@ -137,18 +146,18 @@ def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
 
 def test_the_attention_is_exported_too(federation, tmp_path):
     fed = federation("fedmcsa", clients=2)
-    export_home(fed.home, fed.store, tmp_path / "export")
-    slot = next(slot for slot in fed.store.slots() if slot.key == "matrices")
+    export_home(fed.home, fed.read, tmp_path / "export")
+    slot = next(slot for slot in fed.read().slots if slot.key == "matrices")
     assert (tmp_path / "export" / "attention.safetensors").read_bytes() == (fed.home.state / slot.file).read_bytes()
 
 
-def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_path, monkeypatch):
+def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_path):
     fed = federation("fedmcsa", clients=2)
-    source = plot.Source(fed.home, fed.store, None)
-    present = fed.store.slots()
-    gone = [msgspec.structs.replace(slot, file=f"old.{slot.file}") for slot in present]
-    answers = [gone, present]
-    monkeypatch.setattr(fed.store, "slots", lambda: answers.pop(0))
+    present = fed.read()
+    old = [msgspec.structs.replace(slot, file=f"old.{slot.file}") for slot in present.slots]
+    gone = replace(present, slots=tuple(old))
+    answers = [present, gone, present]
+    source = plot.Source(fed.home, lambda: answers.pop(0), None)
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * plot.ATTEMPTS
     with pytest.raises(Damaged, match="missing"):
@@ -171,14 +180,14 @@ def test_a_picture_that_was_asked_for_and_cannot_be_is_an_error(federation, tmp_
 def test_before_the_first_round_is_closed_there_is_nothing_to_draw(federation, tmp_path):
     with pytest.raises(NoModel, match="no rounds yet"):
         federation(rounds=0).plot(tmp_path / "out")
-    empty = Store(tmp_path / "empty.sqlite")
+    empty = Snapshot(None, None, Record(), (), (), ())
     with pytest.raises(NoModel, match="no rounds yet"):
-        plot.plot_home(Home(tmp_path), empty, tmp_path / "out", None, ())
+        plot.plot_home(Home(tmp_path), lambda: empty, tmp_path / "out", None, ())
 
 
 def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
     fed = federation(rounds=0)
-    fed.store.commit_round(Record(round=1), [], [Row(round=1, work="train", client="vm-shard0", samples=3, loss=1.0)], {})
+    fed.commit(Record(round=1), [Row(round=1, work="train", client="vm-shard0", samples=3, loss=1.0)])
     lines = fed.plot(tmp_path / "out")
     assert any("no picture 'accuracy': no device has reported an accuracy" in line for line in lines)
     with pytest.raises(SettingError, match="none has a test part"):
@@ -187,7 +196,7 @@ def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
 
 def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
     fed = federation(clients=4)
-    source = plot.Source(fed.home, fed.store, None)
+    source = plot.Source(fed.home, fed.read, None)
     assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
     assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
@@ -234,7 +243,7 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
 def exported(federation_, folder, **changes):
     """A folder with a summary as of `fedserver export`, changed."""
     folder.mkdir()
-    source = plot.Source(federation_.home, federation_.store, None)
+    source = plot.Source(federation_.home, federation_.read, None)
     found = msgspec.structs.replace(source.summary, **changes)
     (folder / "summary.json").write_bytes(msgspec.json.encode(found))
     return str(folder)
@@ -242,7 +251,7 @@ def exported(federation_, folder, **changes):
 
 def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
     fed = federation(clients=4)
-    whole = plot.Source(fed.home, fed.store, None).summary
+    whole = plot.Source(fed.home, fed.read, None).summary
     tp = {mean: figure(mean, 0.1) for mean in (0.5, 0.7, 0.9)}
     folders = [
         exported(fed, tmp_path / "a", fedtp=tp[0.5], settings=whole.settings | {"round.clients": 2}),
