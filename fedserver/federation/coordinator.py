@@ -124,8 +124,9 @@ class Coordinator:
         counts = await self.turn(self.handle, event)
         if counts is None:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
-            counts = await self.turn(self.handle, event)
-        return counts or False
+            taken = step(self._rules, self.round, event, self._clock.unix())
+            self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
+        return counts
 
     # --- the plan
 
