@@ -43,6 +43,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quorum: CountOrZero = 0  # updates that suffice at the deadline; 0: as many as min_clients, at most the cohort
     deadline_s: Positive = 600.0
     grace_s: Positive = 30.0  # a sampled device disconnected for longer no longer holds a round that has its quorum
+    stall_s: NonNegative = 300.0  # without progress for so long, a device no longer holds a round that has its quorum; 0: off
+    replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     train: Literal["sampled", "all"] = "sampled"
     evaluate_every: CountOrZero = 0  # also evaluate all devices every so many rounds; the end is always evaluated

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from attune.common.errors import SettingError
 from attune.common.methods.method import Method, PartKind, options_of
-from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 
 Adapt = Literal["personal", "embedding", "hypernetwork", "all"]
+MOVES_ALL = frozenset({"hypernetwork", "all"})  # settings under which what all devices have in common moves as well
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,18 @@ def adaptation_of(method: Method, options: Mapping[str, Any], adapt: Adapt) -> A
     """
     sent: tuple[PartKind, ...] = tuple(sorted(kind for kind in method.kinds if kind != "private"))
     generated = options_of(method, options).aggregators.get("generated")
-    fixed = isinstance(generated, HypernetworkSettings) and generated.embedding == "fixed"
+    embeddings = generated.embeddings if generated is not None else "none"
+    common = adapt in MOVES_ALL
     if adapt == "all":
-        return Adaptation((), sent, common=True)
+        return Adaptation((), sent, common)
     if adapt != "personal":
-        if not isinstance(generated, HypernetworkSettings):
+        if embeddings == "none":
             raise SettingError(f'round.adapt = "{adapt}": method {method.name} generates nothing; take "personal"')
-        if fixed and adapt == "embedding":
+        if embeddings == "fixed" and not common:
             raise SettingError('round.adapt = "embedding": embeddings are fixed (method.embedding); take "hypernetwork"')
-        return Adaptation(("generated",), ("generated",), common=adapt == "hypernetwork")
+        return Adaptation(("generated",), ("generated",), common)
     objective = OBJECTIVES[method.objective]
     moved = {kind for selector, kind in method.parts if selector != "@head" or objective.uses_head}
-    own = [kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and fixed)]
+    own = [kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and embeddings == "fixed")]
     trains = (*own, "personal") if objective.keeps_own else tuple(own)
-    return Adaptation(trains, tuple(kind for kind in sent if kind in own), common=False) if trains else None
+    return Adaptation(trains, tuple(kind for kind in sent if kind in own), common) if trains else None

@@ -1,17 +1,17 @@
 """What travels between the server's rooms: events and effects of the round, its record, orders, and what devices are told.
 
-Times are seconds of the caller's clock.
+`now` is seconds of a monotonic clock, the same one in all events of a process. Times that people are shown are unix times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 import msgspec
 
-from attune.common.config import RoundSettings
 from attune.common.errors import UpdateRefused
 from attune.common.plan import Plan
 
@@ -26,7 +26,16 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """The first event of a process; also after a failure, to try the step again."""
+
+    now: float
+
+
+@dataclass(frozen=True)
 class Connected:
+    """A device said Hello on a new stream."""
+
     name: str
     now: float
     newcomer: bool = False  # no update of it was ever taken in
@@ -44,6 +53,15 @@ class Reported:
 
     name: str
     round: int
+    now: float
+    work: str = "train"  # or "evaluate"
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """A device says that it is further with its order."""
+
+    name: str
     now: float
 
 
@@ -74,7 +92,7 @@ class Failed:
     reason: str
 
 
-Event = Connected | Disconnected | Reported | Excused | Tick | Aggregated | Failed
+Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Tick | Aggregated | Failed
 
 
 @dataclass(frozen=True)
@@ -106,18 +124,21 @@ class Receipt:
 Effect = Open | Aggregate | Finish | Receipt
 
 
-class Record(msgspec.Struct):
-    """What the store keeps. `round` counts closed rounds; `devices` hold orders, of whom `cohort` exchange weights."""
+class Record(msgspec.Struct, frozen=True):
+    """What the ledger keeps. `round` counts closed rounds; `devices` hold orders, of whom `cohort` exchange weights.
+
+    No deadline is kept: a restarted process has no monotonic past, so its deadline counts anew.
+    """
 
     phase: Phase = Phase.WAITING
     round: int = 0
-    devices: list[str] = []
-    cohort: list[str] = []
-    excused: list[str] = []
-    last_cohort: list[str] = []  # whose updates made the present state
-    adapting: dict[str, int] = {}  # newcomers to the finished federation, and how many rounds each was given
-    opened_at: float = 0.0
-    deadline: float = 0.0
+    devices: tuple[str, ...] = ()
+    cohort: tuple[str, ...] = ()
+    excused: tuple[str, ...] = ()  # hold an order and are not waited for
+    replaced: tuple[str, ...] = ()  # were of the cohort and stayed away; what they hand in after all counts
+    last_cohort: tuple[str, ...] = ()  # whose updates made the present state
+    adapting: Mapping[str, int] = {}  # newcomers to the finished federation, and how many rounds each was given
+    opened_at: float = 0.0  # unix time
     reason: str = ""  # of a failure
     failed_in: Phase = Phase.WAITING
 
@@ -128,15 +149,9 @@ class Record(msgspec.Struct):
     @property
     def open_orders(self) -> tuple[str, int]:
         """The work and the round of the orders that are (or would be) out."""
-        if self.phase in (Phase.EVALUATING, Phase.DONE):
+        if self.revive().phase in (Phase.EVALUATING, Phase.DONE):
             return "evaluate", self.round
         return "train", self.round + 1
-
-
-def quorum_of(policy: RoundSettings, record: Record) -> int:
-    """Updates without which a round is not aggregated: never more than are sampled, or (with over-selection) than count."""
-    cohort = len(record.cohort)
-    return min(1, cohort) if record.adapting else min(policy.quorum or policy.min_clients, cohort, policy.clients or cohort)
 
 
 # --- orders and updates

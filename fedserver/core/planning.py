@@ -17,6 +17,8 @@ from attune.common.metrics import MAX_COUNT
 from attune.common.models import registry as models
 from attune.common.plan import Label, Plan, Profile
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
+from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.round import Rules
 
 AFTER_THE_END = ("adapt_rounds", "adapt")
 MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
@@ -37,9 +39,11 @@ class ResolvedSettings:
     adaptation: Adaptation | None  # of newcomers; None: the method has nothing of a device's own
 
     @property
-    def policy(self) -> RoundSettings:
-        """The round's settings, without rounds for newcomers where these have nothing to fit."""
-        return self.round if self.adaptation else msgspec.structs.replace(self.round, adapt_rounds=0)
+    def rules(self) -> Rules:
+        """Of the round: without rounds for newcomers where these have nothing to fit."""
+        settings = self.round if self.adaptation else msgspec.structs.replace(self.round, adapt_rounds=0)
+        common = self.adaptation is not None and self.adaptation.common
+        return Rules(settings, Synchronous(settings, self.seed), common)
 
     def fixed(self) -> dict[str, Any]:
         """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,15 +29,19 @@ class Orders:
     def __repr__(self) -> str:
         return f"Orders({self.book!r})"
 
-    async def open(self, engine: Engine, record: Record, work: str, number: int, devices: Collection[str]) -> None:
-        """Sends orders. What is served is made for everyone at once, so that it is the same bits after a restart."""
+    async def open(
+        self, engine: Engine, record: Record, left_s: float, work: str, number: int, devices: Collection[str]
+    ) -> None:
+        """Sends orders, to be done in `left_s` seconds.
+
+        What is served is made for everyone at once, so that it is the same bits after a restart.
+        """
         served = await self._executors.worker(engine.serve, record.devices)
         cold_start = await self._executors.worker(engine.cold_start) if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
             blobs = served[name] if self._needs_download(record, name, work) else {}
             trains, returns = self._task_of(engine, record, name) if work == "train" else ((), [])
-            left_s = max(0.0, record.deadline - time.time())
             order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
             self._streams.send(name, order)
             self._streams.progress(name, 0.0)

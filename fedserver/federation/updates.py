@@ -67,9 +67,9 @@ class Updates:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
             return str(closed)
-        if name not in self._coordinator.machine.reported:
+        if name not in self._coordinator.round.reported:
             await self._accept(order, update)
-        if await self._coordinator.report(name, order.id.round):
+        if await self._coordinator.report(order.id):
             return ""
         await self._executors.disk(self._coordinator.inbox.discard, order.id)
         return f"round {order.id.round} is closed"

@@ -71,7 +71,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                     case "trouble":
                         await self._coordinator.trouble(stream.name, message.trouble.order_id, message.trouble.reason)
                     case "progress":
-                        self._coordinator.progress(stream.name, message.progress.order_id, message.progress.done)
+                        await self._coordinator.progress(stream.name, message.progress.order_id, message.progress.done)
         finally:
             stream.close()
 

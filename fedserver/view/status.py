@@ -12,7 +12,8 @@ from attune.common.interval import wilson
 from attune.common.metrics import Metrics
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
-from attune.fedserver.core.messages import Phase, Record, quorum_of
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import Device
 from attune.fedserver.home import Home
 from attune.fedserver.stores.sqlite import Store

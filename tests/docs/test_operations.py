@@ -33,7 +33,7 @@ def test_every_field_of_the_status_is_described(page: Any, tmp_path: Path) -> No
     home.create()
     store = Store(home.database)
     store.add_device("anna", "key")
-    store.put("record", Record(phase=Phase.TRAINING, devices=["anna"], cohort=["anna"], opened_at=5.0, deadline=9.0))
+    store.put("record", Record(phase=Phase.TRAINING, devices=("anna",), cohort=("anna",), opened_at=5.0))
     said = status(home, store)
     store.close()
     rows = [row[0].strip("`") for row in page(PAGE).table("## Status")]

@@ -67,15 +67,15 @@ def test_the_same_flags_again_or_none_are_no_contradiction() -> None:
 def test_what_is_done_with_newcomers_can_be_said_when_the_end_is_there() -> None:
     recorded = {"method": {"name": "fedper"}, "round": {"rounds": 3}}
     merged = reconcile(recorded, {"round": {"adapt_rounds": 5, "adapt": "all"}})
-    assert (resolve(merged).policy.adapt_rounds, resolve(merged).round.adapt) == (5, "all")
+    assert (resolve(merged).rules.settings.adapt_rounds, resolve(merged).round.adapt) == (5, "all")
     with pytest.raises(SettingError, match="fedper generates nothing"):
         reconcile(recorded, {"round": {"adapt": "embedding"}})
 
 
 def test_where_nothing_is_personal_newcomers_get_no_rounds() -> None:
     said = {"method": {"name": "fedavg"}, "round": {"adapt_rounds": 5}}
-    assert (resolve(said).adaptation, resolve(said).policy.adapt_rounds) == (None, 0)
-    assert resolve(said | {"round": {"adapt_rounds": 5, "adapt": "all"}}).policy.adapt_rounds == 5
+    assert (resolve(said).adaptation, resolve(said).rules.settings.adapt_rounds) == (None, 0)
+    assert resolve(said | {"round": {"adapt_rounds": 5, "adapt": "all"}}).rules.settings.adapt_rounds == 5
 
 
 @pytest.mark.parametrize(

@@ -74,12 +74,12 @@ def test_one_line_about_a_round():
     ],
 )
 def test_training_that_cannot_reach_its_quorum_is_waiting(connected, reported, served, expected):
-    record = Record(phase=Phase.TRAINING, devices=["a", "b", "c"], cohort=["a", "b", "c"])
+    record = Record(phase=Phase.TRAINING, devices=("a", "b", "c"), cohort=("a", "b", "c"))
     assert state_of(record, connected, reported, RoundSettings(min_clients=2), served=served) == expected
 
 
 def test_adapting_waits_for_one_newcomer_only():
-    record = Record(phase=Phase.TRAINING, devices=["x", "y"], cohort=["x", "y"], adapting={"x": 0, "y": 0})
+    record = Record(phase=Phase.TRAINING, devices=("x", "y"), cohort=("x", "y"), adapting={"x": 0, "y": 0})
     states = [state_of(record, who, set(), RoundSettings(min_clients=2), served=True) for who in ({"x"}, {"a"})]
     assert states == ["training", "waiting"]
 

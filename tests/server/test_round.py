@@ -1,6 +1,9 @@
-"""The round's state machine by transcripts: events in, effects out; no clock, no sleeping, no mocks."""
+"""The round by transcripts: events in, effects out; no clock, no sleeping, no mocks."""
 
 from __future__ import annotations
+
+import random
+from functools import partial
 
 import msgspec
 import pytest
@@ -13,225 +16,273 @@ from attune.fedserver.core.messages import (
     Aggregated,
     Connected,
     Disconnected,
+    Effect,
+    Event,
     Excused,
     Failed,
     Finish,
     Open,
     Phase,
+    Progressed,
     Receipt,
     Record,
     Reported,
+    Resumed,
     Tick,
 )
-from attune.fedserver.core.round import RoundMachine
+from attune.fedserver.core.policy import Synchronous, passed_over, quorum_of
+from attune.fedserver.core.round import Rules, left_s, next_wake, step
+from attune.fedserver.core.state import Round
+
+Evaluated = partial(Reported, work="evaluate")
 
 
-def machine(record: Record | None = None, reported: set[str] | None = None, **policy: object) -> RoundMachine:
-    given_policy = {"rounds": 2, "min_clients": 2, "deadline_s": 100.0, "grace_s": 10.0, **policy}
-    return RoundMachine(msgspec.convert(given_policy, RoundSettings), 0, record or Record(), reported or set())
+class Transcript:
+    """A round that is played: remembers its state and every event."""
+
+    def __init__(self, rules: Rules, state: Round) -> None:
+        self.rules, self.state, self.begun = rules, state, state
+        self.events: list[tuple[Event, float]] = []
+
+    @property
+    def record(self) -> Record:
+        return self.state.record
+
+    @property
+    def quorum(self) -> int:
+        return quorum_of(self.rules.settings, self.record)
+
+    def play(self, event: Event, unix: float = 0.0) -> list[Effect]:
+        self.events.append((event, unix))
+        taken = step(self.rules, self.state, event, unix)
+        self.state = taken.state
+        return list(taken.effects)
+
+    def next_wake(self, now: float) -> float | None:
+        return next_wake(self.rules, self.state, now)
+
+    def played_again(self) -> Round:
+        """The state after the same events."""
+        state = self.begun
+        for event, unix in self.events:
+            state = step(self.rules, state, event, unix).state
+        return state
+
+    def restarted(self, reported: set[str] | None = None, finished: set[str] | None = None) -> Transcript:
+        """What another process makes of the record."""
+        record = msgspec.json.decode(msgspec.json.encode(self.record), type=Record)
+        return Transcript(self.rules, Round.of(record, reported or set(), finished or set()))
+
+
+def round_of(
+    record: Record | None = None, reported: set[str] | None = None, common: bool = False, **said: object
+) -> Transcript:
+    given_settings = {"rounds": 2, "min_clients": 2, "deadline_s": 100.0, "grace_s": 10.0, **said}
+    typed = msgspec.convert(given_settings, RoundSettings)
+    return Transcript(Rules(typed, Synchronous(typed, 0), common), Round.of(record or Record(), reported or set()))
 
 
 def test_a_whole_federation_of_two_rounds() -> None:
-    m = machine()
-    assert m.handle(Connected("a", 0)) == []
+    m = round_of()
+    assert m.play(Connected("a", 0)) == []
     assert m.record.phase is Phase.WAITING
-    assert m.handle(Connected("b", 1)) == [Open("train", 1, ("a", "b"))]
-    assert m.handle(Reported("b", 1, 2)) == [Receipt("b", accepted=True)]
-    assert m.handle(Reported("a", 1, 3)) == [Receipt("a", accepted=True), Aggregate(1, ("a", "b"))]
+    assert m.play(Connected("b", 1)) == [Open("train", 1, ("a", "b"))]
+    assert m.play(Reported("b", 1, 2)) == [Receipt("b", accepted=True)]
+    assert m.play(Evaluated("a", 1, 3)) == [Receipt("a", accepted=True), Aggregate(1, ("a", "b"))]
     assert m.record.phase is Phase.AGGREGATING
-    assert m.handle(Aggregated(4)) == [Open("train", 2, ("a", "b"))]
+    assert m.play(Aggregated(4)) == [Open("train", 2, ("a", "b"))]
     assert m.record.round == 1
-    m.handle(Reported("a", 2, 5))
-    assert m.handle(Reported("b", 2, 6)) == [Receipt("b", accepted=True), Aggregate(2, ("a", "b"))]
-    assert m.handle(Aggregated(7)) == [Open("evaluate", 2, ("a", "b"))]
+    m.play(Reported("a", 2, 5))
+    assert m.play(Reported("b", 2, 6)) == [Receipt("b", accepted=True), Aggregate(2, ("a", "b"))]
+    assert m.play(Aggregated(7)) == [Open("evaluate", 2, ("a", "b"))]
     assert m.record.phase is Phase.EVALUATING
-    m.handle(Reported("a", 2, 8))
-    assert m.handle(Reported("b", 2, 9)) == [Receipt("b", accepted=True), Finish(("a", "b"))]
+    m.play(Evaluated("a", 2, 8))
+    assert m.play(Evaluated("b", 2, 9)) == [Receipt("b", accepted=True), Finish(("a", "b"))]
     assert m.record.phase is Phase.DONE
     assert m.next_wake(10) is None
 
 
 def test_repeating_an_event_changes_nothing() -> None:
-    m = machine()
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 1))
+    m = round_of()
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
     before = msgspec.json.encode(m.record)
-    assert m.handle(Reported("a", 1, 2)) == [Receipt("a", accepted=True)]
-    assert m.handle(Tick(3)) == []
+    assert m.play(Reported("a", 1, 2)) == [Receipt("a", accepted=True)]
+    assert m.play(Tick(3)) == []
     assert msgspec.json.encode(m.record) == before
 
 
 @pytest.mark.parametrize("event", [Reported("a", 2, 1), Reported("a", 0, 1), Reported("stranger", 1, 1)])
 def test_answers_to_other_rounds_and_of_strangers_are_late(event: Reported) -> None:
-    m = machine()
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    assert m.handle(event) == [Receipt(event.name, accepted=False)]
-    assert m.reported == set()
+    m = round_of()
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    assert m.play(event) == [Receipt(event.name, accepted=False)]
+    assert m.state.reported == set()
 
 
 def test_the_deadline_closes_a_round_that_has_its_quorum() -> None:
-    m = machine(quorum=1)
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 50))
+    m = round_of(quorum=1)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 50))
     assert m.next_wake(50) == 100
-    assert m.handle(Tick(99)) == []
-    assert m.handle(Tick(100)) == [Aggregate(1, ("a",))]
+    assert m.play(Tick(99)) == []
+    assert m.play(Tick(100)) == [Aggregate(1, ("a",))]
 
 
 def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> None:
-    m = machine(quorum=2)
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 1))
-    m.handle(Connected("c", 3))
-    assert m.record.devices == ["a", "b"]
-    assert m.handle(Tick(100)) == [Open("train", 1, ("b", "c"))]
-    assert m.record.deadline == 200
-    assert m.handle(Reported("c", 1, 101)) == [Receipt("c", accepted=True)]
-    assert m.handle(Tick(200)) == [Aggregate(1, ("a", "c"))]
+    m = round_of(quorum=2)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
+    m.play(Connected("c", 3))
+    assert m.record.devices == ("a", "b")
+    assert m.play(Tick(100)) == [Open("train", 1, ("b", "c"))]
+    assert m.state.deadline == 200
+    assert m.play(Reported("c", 1, 101)) == [Receipt("c", accepted=True)]
+    assert m.play(Tick(200)) == [Aggregate(1, ("a", "c"))]
 
 
 def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> None:
-    m = machine(quorum=2)
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 1))
-    assert m.handle(Excused("b", 2)) == []
-    assert m.handle(Connected("c", 3)) == [Open("train", 1, ("b", "c"))]
-    assert m.handle(Connected("d", 4)) == [], "c is awaited: d joins the next round"
-    assert m.handle(Reported("c", 1, 5)) == [Receipt("c", accepted=True)]
-    m.handle(Excused("b", 6))
+    m = round_of(quorum=2)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
+    assert m.play(Excused("b", 2)) == []
+    assert m.play(Connected("c", 3)) == [Open("train", 1, ("b", "c"))]
+    assert m.play(Connected("d", 4)) == [], "c is awaited: d joins the next round"
+    assert m.play(Reported("c", 1, 5)) == [Receipt("c", accepted=True)]
+    m.play(Excused("b", 6))
     assert m.record.phase is Phase.AGGREGATING
 
 
 def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
-    m = machine(quorum=1)
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Disconnected("b", 5))
-    assert m.handle(Reported("a", 1, 6)) == [Receipt("a", accepted=True)]
+    m = round_of(quorum=1)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Disconnected("b", 5))
+    assert m.play(Reported("a", 1, 6)) == [Receipt("a", accepted=True)]
     assert m.next_wake(6) == 15
-    assert m.handle(Tick(15)) == [Aggregate(1, ("a",))]
+    assert m.play(Tick(15)) == [Aggregate(1, ("a",))]
 
 
 def test_a_device_that_returns_within_its_grace_gets_its_order_again() -> None:
-    m = machine(quorum=1)
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Disconnected("b", 5))
-    m.handle(Reported("a", 1, 6))
-    assert m.handle(Connected("b", 14)) == [Open("train", 1, ("b",))]
-    assert m.handle(Tick(15)) == []
-    assert m.handle(Reported("b", 1, 16))[-1] == Aggregate(1, ("a", "b"))
+    m = round_of(quorum=1)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Disconnected("b", 5))
+    m.play(Reported("a", 1, 6))
+    assert m.play(Connected("b", 14)) == [Open("train", 1, ("b",))]
+    assert m.play(Tick(15)) == []
+    assert m.play(Reported("b", 1, 16))[-1] == Aggregate(1, ("a", "b"))
 
 
 def test_sampling_is_seeded_and_over_selection_takes_the_first_answers() -> None:
     def cohort(order: str) -> tuple[str, ...]:
-        m = machine(min_clients=5, clients=2, over_selection=0.5)
-        effects = [effect for name in order for effect in m.handle(Connected(name, 0))]
+        m = round_of(min_clients=5, clients=2, over_selection=0.5)
+        effects = [effect for name in order for effect in m.play(Connected(name, 0))]
         assert isinstance(effects[0], Open)
         return effects[0].devices
 
     assert len(cohort("abcde")) == 3
     assert cohort("abcde") == cohort("edcba")
 
-    m = machine(min_clients=5, clients=2, over_selection=0.5)
+    m = round_of(min_clients=5, clients=2, over_selection=0.5)
     for name in "abcde":
-        m.handle(Connected(name, 0))
+        m.play(Connected(name, 0))
     first, second, third = m.record.devices
-    m.handle(Reported(third, 1, 1))
-    assert m.handle(Reported(first, 1, 2))[-1] == Aggregate(1, tuple(sorted([first, third])))
-    assert m.handle(Reported(second, 1, 3)) == [Receipt(second, accepted=False)]
+    m.play(Reported(third, 1, 1))
+    assert m.play(Reported(first, 1, 2))[-1] == Aggregate(1, tuple(sorted([first, third])))
+    assert m.play(Reported(second, 1, 3)) == [Receipt(second, accepted=False)]
 
 
 def test_train_all_orders_everyone_and_aggregates_the_cohort_only() -> None:
-    m = machine(min_clients=4, clients=2, train="all")
+    m = round_of(min_clients=4, clients=2, train="all")
     for name in "abcd":
-        effects = m.handle(Connected(name, 0))
+        effects = m.play(Connected(name, 0))
     assert effects == [Open("train", 1, ("a", "b", "c", "d"))]
     assert len(m.record.cohort) == 2
     for name in "abc":
-        assert len(m.handle(Reported(name, 1, 1))) == 1
-    assert m.handle(Reported("d", 1, 2))[-1] == Aggregate(1, tuple(m.record.cohort))
+        assert len(m.play(Reported(name, 1, 1))) == 1
+    assert m.play(Reported("d", 1, 2))[-1] == Aggregate(1, tuple(m.record.cohort))
 
 
 def test_too_few_devices_wait_and_never_fail() -> None:
-    m = machine(rounds=1)
-    m.handle(Connected("a", 0))
-    m.handle(Disconnected("a", 1))
+    m = round_of(rounds=1)
+    m.play(Connected("a", 0))
+    m.play(Disconnected("a", 1))
     for now in (1e3, 1e6):
-        assert m.handle(Tick(now)) == []
+        assert m.play(Tick(now)) == []
     assert m.record.phase is Phase.WAITING
 
 
 def test_after_a_restart_in_training_the_round_goes_on_from_the_inbox() -> None:
-    m = machine()
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 1))
-    again = machine(m.record, {"a"})
-    assert again.resume(50) == []
-    assert again.handle(Connected("a", 51)) == []
-    assert again.handle(Connected("b", 52)) == [Open("train", 1, ("b",))]
-    assert again.handle(Reported("b", 1, 53))[-1] == Aggregate(1, ("a", "b"))
+    m = round_of()
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
+    again = round_of(m.record, {"a"})
+    assert again.play(Resumed(50)) == []
+    assert again.play(Connected("a", 51)) == []
+    assert again.play(Connected("b", 52)) == [Open("train", 1, ("b",))]
+    assert again.play(Reported("b", 1, 53))[-1] == Aggregate(1, ("a", "b"))
 
 
 def test_after_a_restart_in_aggregating_the_same_updates_are_aggregated() -> None:
-    record = Record(phase=Phase.AGGREGATING, devices=["a", "b", "c"], cohort=["a", "b", "c"])
-    assert machine(record, {"a", "b"}).resume(9) == [Aggregate(1, ("a", "b"))]
+    record = Record(phase=Phase.AGGREGATING, devices=("a", "b", "c"), cohort=("a", "b", "c"))
+    assert round_of(record, {"a", "b"}).play(Resumed(9)) == [Aggregate(1, ("a", "b"))]
 
 
 def test_a_failure_is_tried_again_after_a_restart() -> None:
-    m = machine()
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 1))
-    m.handle(Reported("b", 1, 1))
-    assert m.handle(Failed("disk full")) == []
+    m = round_of()
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
+    m.play(Reported("b", 1, 1))
+    assert m.play(Failed("disk full")) == []
     assert (m.record.phase, m.record.reason) == (Phase.FAILED, "disk full")
-    again = machine(m.record.revive(), {"a", "b"})
-    assert again.resume(2) == [Aggregate(1, ("a", "b"))]
+    again = round_of(m.record.revive(), {"a", "b"})
+    assert again.play(Resumed(2)) == [Aggregate(1, ("a", "b"))]
 
 
 def test_a_latecomer_is_evaluated_and_finished_after_the_end() -> None:
-    record = Record(phase=Phase.DONE, round=2, devices=["a"])
-    m = machine(record, {"a"})
-    assert m.handle(Connected("a", 0)) == [Finish(("a",))]
-    assert m.handle(Connected("z", 1)) == [Open("evaluate", 2, ("z",))]
-    assert m.handle(Reported("z", 2, 2)) == [Receipt("z", accepted=True), Finish(("z",))]
+    record = Record(phase=Phase.DONE, round=2, devices=("a",))
+    m = round_of(record, {"a"})
+    assert m.play(Connected("a", 0)) == [Finish(("a",))]
+    assert m.play(Connected("z", 1)) == [Open("evaluate", 2, ("z",))]
+    assert m.play(Evaluated("z", 2, 2)) == [Receipt("z", accepted=True), Finish(("z",))]
 
 
 def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
-    m = machine(rounds=1, quorum=1)
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
-    m.handle(Reported("a", 1, 1))
-    m.handle(Disconnected("b", 2))
-    m.handle(Tick(12))
-    assert m.handle(Aggregated(13)) == [Open("evaluate", 1, ("a",))]
-    assert m.handle(Reported("a", 1, 14)) == [Receipt("a", accepted=True), Finish(("a",))]
+    m = round_of(rounds=1, quorum=1)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
+    m.play(Disconnected("b", 2))
+    m.play(Tick(12))
+    assert m.play(Aggregated(13)) == [Open("evaluate", 1, ("a",))]
+    assert m.play(Evaluated("a", 1, 14)) == [Receipt("a", accepted=True), Finish(("a",))]
 
 
-def orders_of(m: RoundMachine) -> list[tuple[str, int]]:
+def orders_of(m: Transcript) -> list[tuple[str, int]]:
     """Every order of a whole run of two devices that always answer."""
-    m.handle(Connected("a", 0))
-    m.handle(Connected("b", 0))
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
     opened = []
     while m.record.phase is not Phase.DONE:
         work, number = m.record.open_orders
         opened.append((work, number))
-        m.handle(Reported("a", number, 1))
-        m.handle(Reported("b", number, 1))
+        m.play(Reported("a", number, 1, work))
+        m.play(Reported("b", number, 1, work))
         if m.record.phase is Phase.AGGREGATING:
-            m.handle(Aggregated(2))
+            m.play(Aggregated(2))
     return opened
 
 
 def test_intermediate_evaluations() -> None:
-    opened = orders_of(machine(rounds=4, evaluate_every=2))
+    opened = orders_of(round_of(rounds=4, evaluate_every=2))
     assert opened == [("train", 1), ("train", 2), ("evaluate", 2), ("train", 3), ("train", 4), ("evaluate", 4)]
 
 
@@ -248,143 +299,141 @@ def test_intermediate_evaluations() -> None:
     ],
 )
 def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: list[int]) -> None:
-    opened = orders_of(machine(rounds=7, evaluate_every=every, evaluate_last=last))
+    opened = orders_of(round_of(rounds=7, evaluate_every=every, evaluate_last=last))
     assert [number for work, number in opened if work == "evaluate"] == evaluated
     assert [number for work, number in opened if work == "train"] == list(range(1, 8))
 
 
-def done(**policy: object) -> RoundMachine:
+def done(**policy: object) -> Transcript:
     """A finished federation of a and b, both gone, that gives newcomers rounds."""
-    record = Record(phase=Phase.DONE, round=2, devices=["a", "b"], last_cohort=["a", "b"])
-    return machine(record, {"a", "b"}, adapt_rounds=2, **policy)
+    record = Record(phase=Phase.DONE, round=2, devices=("a", "b"), last_cohort=("a", "b"))
+    return round_of(record, {"a", "b"}, adapt_rounds=2, **policy)
 
 
 def test_newcomers_to_a_finished_federation_get_their_rounds_and_an_evaluation_and_it_is_done_again() -> None:
     m = done()
-    assert m.handle(Connected("x", 0, newcomer=True)) == [Open("train", 3, ("x",))]
+    assert m.play(Connected("x", 0, newcomer=True)) == [Open("train", 3, ("x",))]
     assert (m.record.phase, m.record.adapting, m.quorum) == (Phase.TRAINING, {"x": 0}, 1)
-    assert m.handle(Connected("y", 1, newcomer=True)) == [], "takes part from the next round on"
-    assert m.handle(Reported("x", 3, 2)) == [Receipt("x", accepted=True), Aggregate(3, ("x",))]
-    assert m.handle(Aggregated(3)) == [Open("train", 4, ("x", "y"))]
-    m.handle(Reported("y", 4, 4))
-    assert m.handle(Reported("x", 4, 5))[-1] == Aggregate(4, ("x", "y"))
-    assert m.handle(Connected("z", 6, newcomer=True)) == []
-    assert m.handle(Aggregated(7)) == [Open("train", 5, ("y",))], "x had its two; z comes too late for these"
-    m.handle(Reported("y", 5, 8))
-    assert m.handle(Aggregated(9)) == [Open("evaluate", 5, ("x", "y"))]
-    m.handle(Reported("x", 5, 10))
-    assert m.handle(Reported("y", 5, 11)) == [Receipt("y", accepted=True), Finish(("x", "y")), Open("train", 6, ("z",))]
-    m.handle(Reported("z", 6, 12))
-    m.handle(Aggregated(13))
-    m.handle(Reported("z", 7, 14))
-    assert m.handle(Aggregated(15)) == [Open("evaluate", 7, ("z",))]
-    assert m.handle(Reported("z", 7, 16)) == [Receipt("z", accepted=True), Finish(("z",))]
+    assert m.play(Connected("y", 1, newcomer=True)) == [], "takes part from the next round on"
+    assert m.play(Reported("x", 3, 2)) == [Receipt("x", accepted=True), Aggregate(3, ("x",))]
+    assert m.play(Aggregated(3)) == [Open("train", 4, ("x", "y"))]
+    m.play(Reported("y", 4, 4))
+    assert m.play(Reported("x", 4, 5))[-1] == Aggregate(4, ("x", "y"))
+    assert m.play(Connected("z", 6, newcomer=True)) == []
+    assert m.play(Aggregated(7)) == [Open("train", 5, ("y",))], "x had its two; z comes too late for these"
+    m.play(Reported("y", 5, 8))
+    assert m.play(Aggregated(9)) == [Open("evaluate", 5, ("x", "y"))]
+    m.play(Evaluated("x", 5, 10))
+    assert m.play(Evaluated("y", 5, 11)) == [Receipt("y", accepted=True), Finish(("x", "y")), Open("train", 6, ("z",))]
+    m.play(Reported("z", 6, 12))
+    m.play(Aggregated(13))
+    m.play(Reported("z", 7, 14))
+    assert m.play(Aggregated(15)) == [Open("evaluate", 7, ("z",))]
+    assert m.play(Evaluated("z", 7, 16)) == [Receipt("z", accepted=True), Finish(("z",))]
     assert (m.record.phase, m.record.round, m.record.adapting) == (Phase.DONE, 7, {})
 
 
 def test_old_clients_are_not_disturbed_by_newcomers() -> None:
     m = done(rounds=2)
-    m.handle(Connected("x", 0, newcomer=True))
-    assert m.handle(Connected("a", 1)) == [Finish(("a",))], "it has evaluated the end"
-    assert m.handle(Connected("c", 2)) == [], "it has not, and evaluates with the newcomers"
-    m.handle(Reported("x", 3, 3))
-    m.handle(Aggregated(4))
-    m.handle(Reported("x", 4, 5))
-    assert m.handle(Aggregated(6)) == [Open("evaluate", 4, ("c", "x"))]
-    assert m.handle(Connected("b", 7)) == [Finish(("b",))]
-    m.handle(Reported("x", 4, 8))
-    assert m.handle(Reported("c", 4, 9))[-1] == Finish(("c", "x"))
-    assert m.handle(Connected("b", 10)) == [Finish(("b",))]
+    m.play(Connected("x", 0, newcomer=True))
+    assert m.play(Connected("a", 1)) == [Finish(("a",))], "it has evaluated the end"
+    assert m.play(Connected("c", 2)) == [], "it has not, and evaluates with the newcomers"
+    m.play(Reported("x", 3, 3))
+    m.play(Aggregated(4))
+    m.play(Reported("x", 4, 5))
+    assert m.play(Aggregated(6)) == [Open("evaluate", 4, ("c", "x"))]
+    assert m.play(Connected("b", 7)) == [Finish(("b",))]
+    m.play(Evaluated("x", 4, 8))
+    assert m.play(Evaluated("c", 4, 9))[-1] == Finish(("c", "x"))
+    assert m.play(Connected("b", 10)) == [Finish(("b",))]
 
 
-@pytest.mark.parametrize("adapt", ["hypernetwork", "all"])
-def test_where_everybodys_state_moves_who_comes_back_evaluates_it(adapt: str) -> None:
-    m = done(adapt=adapt)
-    m.handle(Connected("x", 0, newcomer=True))
+def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
+    m = done(common=True)
+    m.play(Connected("x", 0, newcomer=True))
     for number in (3, 4):
-        m.handle(Reported("x", number, 1))
-        m.handle(Aggregated(2))
-    m.handle(Reported("x", 4, 3))
+        m.play(Reported("x", number, 1))
+        m.play(Aggregated(2))
+    m.play(Evaluated("x", 4, 3))
     assert m.record.phase is Phase.DONE
-    assert m.handle(Connected("a", 4)) == [Open("evaluate", 4, ("a",))]
-    assert m.handle(Reported("a", 4, 5)) == [Receipt("a", accepted=True), Finish(("a",))]
-    assert m.handle(Connected("x", 6)) == [Finish(("x",))]
+    assert m.play(Connected("a", 4)) == [Open("evaluate", 4, ("a",))]
+    assert m.play(Evaluated("a", 4, 5)) == [Receipt("a", accepted=True), Finish(("a",))]
+    assert m.play(Connected("x", 6)) == [Finish(("x",))]
 
 
 def test_newcomers_that_go_away_hold_nobody_up() -> None:
     m = done()
-    m.handle(Connected("x", 0, newcomer=True))
-    m.handle(Connected("c", 1))
-    m.handle(Disconnected("x", 5))
+    m.play(Connected("x", 0, newcomer=True))
+    m.play(Connected("c", 1))
+    m.play(Disconnected("x", 5))
     assert m.next_wake(6) == 15
-    assert m.handle(Tick(15)) == [Open("evaluate", 2, ("c",))]
-    assert m.handle(Reported("c", 2, 16)) == [Receipt("c", accepted=True), Finish(("c",))]
+    assert m.play(Tick(15)) == [Open("evaluate", 2, ("c",))]
+    assert m.play(Evaluated("c", 2, 16)) == [Receipt("c", accepted=True), Finish(("c",))]
     assert (m.record.phase, m.record.round) == (Phase.DONE, 2)
-    assert m.handle(Connected("x", 20, newcomer=True)) == [Open("train", 3, ("x",))]
+    assert m.play(Connected("x", 20, newcomer=True)) == [Open("train", 3, ("x",))]
 
 
 def test_a_newcomer_that_can_train_nothing_is_not_asked_for_ever() -> None:
     m = done()
-    m.handle(Connected("x", 0, newcomer=True))
-    assert m.handle(Excused("x", 1)) == [Open("evaluate", 2, ("x",))]
-    assert m.handle(Reported("x", 2, 2)) == [Receipt("x", accepted=True), Finish(("x",))]
+    m.play(Connected("x", 0, newcomer=True))
+    assert m.play(Excused("x", 1)) == [Open("evaluate", 2, ("x",))]
+    assert m.play(Evaluated("x", 2, 2)) == [Receipt("x", accepted=True), Finish(("x",))]
 
 
 def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> None:
     m = done()
-    m.handle(Connected("x", 0, newcomer=True))
-    m.handle(Connected("y", 0, newcomer=True))
-    m.handle(Reported("x", 3, 1))
-    assert m.handle(Aggregated(2)) == [Open("train", 4, ("x", "y"))]
-    m.handle(Reported("x", 4, 3))
-    assert m.handle(Tick(102)) == [Aggregate(4, ("x",))]
-    assert m.handle(Aggregated(103)) == [Open("train", 5, ("y",))]
-    assert m.handle(Tick(203)) == [Open("evaluate", 4, ("x", "y"))]
+    m.play(Connected("x", 0, newcomer=True))
+    m.play(Connected("y", 0, newcomer=True))
+    m.play(Reported("x", 3, 1))
+    assert m.play(Aggregated(2)) == [Open("train", 4, ("x", "y"))]
+    m.play(Reported("x", 4, 3))
+    assert m.play(Tick(102)) == [Aggregate(4, ("x",))]
+    assert m.play(Aggregated(103)) == [Open("train", 5, ("y",))]
+    assert m.play(Tick(203)) == [Open("evaluate", 4, ("x", "y"))]
 
 
 def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
     m = done()
-    m.handle(Connected("x", 0, newcomer=True))
-    m.handle(Connected("y", 0, newcomer=True))
-    m.handle(Reported("x", 3, 1))
-    in_aggregating = msgspec.json.decode(msgspec.json.encode(m.record), type=Record)
-    again = machine(in_aggregating, {"x"}, adapt_rounds=2)
-    assert again.resume(50) == [Aggregate(3, ("x",))]
-    assert again.handle(Aggregated(51)) == [Open("train", 4, ())], "nobody is back yet, and x has its grace"
-    in_training = msgspec.json.decode(msgspec.json.encode(again.record), type=Record)
-    third = RoundMachine(again.policy, 0, in_training, set(), finished={"a", "b"})
-    assert third.resume(60) == []
-    assert third.handle(Connected("a", 61)) == [Finish(("a",))]
-    assert third.handle(Connected("x", 62)) == [Open("train", 4, ("x",))]
-    third.handle(Reported("x", 4, 63))
-    assert third.handle(Aggregated(64)) == [Open("evaluate", 4, ("x",))]
+    m.play(Connected("x", 0, newcomer=True))
+    m.play(Connected("y", 0, newcomer=True))
+    m.play(Reported("x", 3, 1))
+    again = m.restarted({"x"})
+    assert again.play(Resumed(50)) == [Aggregate(3, ("x",))]
+    assert again.play(Aggregated(51)) == [Open("train", 4, ())], "nobody is back yet, and x has its grace"
+    third = again.restarted(finished={"a", "b"})
+    assert third.play(Resumed(60)) == []
+    assert third.play(Connected("a", 61)) == [Finish(("a",))]
+    assert third.play(Connected("x", 62)) == [Open("train", 4, ("x",))]
+    third.play(Reported("x", 4, 63))
+    assert third.play(Aggregated(64)) == [Open("evaluate", 4, ("x",))]
 
 
 def test_who_never_contributed_is_a_newcomer_when_the_rounds_are_over() -> None:
-    m = machine(rounds=1, min_clients=3, clients=1, quorum=1, adapt_rounds=1)
+    m = round_of(rounds=1, min_clients=3, clients=1, quorum=1, adapt_rounds=1)
     for name in "abc":
-        m.handle(Connected(name, 0, newcomer=True))
+        m.play(Connected(name, 0, newcomer=True))
     [sampled] = m.record.cohort
     others = tuple(sorted({"a", "b", "c"} - {sampled}))
-    m.handle(Reported(sampled, 1, 1))
-    assert m.handle(Aggregated(2)) == [Open("evaluate", 1, ("a", "b", "c"))]
-    m.handle(Reported("a", 1, 3))
-    m.handle(Reported("b", 1, 3))
-    assert m.handle(Reported("c", 1, 3))[1:] == [Finish((sampled,)), Open("train", 2, others)]
+    m.play(Reported(sampled, 1, 1))
+    assert m.play(Aggregated(2)) == [Open("evaluate", 1, ("a", "b", "c"))]
+    m.play(Evaluated("a", 1, 3))
+    m.play(Evaluated("b", 1, 3))
+    assert m.play(Evaluated("c", 1, 3))[1:] == [Finish((sampled,)), Open("train", 2, others)]
 
 
 def test_without_rounds_for_newcomers_a_newcomer_is_a_latecomer() -> None:
-    m = machine(Record(phase=Phase.DONE, round=2), {"a"})
-    assert m.handle(Connected("z", 1, newcomer=True)) == [Open("evaluate", 2, ("z",))]
-    assert m.handle(Reported("z", 2, 2)) == [Receipt("z", accepted=True), Finish(("z",))]
+    m = round_of(Record(phase=Phase.DONE, round=2), {"a"})
+    assert m.play(Connected("z", 1, newcomer=True)) == [Open("evaluate", 2, ("z",))]
+    assert m.play(Evaluated("z", 2, 2)) == [Receipt("z", accepted=True), Finish(("z",))]
 
 
 def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
-    m = machine(Record(phase=Phase.EVALUATING, round=2, devices=["a"], deadline=100.0))
-    m.handle(Connected("a", 0))
-    assert m.handle(Connected("z", 1)) == []
-    assert m.handle(Reported("a", 2, 2))[1:] == [Finish(("a",)), Open("evaluate", 2, ("z",))]
-    assert m.handle(Reported("z", 2, 3)) == [Receipt("z", accepted=True), Finish(("z",))]
+    m = round_of(Record(phase=Phase.EVALUATING, round=2, devices=("a",)))
+    m.play(Resumed(0))
+    m.play(Connected("a", 0))
+    assert m.play(Connected("z", 1)) == []
+    assert m.play(Evaluated("a", 2, 2))[1:] == [Finish(("a",)), Open("evaluate", 2, ("z",))]
+    assert m.play(Evaluated("z", 2, 3)) == [Receipt("z", accepted=True), Finish(("z",))]
 
 
 NAMES = st.sampled_from("abcd")
@@ -401,21 +450,21 @@ EVENTS = st.one_of(
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 60)), max_size=80))
 def test_any_history_keeps_the_promises(history: list[tuple[object, float]]) -> None:
     """Rounds only count up, only ordered devices are aggregated, a quorum always; a restart at any point changes nothing."""
-    m, now, aggregated = machine(rounds=3, quorum=2), 0.0, 0
+    m, now, aggregated = round_of(rounds=3, quorum=2), 0.0, 0
     for event, step in history:
         now += step
-        effects = m.handle(msgspec.convert({**vars(event), "now": now}, type(event)))  # type: ignore[call-overload]
+        effects = m.play(msgspec.convert({**vars(event), "now": now}, type(event)))  # type: ignore[call-overload]
         for effect in effects:
             if isinstance(effect, Aggregate):
                 assert effect.round == m.record.round + 1
-                assert set(effect.cohort) <= set(m.record.cohort) & m.reported
+                assert set(effect.cohort) <= set(m.record.cohort) & m.state.reported
                 assert len(effect.cohort) >= 2
                 aggregated += 1
-                m.handle(Aggregated(now))
+                m.play(Aggregated(now))
         assert m.record.round == aggregated <= 3
         wake = m.next_wake(now)
-        assert wake is None or wake >= now or wake == m.record.deadline
-        copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.reported))
+        assert wake is None or wake >= now or wake == m.state.deadline
+        copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.state.reported))
         assert copy.awaited == m.awaited
 
 
@@ -429,7 +478,7 @@ def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[
     m, now, given_rounds = done(), 0.0, dict[str, int]()
 
     def play(event: object) -> None:
-        effects = m.handle(event)  # type: ignore[arg-type]
+        effects = m.play(event)  # type: ignore[arg-type]
         for effect in effects:
             if isinstance(effect, Open) and effect.work == "train":
                 assert set(effect.devices) <= set("wxyz")
@@ -451,7 +500,7 @@ def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[
             )  # type: ignore[call-overload]
         play(event)
         assert all(count <= 2 for count in given_rounds.values())
-        copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.reported))
+        copy = RoundMachine(m.policy, 0, msgspec.json.decode(msgspec.json.encode(m.record), type=Record), set(m.state.reported))
         assert copy.awaited == m.awaited
     for _ in range(12):
         wake = m.next_wake(now)

@@ -17,6 +17,11 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     returns: ClassVar[Literal["values", "change"]] = "values"
 
+    @property
+    def embeddings(self) -> Literal["none", "trained", "fixed"]:
+        """Whether clients have embeddings from which their values are generated, and whether these are trained."""
+        return "none"
+
 
 class MeanSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
     """Weighted mean: docs/methods/fedavg.md."""
@@ -61,6 +66,10 @@ class HypernetworkSettings(AggregatorSettings, frozen=True, forbid_unknown_field
     server_momentum: Share = 0.9  # sgd only
     server_weight_decay: NonNegative | None = None  # None: 0 for adam, 1e-3 for sgd
     embedding_lr: Positive | None = None  # None: 0.1 for adam, as the network for sgd; beside a frozen network 0.3 and 0.01
+
+    @property
+    def embeddings(self) -> Literal["none", "trained", "fixed"]:
+        return self.embedding
 
     @property
     def lr(self) -> float:

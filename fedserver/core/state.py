@@ -1,0 +1,112 @@
+"""The state of a round: what is durable (the record), and what a process knows besides. Nothing in it is ever changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import msgspec
+
+from attune.fedserver.core.messages import Phase, Record
+
+NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Round:
+    """Who is connected does not survive a restart, for a restarted server has no streams. Times are monotonic seconds."""
+
+    record: Record = field(default_factory=Record)
+    reported: frozenset[str] = NOBODY  # answered the open orders
+    finished: frozenset[str] = NOBODY  # handed in the evaluation of the end
+    newcomers: frozenset[str] = NOBODY  # of the connected, if newcomers are given rounds of their own
+    connected: frozenset[str] = NOBODY
+    left_at: Mapping[str, float] = field(default_factory=dict)
+    moved_at: Mapping[str, float] = field(default_factory=dict)  # last sign of progress with the open orders
+    run_out: Mapping[str, int] = field(default_factory=dict)  # how many orders in a row a device let run out
+    deadline: float = 0.0  # of the open orders
+    unix: float = 0.0  # unix time of the latest event, for what people are shown
+
+    @classmethod
+    def of(cls, record: Record, reported: Iterable[str], finished: Iterable[str] = ()) -> Self:
+        """At a start: `reported` is read back from the inbox, `finished` from the ledger."""
+        answered = frozenset(reported)
+        done = frozenset(finished) - record.adapting.keys()
+        return cls(record, answered, done | answered if record.revive().phase is Phase.DONE else done)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Devices that hold an order and have not answered it."""
+        return frozenset(self.record.devices) - self.reported - frozenset(self.record.excused)
+
+    @property
+    def updates(self) -> frozenset[str]:
+        """Whose updates would be aggregated."""
+        return self.reported & frozenset(self.record.cohort)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Connected, and without an open order."""
+        return self.connected - frozenset(self.record.devices)
+
+    def noting(self, **changes: Any) -> Self:
+        """With another record."""
+        return replace(self, record=msgspec.structs.replace(self.record, **changes))
+
+    def ordering(self, phase: Phase, devices: Collection[str], cohort: Collection[str], now: float, deadline_s: float) -> Self:
+        """New orders for `devices`, in place of those that were out. The absent have their grace, from when they left."""
+        opened = self.noting(
+            phase=phase,
+            devices=tuple(sorted(devices)),
+            cohort=tuple(sorted(cohort)),
+            excused=(),
+            replaced=(),
+            opened_at=self.unix,
+        )
+        return replace(
+            opened,
+            reported=NOBODY,
+            left_at=dict.fromkeys(set(devices) - self.connected, now) | dict(self.left_at),
+            moved_at=dict.fromkeys(devices, now),
+            deadline=now + deadline_s,
+        )
+
+    def joining(self, names: Collection[str], now: float) -> Self:
+        """These take part in the open round as well."""
+        record = self.record
+        joined = self.noting(
+            devices=tuple(sorted({*record.devices, *names})),
+            cohort=tuple(sorted({*record.cohort, *names})),
+            replaced=tuple(name for name in record.replaced if name not in names),
+        )
+        return replace(joined, moved_at={**self.moved_at, **dict.fromkeys(names, now)})
+
+    def leaving(self, names: Collection[str]) -> Self:
+        """Others take the places of these members of the cohort."""
+        record = self.record
+        return self.noting(
+            devices=tuple(name for name in record.devices if name not in names),
+            cohort=tuple(name for name in record.cohort if name not in names),
+            replaced=tuple(sorted({*record.replaced, *names})),
+        )
+
+    def answering(self, name: str, now: float) -> Self:
+        """A device's answer to the open orders is durable. One that was replaced takes part again."""
+        state = self.joining((name,), now) if name in self.record.replaced else self
+        excused = tuple(other for other in self.record.excused if other != name)
+        return replace(state.noting(excused=excused), reported=self.reported | {name})
+
+    def extending(self, asked: Collection[str], now: float, deadline_s: float) -> Self:
+        """The time of the open orders begins anew, and these are sent theirs again."""
+        moved_at = {**self.moved_at, **dict.fromkeys(asked, now)}
+        return replace(self.noting(excused=()), moved_at=moved_at, deadline=now + deadline_s)
+
+    def running_out(self, names: Iterable[str]) -> Self:
+        """These did not answer while there was time."""
+        return replace(self, run_out={**self.run_out, **{name: self.run_out.get(name, 0) + 1 for name in names}})
+
+
+def without(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """`values` less one key; the same object if it is not there."""
+    return {key: value for key, value in values.items() if key != name} if name in values else values
