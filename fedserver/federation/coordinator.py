@@ -197,8 +197,14 @@ class Coordinator:
 
     async def report(self, order: events.OrderId) -> bool:
         """The update (or evaluation) for this order is durable in the inbox. False: too late, it does not count."""
-        await self.dispatch(events.Reported(order.client, order.round, self._clock.monotonic(), order.work))
-        return self._receipts.pop(order.client, False)
+        reported = events.Reported(order.client, order.round, self._clock.monotonic(), order.work)
+        await self.dispatch(reported)
+        if order.client not in self._receipts:
+            # What follows from it could not be made durable. The update is: the round as it stands says what it is worth.
+            taken = step(self.rules, self.round, reported, self._clock.unix())
+            self.round = taken.state
+            return events.Receipt(order.client, accepted=True) in taken.effects
+        return self._receipts.pop(order.client)
 
     # --- the plan
 

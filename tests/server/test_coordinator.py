@@ -59,7 +59,7 @@ async def next_order(session: Stream) -> OrderId:
 async def answer(coordinator: Coordinator, order: OrderId) -> bool:
     row = Row(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
     coordinator.inbox.accept(order, row, {})
-    return await coordinator.report(order.client, order.round)
+    return await coordinator.report(order)
 
 
 def test_a_commit_that_fails_did_not_happen_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,9 @@ def test_a_commit_that_fails_did_not_happen_and_is_tried_again(tmp_path: Path, m
         monkeypatch.setattr(store, "commit_round", full)
         assert [await answer(coordinator, order) for order in orders] == [True, True]
         assert coordinator.finished.is_set()
-        assert (coordinator.machine.record.phase, coordinator.machine.record.round) == (Phase.FAILED, 0)
+        assert (coordinator.round.record.phase, coordinator.round.record.round) == (Phase.FAILED, 0)
         assert "disk is full" in store.record().reason
+        assert [await answer(coordinator, order) for order in orders] == [True, True], "sent again, it is still in the inbox"
 
     async def restarted(coordinator: Coordinator, store: Store) -> None:
         assert store.record().round == 1
@@ -87,12 +88,36 @@ def test_a_commit_that_fails_did_not_happen_and_is_tried_again(tmp_path: Path, m
     on_a_server(tmp_path, restarted)
 
 
+def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answered late, it would be deleted from the inbox."""
+
+    async def fill_the_disk(coordinator: Coordinator, store: Store) -> None:
+        sessions = [await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")]
+        orders = [await next_order(session) for session in sessions]
+
+        def full(*_: object, **__: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(store, "put", full)
+        assert [await answer(coordinator, order) for order in orders] == [True, True]
+        assert coordinator.round.record.phase is Phase.FAILED
+        monkeypatch.undo()
+
+    async def restarted(coordinator: Coordinator, store: Store) -> None:
+        assert [(row.round, row.client) for row in store.rows()] == [(1, "a"), (1, "b")]
+
+    on_a_server(tmp_path, fill_the_disk)
+    on_a_server(tmp_path, restarted)
+
+
 def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(tmp_path: Path) -> None:
     async def scenario(coordinator: Coordinator, store: Store) -> None:
         sessions = [await coordinator.connect(name, PROFILE, "test") for name in ("a", "b")]
         first, second = [await next_order(session) for session in sessions]
         await coordinator.excuse("b", "no memory")
-        coordinator.machine.policy = resolve({**SAID, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}}).round
+        coordinator.rules = resolve({**SAID, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}}).rules
         assert await answer(coordinator, first)
         assert not await answer(coordinator, second)
         assert [(row.round, row.client) for row in store.rows()] == [(1, "a")]
@@ -136,8 +161,8 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
                     round=order.id.round, work=order.id.work, client=name, samples=10, accuracy_before=0.5, test_samples=4
                 )
                 coordinator.inbox.accept(order.id, row, {"shared": part} if order.returns else {})
-                assert await coordinator.report(name, order.id.round)
-        [newcomer] = {"a", "b"} - set(coordinator.machine.record.last_cohort)
+                assert await coordinator.report(order.id)
+        [newcomer] = {"a", "b"} - set(coordinator.round.record.last_cohort)
         order = await next_message(sessions[newcomer])
         assert (str(order.id), list(order.trains), list(order.returns)) == (f"train-2-{newcomer}", ["private"], [])
         assert [ref.part for ref in order.downloads] == ["shared"]

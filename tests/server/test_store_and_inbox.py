@@ -20,7 +20,7 @@ def store(tmp_path):
 def test_the_record_and_settings_come_back(store, tmp_path):
     assert store.get("plan") is None
     assert store.record() == Record()
-    record = Record(phase=Phase.TRAINING, round=3, devices=["a", "b"], cohort=["a"], deadline=12.5)
+    record = Record(phase=Phase.TRAINING, round=3, devices=("a", "b"), cohort=("a",), opened_at=12.5)
     store.put("record", record)
     store.put("overrides", {"round": {"rounds": 4}})
     again = Store(tmp_path / "state.sqlite")
