@@ -231,6 +231,8 @@ class Device:
         if self.slot is None:
             for warning in cautions(plan.model.name, plan.model.options):
                 self.console.say(f"warning: {warning}")
+            for line in slot.orders.damage:
+                self.console.say(f"warning: {line}")
         self.slot = slot
         if slot.newest is not None:
             self.session.finished = slot.newest.order_id

@@ -203,6 +203,23 @@ def join(server: str, token: str, data: tuple[str, ...], name: str | None, home:
 
 
 @main.command()
+@_data_option("The shard whose device is meant; a quoted pattern checks the home of each.")
+@_server_option()
+@_home_option
+def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None:
+    """Hold every file of this device's home against its digest; exit code 4 if one is damaged."""
+    with reported():
+        from attune.common.errors import HomeMismatch
+        from attune.fedclient.verify import damages, meant
+
+        found = [(place, list(damages(place))) for place in meant(home, server, data)]
+        for place, lines in found:
+            for line in lines or [f"{place.path} is whole"]:
+                click.echo(line)
+        sys.exit(HomeMismatch.exit_code if any(lines for _, lines in found) else 0)
+
+
+@main.command()
 @_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @_server_option()
 @_home_option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from attune.common import homes
-from attune.common.durable import PUBLIC, write_file
+from attune.common.durable import PUBLIC, sweep, sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
 from attune.fedclient.address import Address
@@ -59,9 +60,21 @@ class Home:
                 f"another fedclient is running on {self.path}; stop it, or give this device a home of its own with --home"
             ) from None
         try:
+            self._sweep()
             yield
         finally:
             lock.release()
+
+    def _sweep(self) -> None:
+        """What a killed process has left unfinished goes. A model that was about to be replaced is put back."""
+        for folder in (self.path, self.identity_folder):
+            sweep_files(folder)
+        sweep(self.path)
+        old = self.path / f"{self.model.name}.old"
+        if self.model.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            old.rename(self.model)
 
     def record(self) -> DeviceInfo | None:
         """device.json. Errors: HomeMismatch if it is damaged."""

@@ -54,6 +54,8 @@ class Result(Metrics, frozen=True, kw_only=True):
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
     sequence: int = 0
+    files: Mapping[str, str] = msgspec.field(default_factory=dict)  # file beside this one -> digest
+    check: str = ""  # digest of all the rest of this file
 
     @property
     def choice(self) -> Choice:

@@ -13,7 +13,7 @@ import click
 
 from attune.common import homes
 from attune.common.config import load_settings
-from attune.common.errors import AttuneError, SettingError
+from attune.common.errors import AttuneError, HomeMismatch, SettingError
 
 if TYPE_CHECKING:
     from attune.fedserver.home import Home
@@ -190,6 +190,23 @@ def plot(
         lines = plots.plot_home(place, lambda: asyncio.run(ledger.snapshot()), out, labels, pictures)
     for line in lines:
         click.echo(line)
+
+
+@cli.command()
+@HOME
+def verify(home: Path | None) -> None:
+    """Holds every file of the home against its digest; a line for each that is damaged, and exit code 4."""
+    from attune.fedserver.home import Home
+    from attune.fedserver.view.verify import damages
+
+    place = Home(home or homes.server_home())
+    place.require()
+    found = list(damages(place))
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(HomeMismatch.exit_code)
+    click.echo(f"{place.path} is whole")
 
 
 def _open(home: Path | None) -> tuple[Home, SqliteLedger]:

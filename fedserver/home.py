@@ -11,7 +11,7 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from attune.common.durable import write_file
+from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 
@@ -89,6 +89,8 @@ class Home:
     def create(self) -> None:
         """The folders of a home, made or completed. What is only of one process is emptied."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.path, self.authority, self.operator):
+            sweep_files(folder)
         shutil.rmtree(self.serve, ignore_errors=True)
         for folder in (self.state, self.serve, self.inbox, self.uploads):
             folder.mkdir(mode=0o700, exist_ok=True)

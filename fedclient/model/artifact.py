@@ -18,13 +18,13 @@ from torch import Tensor
 
 from attune.common.config import TrainSettings
 from attune.common.durable import PUBLIC, committed_folder, write_file
-from attune.common.errors import NoModel, ShapeMismatch, ShardError
+from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
 from attune.common.methods.registry import method_from_options
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec
-from attune.common.wire.files import read_tensors, write_tensors
+from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data import labels
 from attune.fedclient.data.prepare import Standardiser, check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard
@@ -52,13 +52,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
     samples: int = 0
     test_samples: int = 0
     round: int = 0
+    digest: str = ""  # of model.safetensors
 
 
 def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Tensor]) -> Path:
     """Writes both files beside `folder`, then puts them in its place. Errors: DiskFull."""
     old = folder.with_name(f"{folder.name}.old")
     with committed_folder(folder) as fresh:
-        write_tensors(fresh / "model.safetensors", tensors, durable=True)
+        blob = write_tensors(fresh / "model.safetensors", tensors, durable=True)
+        info = msgspec.structs.replace(info, digest=blob.digest)
         write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -94,18 +96,26 @@ def save_model(learner: Learner, folder: Path) -> Path:
     return save(folder, info, tensors)
 
 
+def read_info(folder: Path) -> ModelInfo:
+    """Errors: NoModel if there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelInfo)
+    except (OSError, msgspec.DecodeError) as error:
+        raise NoModel(f"there is no finished model in {folder} ({error})") from None
+
+
 class Model:
     """A finished model, loaded. Errors: NoModel if `folder` holds none, or one that is damaged."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
-        try:
-            self.info = msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelInfo)
-        except (OSError, msgspec.DecodeError) as error:
-            raise NoModel(f"there is no finished model in {folder} ({error})") from None
-        info = self.info
+        self.info = info = read_info(folder)
         options = {**info.method_options, "name": info.method}
         method = method_from_options(options)
-        self.tensors = read_tensors(folder / "model.safetensors")
+        try:
+            # Homes of older versions have no digest.
+            self.tensors = read_checked(folder / "model.safetensors", info.digest or None)
+        except (OSError, WireError) as error:
+            raise NoModel(f"{error}: start fedclient again to fetch the model") from None
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
         predictor = predictor_for(method, options) if info.kept == "personalized" else PlainModel(ModelSettings())
         self.trainer = Trainer(build(info.model, 0), objective_for(method, options), predictor, info.train, choose(device))

@@ -1,16 +1,16 @@
 """What a device keeps between orders: one folder per carried-out order, made by a single rename.
 
 The rename commits the private state and the update to send together, so a device that dies at any moment either has done
-the order or has not. The folder with the highest sequence number is the current state.
+the order or has not. The folder with the highest sequence number is the current state. `update.json` has the digest of every
+file beside it, and one of itself, by which they are checked when they are loaded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,12 +18,15 @@ from torch import Tensor
 
 from attune.common.durable import PUBLIC, committed_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
+from attune.common.wire.blobs import LocalFile, digest_in
+from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import Part, Result
 
 Tensors = dict[str, Tensor]
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _STATE = "state"
+UPDATE = "update.json"
 
 
 def check_order_id(order_id: str) -> str:
@@ -34,20 +37,44 @@ def check_order_id(order_id: str) -> str:
 
 
 class Orders:
-    """The folders under `path`. One process at a time (the home's lock sees to it)."""
+    """The folders under `path`. One process at a time (the home's lock sees to it).
+
+    Beside the newest order the one before it is kept, until the next is committed: should a file of the newest be damaged,
+    the device goes on from there.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.damage: list[str] = []  # what was found damaged, and given up because there is an older order to go on from
+        self._present: str | None = None  # the newest order
 
     def newest(self) -> Result | None:
-        """The current state's result. Sweeps up what a crash left behind. Errors: HomeMismatch if it is damaged."""
+        """The current state's result, all of whose files are whole. Sweeps up what a crash left behind.
+
+        Errors: HomeMismatch, if there is none that is whole; then nothing is changed.
+        """
         sweep(self.path)
-        found = [self._result(folder) for folder in sorted(self.path.glob("*/"))]
-        newest = max(found, key=lambda result: result.sequence, default=None)
-        for folder in self.path.glob("*/"):
-            if newest is None or folder.name != newest.order_id:
-                shutil.rmtree(folder)
-        return newest
+        readable, damage = self._results()
+        for result in list(readable):
+            found = list(damages(self.path / result.order_id, result))
+            if not found:
+                break
+            damage += found
+            readable.remove(result)
+        if damage and not readable:
+            raise HomeMismatch(
+                f"{'; '.join(damage)}: restore {self.path} from a backup, or delete it to lose the private state"
+            )
+        self._present = readable[0].order_id if readable else None
+        if self._present is not None:
+            self.damage = [f"{line}: going on from {self._present}, the order before it" for line in damage]
+        self._keep({result.order_id for result in readable[:2]})
+        return readable[0] if readable else None
+
+    def damaged(self) -> list[str]:
+        """A line for each file that is not what was written; changes nothing."""
+        readable, damage = self._results()
+        return damage + [line for result in readable for line in damages(self.path / result.order_id, result)]
 
     def state(self, result: Result) -> Tensors:
         """All tensors of the model after this order."""
@@ -69,44 +96,80 @@ class Orders:
         beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
     ) -> Result:
-        """Makes everything durable, then deletes older orders; returns `result` with its parts. Errors: DiskFull.
+        """Makes everything durable, then deletes older orders but the last; returns `result` with its parts. Errors: DiskFull.
 
         beside: further sets of tensors that stay on the device, under names that no part has.
         """
         final = self.path / check_order_id(result.order_id)
-        blobs = []
+        handed_in: list[Part] = []
+        digests: dict[str, str] = {}
         with committed_folder(final) as folder:
             for name, tensors in parts.items():
                 blob = write_tensors(folder / f"{name}.safetensors", tensors, durable=True)
-                blobs.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
-            _write_or_link(
-                folder / f"{_STATE}.safetensors", state, [(folder / f"{name}.safetensors", parts[name]) for name in parts]
-            )
+                handed_in.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
+                digests[blob.name] = blob.digest
+            twin = next((name for name, held in parts.items() if _same(held, state)), None)
+            state_file = f"{_STATE}.safetensors"
+            if twin is not None and _linked(folder / f"{twin}.safetensors", folder / state_file):
+                digests[state_file] = digests[f"{twin}.safetensors"]
+            else:
+                digests[state_file] = write_tensors(folder / state_file, state, durable=True).digest
             for what, tensors in beside.items():
-                write_tensors(folder / f"{what}.safetensors", tensors, durable=True)
-            result = msgspec.structs.replace(result, parts=tuple(blobs), bytes_up=sum(blob.size for blob in blobs))
-            write_file(folder / "update.json", msgspec.json.format(msgspec.json.encode(result)), PUBLIC)
-        for other in self.path.glob("*/"):
-            if other != final:
-                shutil.rmtree(other, ignore_errors=True)
+                blob = write_tensors(folder / f"{what}.safetensors", tensors, durable=True)
+                digests[blob.name] = blob.digest
+            bytes_up = sum(part.size for part in handed_in)
+            result = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up, files=digests)
+            result = msgspec.structs.replace(result, check=_check_of(result))
+            write_file(folder / UPDATE, msgspec.json.format(msgspec.json.encode(result)), PUBLIC)
+        self._keep({result.order_id, self._present})
+        self._present = result.order_id
         return result
 
-    def _result(self, folder: Path) -> Result:
-        path = folder / "update.json"
+    def _keep(self, order_ids: Collection[str | None]) -> None:
+        for folder in self.path.glob("*/"):
+            if folder.name not in order_ids:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _results(self) -> tuple[list[Result], list[str]]:
+        """Those that can be read, the newest first; and a line for each that cannot."""
+        readable: list[Result] = []
+        damage: list[str] = []
+        for folder in sorted(self.path.glob("*/")):
+            path = folder / UPDATE
+            try:
+                result = msgspec.json.decode(path.read_bytes(), type=Result)
+                # Homes of older versions have no check.
+                if result.order_id != folder.name or (result.check and result.check != _check_of(result)):
+                    raise HomeMismatch("its text is not what was written")
+                readable.append(result)
+            except (OSError, msgspec.DecodeError, HomeMismatch) as error:
+                damage.append(f"{path} is damaged ({error})")
+        return sorted(readable, key=lambda result: result.sequence, reverse=True), damage
+
+
+def damages(folder: Path, result: Result) -> Iterator[str]:
+    """A line for each file of an order in `folder` whose bytes are not those that were written."""
+    for name, digest in result.files.items():
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Result)
-        except (OSError, msgspec.DecodeError) as error:
-            raise HomeMismatch(
-                f"{path} is damaged ({error}); restore {self.path} from a backup, or delete it to lose the private state"
-            ) from None
+            with LocalFile(folder / name) as file:
+                if digest_in(file) != digest:
+                    yield f"{folder / name} is damaged"
+        except OSError as error:
+            yield f"{folder / name} cannot be read ({error.strerror})"
 
 
-def _write_or_link(path: Path, tensors: Mapping[str, Tensor], written: list[tuple[Path, Mapping[str, Tensor]]]) -> None:
-    """Writes `tensors`, unless one of the `written` files holds exactly these: a second name for it halves what is written."""
-    for other, held in written:
-        if held.keys() == tensors.keys() and all(held[name] is tensors[name] for name in held):
-            # Not every file system has second names.
-            with contextlib.suppress(OSError):
-                os.link(other, path)
-                return
-    write_tensors(path, tensors, durable=True)
+def _check_of(result: Result) -> str:
+    return digest_of(msgspec.json.encode(msgspec.structs.replace(result, check="")))
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
+def _linked(path: Path, second: Path) -> bool:
+    """A second name for a file, which halves what is written. False: not every file system has second names."""
+    try:
+        os.link(path, second)
+    except OSError:
+        return False
+    return True

@@ -13,8 +13,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recipe import Recipe
-from attune.fedserver.lab.vault import blob_of
-from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged
+from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
 
 
 def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int) -> tuple[Engine, list[str]]:

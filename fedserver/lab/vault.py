@@ -12,7 +12,7 @@ from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.tensors import Manifest
 from attune.fedserver.core.records import Slot
-from attune.fedserver.ports.blobs import STATE, Blobs
+from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 
 
 class _SlotWriter:
@@ -89,8 +89,3 @@ class Vault:
         self._slots |= {slot.key: slot for slot in self.staged_slots()}
         self._replaced, self._staged = kept, {}
         self._version += 1
-
-
-def blob_of(slot: Slot) -> Blob:
-    """Where a durable slot lies."""
-    return Blob(f"{STATE}{slot.file}", slot.digest, slot.size)

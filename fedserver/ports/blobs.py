@@ -12,8 +12,14 @@ from typing import Protocol
 
 from attune.common.errors import HomeMismatch
 from attune.common.wire.blobs import Blob, Source, Target
+from attune.fedserver.core.records import Slot
 
 STATE, INBOX, UPLOADS, SERVED, REDO = "state/", "inbox/", "uploads/", "serve/", "redo/"
+
+
+def blob_of(slot: Slot) -> Blob:
+    """Where a durable slot lies."""
+    return Blob(f"{STATE}{slot.file}", slot.digest, slot.size)
 
 
 class Damaged(HomeMismatch):

@@ -18,8 +18,7 @@ from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.lab.vault import blob_of
-from attune.fedserver.ports.blobs import SERVED, Damaged
+from attune.fedserver.ports.blobs import SERVED, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import summary

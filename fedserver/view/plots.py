@@ -16,8 +16,7 @@ from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
-from attune.fedserver.lab.vault import blob_of
-from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.ports.blobs import Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics

@@ -1,0 +1,65 @@
+"""Holds every file of a device's home against what was written; reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from attune.common import homes
+from attune.common.errors import AttuneError, NoModel
+from attune.common.plan import Plan
+from attune.common.wire.blobs import LocalFile, digest_in
+from attune.fedclient import shards
+from attune.fedclient.address import Address
+from attune.fedclient.home import Home
+from attune.fedclient.model.artifact import read_info
+from attune.fedclient.work.state import Orders
+
+
+def damages(home: Home) -> Iterator[str]:
+    """A line for each thing that is damaged: identity, plan, orders, finished model."""
+    try:
+        identity = home.identity()
+        if identity is not None and not identity.credential.fits():
+            yield f"{home.identity_folder} is damaged: restore it from a backup, or enrol again"
+    except AttuneError as error:
+        yield f"{home.identity_folder} is damaged ({error})"
+    if home.plan.exists():
+        try:
+            msgspec.json.decode(home.plan.read_bytes(), type=Plan)
+        except msgspec.DecodeError as error:
+            yield f"{home.plan} is damaged ({error}): delete it, the server sends it again"
+    yield from Orders(home.orders).damaged()
+    if home.model.exists():
+        yield from _model(home)
+
+
+def _model(home: Home) -> Iterator[str]:
+    try:
+        info = read_info(home.model)
+        with LocalFile(home.model / "model.safetensors") as file:
+            if info.digest and digest_in(file) != info.digest:
+                yield f"{file.name} is damaged: start fedclient again to fetch the model"
+    except (AttuneError, OSError) as error:
+        yield f"{home.model} is damaged ({error}): start fedclient again to fetch the model"
+
+
+def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[Home]:
+    """The homes that are meant: --home (or all in it), else those of the shards, of the server, or of this user.
+
+    Errors: NoModel if there is none; SettingError for an address that is none; ShardError for a pattern without a match.
+    """
+    if home is not None:
+        found = [home, *sorted(home.glob("*/"))]
+    else:
+        address = Address.parse(server) if server else None
+        under = homes.address_folder(address.host, address.port) if address else "*"
+        wanted = {homes.shard_folder(path) for path in shards.expand(data)} if data else None
+        everywhere = sorted(homes.devices_home().glob(f"{under}/*"))
+        found = [path for path in everywhere if wanted is None or path.name in wanted]
+    ready = [Home(path) for path in found if (path / "device.json").exists()]
+    if not ready:
+        raise NoModel(f"there is no device's home {f'in {home}' if home else f'under {homes.devices_home()}'}")
+    return ready

@@ -1,0 +1,92 @@
+"""What a device keeps between orders: checked when it is loaded, with the order before to go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attune.common.errors import HomeMismatch
+from attune.fedclient.messages import Result
+from attune.fedclient.work.state import Orders
+
+FILES = ["state.safetensors", "shared.safetensors", "received.safetensors", "update.json"]
+
+
+def commit(orders: Orders, number: int) -> Result:
+    value = torch.full((3,), float(number))
+    result = Result(order_id=f"train-{number}-kiel", round=number, trained=True, samples=1, sequence=number, loss=0.125)
+    return orders.commit(result, {"w": value, "b": value}, {"received": {"w": value}}, {"shared": {"w": value}})
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    made = Orders(tmp_path / "orders")
+    for number in (1, 2, 3):
+        commit(made, number)
+    return made
+
+
+def flip(path: Path) -> None:
+    """One bit of a tensor, or of a number that is still one afterwards."""
+    data = bytearray(path.read_bytes())
+    place = data.index(b"0.125") + 2 if path.name == "update.json" else len(data) - 3
+    data[place] ^= 2
+    path.write_bytes(data)
+
+
+def names(orders: Orders) -> list[str]:
+    return sorted(path.name for path in orders.path.iterdir())
+
+
+def test_the_order_before_the_newest_is_kept_until_the_next_commit(orders: Orders) -> None:
+    assert names(orders) == ["train-2-kiel", "train-3-kiel"]
+    again = Orders(orders.path)
+    newest = again.newest()
+    assert newest is not None and newest.order_id == "train-3-kiel"
+    assert again.damage == again.damaged() == []
+    commit(again, 4)
+    assert names(orders) == ["train-3-kiel", "train-4-kiel"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_order_is_named_and_the_one_before_it_is_gone_on_from(orders: Orders, file: str) -> None:
+    path = orders.path / "train-3-kiel" / file
+    flip(path)
+    again = Orders(orders.path)
+    assert [line.split(" is damaged")[0] for line in again.damaged()] == [str(path)]
+    newest = again.newest()
+    assert newest is not None and newest.order_id == "train-2-kiel"
+    assert again.state(newest)["w"].tolist() == [2.0] * 3
+    [line] = again.damage
+    assert line.startswith(f"{path} is damaged") and "going on from train-2-kiel" in line
+    assert names(orders) == ["train-2-kiel"]
+    commit(again, 3)  # the server asks for it again
+    assert names(orders) == ["train-2-kiel", "train-3-kiel"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_file_is_a_damaged_one(orders: Orders, file: str) -> None:
+    (orders.path / "train-3-kiel" / file).unlink()
+    newest = Orders(orders.path).newest()
+    assert newest is not None and newest.order_id == "train-2-kiel"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_without_a_whole_order_nothing_is_lost_and_it_says_what_to_restore(orders: Orders, file: str) -> None:
+    for number in (2, 3):
+        flip(orders.path / f"train-{number}-kiel" / file)
+    before = {path: path.read_bytes() for path in orders.path.rglob("*") if path.is_file()}
+    with pytest.raises(HomeMismatch, match=rf"train-3-kiel/{file} is damaged.*restore {orders.path}") as caught:
+        Orders(orders.path).newest()
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in orders.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_order_before_the_newest_is_no_loss(orders: Orders) -> None:
+    flip(orders.path / "train-2-kiel" / "update.json")
+    again = Orders(orders.path)
+    newest = again.newest()
+    assert newest is not None and newest.order_id == "train-3-kiel"
+    assert names(orders) == ["train-3-kiel"]
