@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 from attune.common.errors import UpdateRefused
+from attune.common.wire.files import TensorFile, read_tensors, write_tensors
+from attune.fedserver.lab.aggregators import hypernetwork
 from attune.fedserver.lab.aggregators.base import Update
+from tests.aggregators.conftest import SHAPES
 
 SAMPLES = {"ann": 30, "bob": 10, "cyd": 60}
 
@@ -143,4 +148,61 @@ def test_a_failure_while_reading_leaves_the_state_as_it_was(bench, new_bench, id
     assert identical(before, bench.state())
     bench.play(2, SAMPLES)
     other.play(2, SAMPLES)
+    assert identical(bench.state(), other.state())
+
+
+def sent(tensors, folder):
+    """As they come out of another process: through the bytes of a file."""
+    write_tensors(folder / "sent", tensors)
+    return read_tensors(folder / "sent")
+
+
+def test_a_round_can_be_carried_out_by_others_in_pieces(bench, new_bench, identical, tmp_path, monkeypatch):
+    """Partials come from a second process that has the same vault and updates, in the opposite order; so do the values of
+    the blocks, where they are not state in memory. Every bit is the same."""
+    monkeypatch.setattr(hypernetwork, "BLOCK_ROWS", 7)
+    alone = new_bench(bench.kind)
+    one = bench.aggregator
+    asked = []
+    combine = one.combine
+
+    def elsewhere():
+        other = new_bench(bench.kind)
+        other.vault._store = {key: {n: t.clone() for n, t in tensors.items()} for key, tensors in bench.vault._store.items()}
+        other.reopen()
+        return other.aggregator
+
+    def partials_from_elsewhere(unit, partials, updates):
+        other = elsewhere()
+        found = {block: sent(other.partial(block, updates), tmp_path) for block in reversed(unit.blocks)}
+        asked.append(unit.name)
+        return sent(combine(unit, [found[block] for block in unit.blocks], updates), tmp_path)
+
+    def values_from_elsewhere(block, combined, updates):
+        for key, name, value in elsewhere_now.apply(block, combined, updates):
+            yield key, name, sent({"value": value}, tmp_path)["value"]
+
+    monkeypatch.setattr(one, "partial", lambda block, updates: {})
+    monkeypatch.setattr(one, "combine", partials_from_elsewhere)
+    in_memory = bench.kind.startswith("hypernetwork")
+    for number, samples in enumerate([SAMPLES, {"ann": 5, "cyd": 7}]):
+        elsewhere_now = elsewhere()
+        if not in_memory:
+            monkeypatch.setattr(one, "apply", values_from_elsewhere)
+        assert alone.play(number, samples) == bench.play(number, samples)
+    assert asked == 2 * [unit.name for unit in one.units()]
+    assert sorted({name for unit in one.units() for block in unit.blocks for name in block.names}) == sorted(SHAPES)
+    assert identical(bench.state(), alone.state())
+
+
+def test_blocks_are_read_from_files_as_from_memory(bench, new_bench, identical, tmp_path):
+    other = new_bench(bench.kind)
+    for number in range(2):
+        with ExitStack() as opened:
+            updates = []
+            for client, samples in SAMPLES.items():
+                update = bench.update(number, client, samples)
+                write_tensors(tmp_path / client, update.tensors)
+                updates.append(Update(client, samples, opened.enter_context(TensorFile(tmp_path / client))))
+            assert bench.aggregator.close_round(updates) == other.play(number, SAMPLES)
     assert identical(bench.state(), other.state())

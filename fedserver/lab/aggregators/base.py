@@ -78,6 +78,49 @@ class Aggregator(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Block:
+    """A piece of a round's work: columns (these tensors of every update), or of their numbers, end to end, only `rows`."""
+
+    unit: str
+    names: tuple[str, ...]
+    rows: tuple[int, int] | None = None  # [start, end)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is combined as one; nothing of another unit is needed for it."""
+
+    name: str
+    blocks: tuple[Block, ...]
+
+
+Put = tuple[str, str, torch.Tensor]  # a vault key, a tensor's name, its next value
+
+
+class Blockwise(Aggregator, Protocol):
+    """An aggregator whose rounds can be carried out in pieces, by as many workers as there are blocks; all of ours are.
+
+    For each unit in order: the partials of its blocks, anywhere and in any order; `combine`, where the round is held, of the
+    partials in the order of the blocks; then `apply` to each block. What travels between them are tensors. Blocks never split
+    a sum that is folded in floating point, so the bits do not depend on who computes what. `updates` are those of `cohort`.
+    """
+
+    def units(self) -> Sequence[Unit]: ...
+
+    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+        """What a block of the updates comes to."""
+        ...
+
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+        """What every block of the unit needs to be applied."""
+        ...
+
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+        """The block's next values. State that is in memory is changed in place."""
+        ...
+
+
 def cohort(updates: Sequence[Update]) -> list[Update]:
     """Updates in name order, without those of 0 samples: sums are folded in this order whatever came first.
 

@@ -13,13 +13,15 @@ import torch
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
-from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, cohort, write
+from attune.common.wire.files import TensorFile
+from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
 from attune.fedserver.lab.aggregators.optimisers import optimiser_of
 
 INITIAL, NETWORK = "initial", "network"
+GRADIENT, FEATURES = "gradient", "features"
 FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
 BLOCK_ROWS = 2_048
 
@@ -34,6 +36,16 @@ class _State:
     moments: dict[str, Tensors]  # kind -> by parameter
     embeddings: Embeddings
     step: int = 0
+
+
+@dataclass
+class _Round:
+    """What a round has gathered from the heads so far."""
+
+    F_SH: torch.Tensor
+    slope: torch.Tensor  # dF, (S, H): the gradient where the heads begin
+    phi: bool  # whether the network's own weights move
+    square: float = 0.0  # of the mean change
 
 
 class Hypernetwork:
@@ -52,6 +64,7 @@ class Hypernetwork:
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._state: _State | None = None
+        self._round: _Round | None = None
 
     def __repr__(self) -> str:
         return f"Hypernetwork({self._state.embeddings if self._state else 'not loaded'})"
@@ -101,17 +114,20 @@ class Hypernetwork:
         counted = cohort(updates)
         if not counted:
             return {}
-        state = self._load()
-        self._state = None  # steps are in place: if anything fails below, the next use reads the vault again
-        metrics = self._descend(state, counted, phi)
-        self._save(state)
-        self._state = state
+        try:
+            metrics = self._descend(counted, phi)
+            self._save(self._load())
+        except BaseException:
+            self._state = None  # steps are in place: the next use reads the vault again
+            raise
+        finally:
+            self._round = None
         return metrics
 
-    def _descend(self, state: _State, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+    def _descend(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
         """A step of the cohort's z and, with `phi`, of the network's own weights."""
+        state = self._load()
         clients = [update.client for update in updates]
-        shares = shares_of(updates, uniform=False)
         for client in clients:
             state.embeddings.admit(client)
         if phi:
@@ -120,38 +136,82 @@ class Hypernetwork:
         z_SE = state.embeddings.values(clients).requires_grad_()
         with torch.enable_grad():
             F_SH = features(mlp, z_SE)
-        dF_SH = torch.zeros_like(F_SH)
-        square = 0.0
-        for head in state.heads:
-            G_SR = _cotangent(head, updates, shares, F_SH.dtype)
-            square += float(G_SR.sum(dim=0).double().square().sum())
-            if phi:
-                self._step_head(state, head, G_SR, F_SH.detach(), dF_SH)
-            else:
-                dF_SH.addmm_(G_SR, state.network[head.weight])
-        dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], dF_SH)
+        self._round = gathered = _Round(F_SH.detach(), torch.zeros_like(F_SH), phi)
+        for unit in self.units():
+            combined = self.combine(unit, [self.partial(block, updates) for block in unit.blocks], updates)
+            for block in unit.blocks if phi else ():
+                for _ in self.apply(block, combined, updates):
+                    pass
+        dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope)
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
         if self._settings.embedding == "trained":
             state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
-        return {"mean_change_norm": square**0.5}
+        return {"mean_change_norm": gathered.square**0.5}
+
+    def units(self) -> list[Unit]:
+        """A unit for each head, a block for so many of its rows."""
+        return [
+            Unit(
+                head.group,
+                tuple(
+                    Block(head.group, head.names, (start, min(start + BLOCK_ROWS, sum(head.sizes))))
+                    for start in range(0, max(1, sum(head.sizes)), BLOCK_ROWS)
+                ),
+            )
+            for head in self._load().heads
+        ]
+
+    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+        """-(m_i / M) Delta_i of these rows, (S, B): what stands for the gradient of sum_i (m_i / M) f_i in W_i."""
+        state = self._load()
+        start, end = _rows(block)
+        G_SB = torch.empty(len(updates), end - start, dtype=_dtype(state.initial))
+        for row_B, update, share in zip(G_SB, updates, shares_of(updates, uniform=False), strict=True):
+            for name, piece, first in self._head(block).within(start, end, row_B):
+                piece.copy_(_span(update.tensors, name, first, first + piece.numel())).mul_(-share)
+        return {GRADIENT: G_SB}
+
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+        """The gradient of a head's rows, and the features that it is the product with.
+
+        Adds the head's share to dF, from the weights as they were served, block of rows after block of rows.
+        """
+        state, gathered = self._load(), self._gathered()
+        G_SR = torch.cat([partial[GRADIENT] for partial in partials], dim=1)
+        gathered.square += float(G_SR.sum(dim=0).double().square().sum())
+        weight_RH = state.network[self._head(unit.blocks[0]).weight]
+        if gathered.phi:
+            for block in unit.blocks:
+                rows = slice(*_rows(block))
+                gathered.slope.addmm_(G_SR[:, rows], weight_RH[rows])
+        else:
+            gathered.slope.addmm_(G_SR, weight_RH)
+        # Transposed, as it lies in memory: a product's bits depend on the order of its factors' numbers there.
+        return {GRADIENT: G_SR, FEATURES: gathered.F_SH.T}
+
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+        """Steps these rows of a head in place, and its bias with the first of them; nothing goes to the vault yet."""
+        state, head, rows = self._load(), self._head(block), slice(*_rows(block))
+        G_SR, F_SH = combined[GRADIENT], combined[FEATURES].T
+        moments = [moment[rows] for moment in self._moments(state, head.weight)]
+        self._optimiser.outer_(state.network[head.weight][rows], G_SR[:, rows], F_SH, moments, state.step)
+        if rows.start == 0:
+            self._optimiser.dense_(state.network[head.bias], G_SR.sum(dim=0), self._moments(state, head.bias), state.step)
+        return iter(())
+
+    def _head(self, block: Block) -> Head:
+        return next(head for head in self._load().heads if head.group == block.unit)
+
+    def _gathered(self) -> _Round:
+        assert self._round is not None  # noqa: S101 (a round is being closed)
+        return self._round
 
     def _begin_step(self, state: _State) -> None:
         for kind in self._optimiser.moments:
             if kind not in state.moments:
                 state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
         state.step += 1
-
-    def _step_head(self, state: _State, head: Head, G_SR: torch.Tensor, F_SH: torch.Tensor, dF_SH: torch.Tensor) -> None:
-        """Adds this head's share to dF (from the weights as they were served), then steps the head, block of rows by block."""
-        weight_RH = state.network[head.weight]
-        moments = self._moments(state, head.weight)
-        for start in range(0, len(weight_RH), BLOCK_ROWS):
-            rows = slice(start, start + BLOCK_ROWS)
-            G_SB, W_BH = G_SR[:, rows], weight_RH[rows]
-            dF_SH.addmm_(G_SB, W_BH)
-            self._optimiser.outer_(W_BH, G_SB, F_SH, [moment[rows] for moment in moments], state.step)
-        self._optimiser.dense_(state.network[head.bias], G_SR.sum(dim=0), self._moments(state, head.bias), state.step)
 
     def _moments(self, state: _State, name: str) -> list[torch.Tensor]:
         return [state.moments[kind][name] for kind in self._optimiser.moments]
@@ -199,10 +259,11 @@ def _generated(state: _State, z_SE: torch.Tensor) -> Iterator[Tensors]:
         yield {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
 
 
-def _cotangent(head: Head, updates: Sequence[Update], shares: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-    """-(m_i / M) Delta_i of this head's tensors, (S, R): what stands for the gradient of sum_i (m_i / M) f_i in W_i."""
-    G_SR = torch.empty(len(updates), sum(head.sizes), dtype=dtype)
-    for row_R, update, share in zip(G_SR, updates, shares, strict=True):
-        for name, piece in head.split(row_R):
-            piece.copy_(update.tensors[name].reshape(-1)).mul_(-share)
-    return G_SR
+def _rows(block: Block) -> tuple[int, int]:
+    assert block.rows is not None  # noqa: S101 (`units` made it)
+    return block.rows
+
+
+def _span(tensors: Mapping[str, torch.Tensor], name: str, start: int, end: int) -> torch.Tensor:
+    """Some elements of a tensor in C order, read alone where the tensors are in a file."""
+    return tensors.span(name, start, end) if isinstance(tensors, TensorFile) else tensors[name].reshape(-1)[start:end]

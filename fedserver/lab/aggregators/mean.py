@@ -8,7 +8,7 @@ import torch
 
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
 
 VALUE = "value"
 
@@ -48,15 +48,38 @@ class Mean:
         counted = cohort(updates)
         if not counted:
             return {}
-        shares = shares_of(counted, self._uniform)
-        before = self._vault.read(VALUE)
-        if self._manifest is None:
-            self._manifest = manifest_of(before)
-        with self._vault.writer(VALUE, self._manifest) as writer:
-            for name in self._manifest:
-                mean = weighted_mean(name, counted, shares)
-                writer.put(name, mean if self._mix == 1 else mixed(before[name], mean, self._mix))
+        with self._vault.writer(VALUE, self._known()) as writer:
+            for unit in self.units():
+                combined = self.combine(unit, [self.partial(block, counted) for block in unit.blocks], counted)
+                for block in unit.blocks:
+                    for _, name, value in self.apply(block, combined, counted):
+                        writer.put(name, value)
         return {}
+
+    def units(self) -> list[Unit]:
+        """A unit, and a block, for each tensor."""
+        return [Unit(name, (Block(name, (name,)),)) for name in self._known()]
+
+    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+        """The sums of these columns, folded over the whole cohort in the order of names.
+
+        Sums of parts of a cohort would round differently; so a block has all rows and some columns.
+        """
+        shares = shares_of(updates, self._uniform)
+        return {name: weighted_mean(name, updates, shares) for name in block.names}
+
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+        return {name: tensor for partial in partials for name, tensor in partial.items()}
+
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+        before = self._vault.read(VALUE) if self._mix != 1 else {}
+        for name in block.names:
+            yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
+
+    def _known(self) -> Manifest:
+        if self._manifest is None:
+            self._manifest = manifest_of(self._vault.read(VALUE))
+        return self._manifest
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
         """Nothing: the one value is everybody's."""

@@ -5,19 +5,20 @@ Shapes: S clients of the cohort, D numbers of a group of tensors, N of one tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby
 
 import torch
 
 from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
 from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
 
 COLD_START, CLIENT = "cold-start", "client/"
-Put = Callable[[str, Sequence[torch.Tensor]], None]  # a tensor's name, and its value for every client of the cohort
+GRAM, WEIGHTS = "gram", "weights"
 
 
 class Mixing:
@@ -36,6 +37,7 @@ class Mixing:
         self._vault = vault
         self._units = dict(units)
         self._manifest: Manifest | None = None
+        self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
@@ -49,7 +51,7 @@ class Mixing:
         """Nothing to keep: until its first round is closed a client is served what a cold_start is."""
 
     def slot(self, client: str) -> str:
-        key = f"{CLIENT}{client}"
+        key = self._key(client)
         return key if key in self._served else COLD_START
 
     def cold_start(self) -> str:
@@ -67,54 +69,86 @@ class Mixing:
         counted = cohort(updates)
         if not counted:
             return {}
-        keys = [f"{CLIENT}{update.client}" for update in counted]
-        before = [self._vault.read(self.slot(update.client)) for update in counted]
+        keys = [self._key(update.client) for update in counted]
+        before = {key: self._vault.read(self.slot(update.client)) for key, update in zip(keys, counted, strict=True)}
         mean = self._vault.read(COLD_START)
         if self._manifest is None:
             self._manifest = manifest_of(mean)
         known = len(self._served.union(keys))
         metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
         with ExitStack() as opened:
-            writers = [opened.enter_context(self._vault.writer(key, self._manifest)) for key in keys]
+            opened.callback(self._let_go)
+            writers = {key: opened.enter_context(self._vault.writer(key, self._manifest)) for key in keys}
             cold_start = opened.enter_context(self._vault.writer(COLD_START, self._manifest))
-
-            def put(name: str, values: Sequence[torch.Tensor]) -> None:
-                for writer, value in zip(writers, values, strict=True):
-                    writer.put(name, value)
-                cold_start.put(name, moved(mean[name], values, (old[name] for old in before), known))
-
-            for unit, groups in self._units.items():
-                A_SS = self._mix(counted, groups, put)
-                matrices.add(unit, A_SS)
-                metrics[f"self_attention/{unit}"] = float(A_SS.diagonal().mean())
+            for unit in self.units():
+                combined = self.combine(unit, [self.partial(block, counted) for block in unit.blocks], counted)
+                for block in unit.blocks:
+                    for name, values in _by_name(self.apply(block, combined, counted)):
+                        for key, value in values.items():
+                            writers[key].put(name, value)
+                        old = (before[key][name] for key in values)
+                        cold_start.put(name, moved(mean[name], list(values.values()), old, known))
+                matrices.add(unit.name, combined[WEIGHTS])
+                metrics[f"self_attention/{unit.name}"] = float(combined[WEIGHTS].diagonal().mean())
         matrices.write(self._vault)
         self._served.update(keys)
         return metrics
+
+    def units(self) -> list[Unit]:
+        """A block for each group of tensors."""
+        return [Unit(unit, tuple(Block(unit, tuple(names)) for names in groups)) for unit, groups in self._units.items()]
+
+    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+        """The inner products of these columns, (S, S) float64."""
+        X_SD = stack(updates, _floating(block, updates))
+        if len(self._units[block.unit]) == 1:
+            self._held = block, X_SD  # read once where the block is applied next
+        return {GRAM: gram(X_SD, self.exact, self.from_first)}
+
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+        """A of the unit, from the sum of its inner products in the order of the blocks."""
+        G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+        for partial in partials:
+            G_SS += partial[GRAM]
+        return {WEIGHTS: self._weights(G_SS, updates)}
+
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+        """A X, for each tensor the values of all clients one after the other."""
+        A_SS, first = combined[WEIGHTS], updates[0].tensors
+        keys, names = [self._key(update.client) for update in updates], _floating(block, updates)
+        held, self._held = self._held, None
+        X_SD = held[1] if held is not None and held[0] == block else stack(updates, names)
+        mix_(X_SD, A_SS)
+        pieces_SN = torch.split(X_SD, [first[name].numel() for name in names], dim=1)
+        for name, piece_SN in zip(names, pieces_SN, strict=True):
+            like = first[name]
+            for key, row_N in zip(keys, piece_SN, strict=True):
+                yield key, name, row_N.view(like.shape).to(like.dtype)
+        for name in block.names:
+            if name not in names:
+                for key, row_S in zip(keys, A_SS.tolist(), strict=True):
+                    yield key, name, weighted_mean(name, updates, row_S)
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
         """As any round: a round moves the values of its cohort alone, and what a cold_start is served."""
         return self.close_round(updates)
 
-    def _mix(self, updates: Sequence[Update], groups: Sequence[list[str]], put: Put) -> torch.Tensor:
-        """One unit of the whole cohort, read, mixed and put; its A. Several groups are read twice."""
-        first = updates[0].tensors
-        mixed = [[name for name in names if first[name].is_floating_point()] for names in groups]
-        G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-        for names in mixed:
-            X_SD = stack(updates, names)
-            G_SS += gram(X_SD, self.exact, self.from_first)
-        A_SS = self._weights(G_SS, updates)
-        for names, group in zip(mixed, groups, strict=True):
-            if len(groups) > 1:
-                X_SD = stack(updates, names)
-            mix_(X_SD, A_SS)
-            pieces_SN = torch.split(X_SD, [first[name].numel() for name in names], dim=1)
-            for name, piece_SN in zip(names, pieces_SN, strict=True):
-                put(name, [row_N.view(first[name].shape).to(first[name].dtype) for row_N in piece_SN])
-            for name in group:
-                if name not in names:
-                    put(name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()])
-        return A_SS
+    def _key(self, client: str) -> str:
+        return f"{CLIENT}{client}"
+
+    def _let_go(self) -> None:
+        self._held = None
+
+
+def _floating(block: Block, updates: Sequence[Update]) -> list[str]:
+    """The tensors of a block that are mixed by products; integers take weighted means."""
+    return [name for name in block.names if updates[0].tensors[name].is_floating_point()]
+
+
+def _by_name(puts: Iterable[Put]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Each tensor's name, and its value by vault key."""
+    for name, group in groupby(puts, key=lambda put: put[1]):
+        yield name, {key: value for key, _, value in group}
 
 
 def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.Tensor], count: int) -> torch.Tensor:

@@ -39,6 +39,15 @@ class Head:
         """Each tensor's name and the view of its rows."""
         return zip(self.names, torch.split(rows, list(self.sizes)), strict=True)
 
+    def within(self, start: int, end: int, rows: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, int]]:
+        """Of the rows [start, end) alone: each tensor's name, the view of its rows, and which of its rows is the first."""
+        offset = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            first, last = max(start, offset), min(end, offset + size)
+            if first < last:
+                yield name, rows[first - start : last - start], first - offset
+            offset += size
+
 
 def heads_of(initial: Mapping[str, torch.Tensor], components: Mapping[str, list[str]]) -> list[Head]:
     """One head per block, where a tensor's path has a numbered module (`blocks.3.` or `block3.`), otherwise per component."""

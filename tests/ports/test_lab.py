@@ -1,0 +1,153 @@
+"""The lab's jobs: their arguments and results are values, and they need neither files nor a local path."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from attune.common.plan import Plan
+from attune.common.wire.blobs import Blob
+from attune.common.wire.files import read_tensors, write_tensors
+from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Entry, Row, Slot
+from attune.fedserver.executors import Executors
+from attune.fedserver.lab.thread import ThreadLab
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.lab import Lab, Outcome, Served, Started
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.stores.uploads import Target, Uploads
+from tests.server.bench import plan
+
+ROOT = Path(__file__).parents[2]
+METHODS = ["fedavg", "fedtp", "fedmcsa", "fedamp"]
+
+
+def sent(value: Any, kind: Any) -> Any:
+    """As it comes out of another process."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+
+
+class FarLab:
+    """A lab to which all arguments and all results are sent as bytes."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+        return sent(await self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed), Started)
+
+    async def serve(self, clients: Sequence[str]) -> Served:
+        return sent(await self._lab.serve(sent(clients, list[str])), Served)
+
+    async def cold_start(self) -> dict[str, Blob]:
+        return sent(await self._lab.cold_start(), dict[str, Blob])
+
+    async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
+        await self._lab.check(client, part, sent(blob, Blob), max_norm)
+
+    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
+        return sent(await self._lab.aggregate(sent(entries, dict[str, Entry])), Outcome)
+
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
+        return sent(await self._lab.adapt(sent(entries, dict[str, Entry]), sent(adaptation, Adaptation)), Outcome)
+
+    async def settle(self) -> None:
+        await self._lab.settle()
+
+
+def upload(blobs: Blobs, inbox: Inbox, uploads: Uploads, order: OrderId, part: str, tensors: dict[str, torch.Tensor]) -> Blob:
+    """What a device hands in, frame by frame."""
+    scratch = MemoryBlobs()
+    blob = write_tensors(partial(scratch.create, "made"), tensors)
+    target = Target(str(order), part, blob.digest, blob.size)
+    sink = uploads.sink(order.client, target, blob.size)
+    uploads.write(order.client, part, sink, [scratch.get("made")])
+    uploads.complete(order.client, part, sink)
+    return uploads.take(order.client, part, blob.digest)
+
+
+async def federation(blobs: Blobs, lab: Lab, method: str) -> list[str]:
+    """Two rounds and an adaptation, a restart after each; the digests of all that was served, and of the last state."""
+    inbox, uploads = Inbox(blobs), Uploads(blobs)
+    fixed = plan(method, "vit")
+    started = await lab.start(fixed, [], 0)
+    slots = {(slot.part, slot.key): slot for slot in started.slots}
+    await lab.settle()
+    digests: list[str] = []
+    for number in (1, 2, 3):
+        served = await lab.serve(["ann", "bob"])
+        digests += [blob.digest for parts in served.values() for blob in parts.values()]
+        for client, parts in served.items():
+            order, found = OrderId("train", number, client), {}
+            for part, blob in parts.items():
+                trained = {name: tensor * 0.5 + number for name, tensor in read_tensors(blobs.open(blob)).items()}
+                found[part] = upload(blobs, inbox, uploads, order, part, trained)
+                await lab.check(client, part, found[part], 1e9)
+            inbox.accept(order, Row(round=number, work="train", client=client, samples=number + len(client)), found)
+        entries = inbox.entries("train", number)
+        own = [part for part in started.max_bytes if part != "shared"]
+        adapting = number == 3 and own
+        outcome = await (lab.adapt(entries, Adaptation((), tuple(own), False)) if adapting else lab.aggregate(entries))
+        slots |= {(slot.part, slot.key): slot for slot in outcome.slots}
+        await lab.settle()
+        inbox.clear("train", number)
+        assert (await lab.start(fixed, list(slots.values()), number)).remade == []
+    digests += [blob.digest for blob in (await lab.cold_start()).values()]
+    return digests + [slot.digest for _, slot in sorted(slots.items())]
+
+
+def run(blobs: Blobs, method: str, far: bool = False) -> list[str]:
+    executors = Executors()
+    try:
+        lab: Lab = ThreadLab(blobs, executors, threads=1)
+        return asyncio.run(federation(blobs, FarLab(lab) if far else lab, method))
+    finally:
+        executors.shutdown()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_files_and_far_away_every_bit_is_the_same(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_files = run(FolderBlobs(tmp_path), method)
+    assert len(set(in_files)) >= 4
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a file was opened")
+
+    for module, name in [(builtins, "open"), (os, "open"), (os, "rename"), (os, "replace"), (os, "mkdir"), (os, "link")]:
+        monkeypatch.setattr(module, name, refuse)
+    in_memory = run(MemoryBlobs(), method, far=True)
+    monkeypatch.undo()
+    assert in_memory == in_files
+
+
+def test_core_and_lab_know_no_paths() -> None:
+    for folder in ("fedserver/core", "fedserver/lab"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+            names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & {"Path", "open"}
+            assert not names & {"pathlib", "shutil", "tempfile", "sqlite3"} and not used, path
+
+
+def test_nothing_calls_around_the_lab() -> None:
+    """Only the lab itself, and commands that look at a home without a server, make an engine."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "fedserver").rglob("*.py")
+        if "lab.engine" in path.read_text() and "lab" not in path.parts[len(ROOT.parts) :][1:2]
+    }
+    assert found == {"fedserver/view/export.py"}
