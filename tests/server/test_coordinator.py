@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from attune.common.errors import DiskFull, LedgerBusy
 from attune.common.plan import Profile
+from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import Order, OrderId, Phase
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Row
@@ -294,6 +296,62 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
         assert (await server.ledger.snapshot()).record.adapting == {newcomer: 0}
 
     process(world, scenario, settings)
+
+
+def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the last update and the commit; then one bit of an update flips. The state gets the same bits."""
+    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+
+    def on_disk(name: str) -> World:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return World(lambda: SqliteLedger(tmp_path / name / "state.sqlite"), FolderBlobs(tmp_path / name))
+
+    async def hand_in(server: Server, order: OrderId) -> bool:
+        served = (await server.coordinator.lab.serve([order.client]))[order.client]["shared"]
+        with TensorFile(server.blobs.open(served)) as file:
+            trained = {name: tensor + len(order.client) for name, tensor in file.items()}
+        part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
+        row = Row(round=order.round, work=order.work, client=order.client, samples=10)
+        server.coordinator.inbox.accept(order, row, {"shared": part})
+        return await server.coordinator.report(order)
+
+    async def state(server: Server) -> list[str]:
+        await server.closed(1)
+        return [slot.digest for slot in (await server.ledger.snapshot()).slots]
+
+    found: list[list[str]] = []
+
+    async def undamaged(server: Server) -> None:
+        assert [await hand_in(server, order) for order in await first_orders(server)] == [True, True]
+        found.append(await state(server))
+
+    async def killed(server: Server) -> None:
+        orders = await first_orders(server)
+        commit = server.ledger.commit_round
+
+        async def never(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(server.ledger, "commit_round", never)
+        assert [await hand_in(server, order) for order in orders] == [True, True]
+        monkeypatch.setattr(server.ledger, "commit_round", commit)
+
+    async def only_a_is_asked_again(server: Server) -> None:
+        assert server.coordinator.round.record.phase is Phase.TRAINING
+        streams = server.connect("a", "b")
+        assert await hand_in(server, (await next_order(streams[0])).id)
+        found.append(await state(server))
+
+    process(on_disk("one"), undamaged, settings)
+    process(on_disk("two"), killed, settings)
+    path = tmp_path / "two" / "inbox" / "train-1-a" / "shared.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    process(on_disk("two"), only_a_is_asked_again, settings)
+    assert found[0] == found[1]
 
 
 def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
