@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from attune.common.errors import AttuneError, FederationFailed
 from attune.common.plan import Plan
 from attune.fedserver.core import messages as events
@@ -87,7 +89,9 @@ class Coordinator:
         await self._ledger.disconnect_all(self._clock.unix())
         found = await self._ledger.snapshot()
         await self._executors.disk(self.inbox.clear_except, *found.record.open_orders, found.record.round)
-        self.round = Round.of(found.record, await self._reported(found), self._finished(found))
+        handed_in = await self._executors.disk(self.inbox.names, *found.record.open_orders)
+        reported = await self._reported(found)
+        self.round = Round.of(_reopened(found.record, handed_in - reported), reported, self._finished(found))
         if found.plan is not None:
             started = await self.lab.start(found.plan, found.slots, found.record.round)
             self.plan, self.max_bytes = found.plan, started.max_bytes
@@ -312,3 +316,13 @@ class Coordinator:
 
     async def _tick(self) -> None:
         await self.dispatch(events.Tick(self._clock.monotonic()))
+
+
+def _reopened(record: events.Record, damaged: set[str]) -> events.Record:
+    """The record at start. A round that was about to be closed is open again if an update of it is damaged.
+
+    Its device sends it once more, and the state gets the same bits as without the damage.
+    """
+    if damaged and record.revive().phase is events.Phase.AGGREGATING:
+        return msgspec.structs.replace(record.revive(), phase=events.Phase.TRAINING)
+    return record

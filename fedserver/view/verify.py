@@ -12,9 +12,9 @@ from attune.fedserver.home import Home
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.lab.recipe import Recipe, name_of
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
+from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.stores.uploads import Uploads
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from attune.fedserver.home import Home
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.sqlite import Store
+from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.stores.uploads import Target, Uploads
 from tests.server.bench import plan
 
@@ -27,7 +28,9 @@ from tests.server.bench import plan
 def home(tmp_path: Path) -> Path:
     """After a round, with an update of the next one in the inbox and another uploaded."""
     Home(tmp_path).create()
-    store, blobs = Store(Home(tmp_path).database), FolderBlobs(tmp_path)
+    home = Home(tmp_path)
+    home.open_authority()
+    ledger, blobs = SqliteLedger(home.database), FolderBlobs(tmp_path)
     inbox, uploads = Inbox(blobs), Uploads(blobs)
     engine, _ = take_up(plan("fedavg", "mlr"), [], blobs, 0)
     first = engine.staged_slots()
@@ -41,14 +44,14 @@ def home(tmp_path: Path) -> Path:
 
     accept(1)
     made = engine.aggregate(inbox.entries("train", 1)).slots
-    store.commit_round(Record(round=1), [*first, *made], [], {}, plan=plan("fedavg", "mlr"))
+    asyncio.run(ledger.commit_round(Record(round=1), [*first, *made], [], {}, plan("fedavg", "mlr")))
     engine.settle()
     accept(2)
     target = Target("train-2-bonn", "shared", "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", 3)
     sink = uploads.sink("bonn", target, 100)
     uploads.write("bonn", "shared", sink, [b"foo"])
     uploads.complete("bonn", "shared", sink)
-    store.close()
+    asyncio.run(ledger.close())
     return tmp_path
 
 
@@ -112,6 +115,7 @@ def test_several_damages_have_several_lines(home: Path) -> None:
 def test_a_start_sweeps_up_unfinished_files(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()
+    home.open_authority()
     left = [tmp_path / name for name in (".server.json.0123456789ab.tmp", "ca/.ca-key.pem.ba9876543210.tmp")]
     for path in left:
         path.touch()
