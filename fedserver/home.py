@@ -1,4 +1,4 @@
-"""The server's home on disk: where things lie, who may use it, and what a new one needs."""
+"""The server's home on disk: its layout, its lock, and how a new one is made."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Home:
             raise HomeMismatch(f"{self.path} holds no federation: start one there with `fedserver --home {self.path}`")
 
     def create(self) -> Authority:
-        """A complete home, made or completed; the authority it belongs to. What is only of this process is emptied."""
+        """A complete home, made or completed; the authority it belongs to. Folders of a single process are emptied."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = not (self.authority / "ca.pem").exists()
         if fresh and self.database.exists():

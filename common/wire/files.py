@@ -32,7 +32,7 @@ __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_tensors", "writ
 
 
 class TensorWriter:
-    """A file of tensors in the making; nothing but the tensor at hand is in memory.
+    """Writes a file of tensors; only the current tensor is in memory.
 
     Tensors put in the order of the file (`layout.manifest`) are hashed on their way; the rest is read again at close, so
     that order is a matter of speed only. As a context manager it closes on a clean exit, and removes the file if an exception

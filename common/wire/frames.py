@@ -14,7 +14,7 @@ def read_frames(path: Path, offset: int, frame_bytes: int = FRAME_BYTES) -> Iter
     """The file from `offset` to its end, in frames of `frame_bytes` (the last may be shorter). Errors: BadOffset, at once."""
     size = path.stat().st_size
     if not 0 <= offset <= size:
-        raise BadOffset(f"cannot go on at offset {offset} of a blob of {size} bytes; start from 0")
+        raise BadOffset(f"cannot continue at offset {offset} of a blob of {size} bytes; start from 0")
     return _frames(path, offset, frame_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Writes what a federation has learned as files that anything can read: safetensors and CSV. Works beside a running server."""
+"""Writes what a federation has learned as safetensors, CSV and JSON files. Works beside a running server."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def export_home(home: Home, store: Store, out: Path) -> list[str]:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in store.rows())
-    effective = planning.resolve(store.get("overrides") or {})
-    found = summary.summarise(store.rows(), effective, plan.model.name, store.record().round)
+    settings = planning.resolve(store.get("overrides") or {})
+    found = summary.summarise(store.rows(), settings, plan.model.name, store.record().round)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     return [
         *lines,
@@ -83,7 +83,7 @@ def _tensors(engine: Engine, clients: list[str], out: Path) -> Iterator[str]:
     for vault in engine.vaults.values():
         if matrices.KEY in vault.keys():  # noqa: SIM118 (a vault is not a mapping)
             shutil.copyfile(vault.blob(matrices.KEY).path, out / "attention.safetensors")
-            yield f"{out / 'attention.safetensors'}: who learned from whom in the last round"
+            yield f"{out / 'attention.safetensors'}: which client learned from which in the last round"
     if "generated" in engine.vaults:
         shutil.copyfile(engine.vaults["generated"].blob("network").path, out / "server.safetensors")
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"

@@ -20,7 +20,7 @@ from attune.fedserver.lab.aggregators.network import Head, affine, features, hea
 from attune.fedserver.lab.aggregators.optimisers import optimiser_of
 
 INITIAL, NETWORK = "initial", "network"
-FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
+FORWARD_ROWS = 8  # every forward has exactly 8, so that a client's weights do not depend on the other clients asked for
 BLOCK_ROWS = 2_048
 
 
@@ -94,7 +94,7 @@ class Hypernetwork:
 
     @torch.no_grad()
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
-        """One step of the cohort's z; phi and everybody else's z keep every bit. Metric as for `close_round`."""
+        """One step of the cohort's z; phi and the z of all other clients keep every bit. Metric as for `close_round`."""
         return self._close(updates, phi=False)
 
     def _close(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
