@@ -34,7 +34,7 @@ def check_order_id(order_id: str) -> str:
 
 
 class Orders:
-    """The folders under `path`. One process at a time (the home's lock sees to it)."""
+    """The folders under `path`. One process at a time (the home's lock ensures it)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,12 +54,12 @@ class Orders:
         return read_tensors(self.path / result.order_id / f"{_STATE}.safetensors")
 
     def beside(self, result: Result, what: str) -> Tensors | None:
-        """What was committed under this name beside the model's tensors, if it was."""
+        """The tensors committed under this name beside the model's, or None."""
         path = self.path / result.order_id / f"{what}.safetensors"
         return read_tensors(path) if path.exists() else None
 
     def blob(self, order_id: str, part: str) -> Path:
-        """Where the bytes of one part of the update lie."""
+        """The file with the bytes of one part of the update."""
         return self.path / order_id / f"{part}.safetensors"
 
     def commit(

@@ -66,7 +66,7 @@ class LearnerSlot:
 
     @property
     def newest(self) -> Result | None:
-        """What the newest order that was carried out came to."""
+        """The result of the newest finished order."""
         return self._learner.newest if self._learner is not None else self._newest
 
     def awake(self) -> Learner:
