@@ -35,26 +35,26 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part in a round, and when it closes."""
+    """Which devices take part in a round, and when it closes."""
 
     rounds: Count = 40
-    clients: CountOrZero = 0  # sampled a round; 0: all that are connected
+    clients: CountOrZero = 0  # sampled for a round; 0: all connected devices
     min_clients: Count = 2  # devices needed before a round starts
-    quorum: CountOrZero = 0  # updates that suffice at the deadline; 0: as many as min_clients, at most the cohort
+    quorum: CountOrZero = 0  # updates that are enough at the deadline; 0: as many as min_clients, at most the cohort
     deadline_s: Positive = 600.0
-    grace_s: Positive = 30.0  # a sampled device disconnected for longer no longer holds a round that has its quorum
+    grace_s: Positive = 30.0  # a round that has its quorum waits no longer for a disconnected device
     stall_s: NonNegative = 300.0  # without progress for so long, a device no longer holds a round that has its quorum; 0: off
     replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     train: Literal["sampled", "all"] = "sampled"
-    evaluate_every: CountOrZero = 0  # also evaluate all devices every so many rounds; the end is always evaluated
-    evaluate_last: CountOrZero = 0  # those evaluations only in the last so many rounds; 0: all along
-    adapt_rounds: CountOrZero = 0  # rounds that newcomers to a finished federation are given
-    adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what they train in them
+    evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
+    evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
+    adapt_rounds: CountOrZero = 0  # rounds for newcomers to a finished federation
+    adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what newcomers train in these rounds
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits on what a peer can send, and how quickly a silent peer is noticed."""
+    """Limits on what a peer can send, and how soon the server notices a silent peer."""
 
     max_blob_bytes: Count = 8 << 30
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
@@ -121,7 +121,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_settings(config: Path | None, assignments: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What was set explicitly, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
+    """The settings that were given, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
     overrides: dict[str, Any] = read_toml(config) if config else {}
     for text in assignments:
         path, value = parse_assignment(text)

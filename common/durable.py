@@ -1,4 +1,4 @@
-"""The one way to write what must survive a power cut: aside, synced, then put in place by one rename.
+"""The one way to write what must survive a power cut: under another name, synced, then renamed into place.
 
 So a name never shows half a file or half a folder. The functions differ only in what they put in place.
 """
@@ -27,7 +27,7 @@ def write_file(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     """Replaces `path` by `data`; its folder is made if need be. Errors: DiskFull; other OSErrors pass."""
     with disk_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The mode is given at creation, so that there is no moment at which a key lies open to others.
+    # The mode is set at creation, so other users can read a key at no moment.
     with replaced(path) as beside, open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
 

@@ -1,8 +1,8 @@
 """One exception tree and its one mapping to gRPC status and exit codes.
 
-Every error says what happened, to whom, and what to do next. `kind` travels in the trailing metadata of a refused call, so
-that the device raises the same error as the server did; `exit_code` is what a command ends with; `status` is the name of the
-gRPC status (a name, so that importing this file does not import grpc).
+Every error says what happened, to which device or file, and what to do next. `kind` travels in the trailing metadata of a
+refused call, so the device raises the same error as the server did. `exit_code` is what a command ends with. `status` is the
+name of the gRPC status (a name, so that importing this file does not import grpc).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 
 
 class AttuneError(Exception):
-    """Base of everything Attune raises on purpose. The message is meant for a person."""
+    """Base of every error that Attune raises on purpose. The message is for a person."""
 
     kind = "error"
     exit_code = 1
@@ -104,7 +104,7 @@ class NotEnrolled(AttuneError):
 
 
 class Forbidden(AttuneError):
-    """An authenticated peer asked for something that is not its own."""
+    """An authenticated peer asked for something that belongs to another."""
 
     kind, exit_code, status = "forbidden", 16, "PERMISSION_DENIED"
 
@@ -132,7 +132,7 @@ class UnknownBlob(AttuneError):
 
 
 class OrderClosed(AttuneError):
-    """The order that a device answers is no longer open: its result is late, and nothing is wrong."""
+    """The order is closed: the result is late, and nothing is wrong."""
 
     kind, exit_code, status = "order-closed", 23, "ABORTED"
 
@@ -156,7 +156,7 @@ class LedgerBusy(Unreachable):
 
 
 class WireError(AttuneError):
-    """Bytes that are not what they claim to be; common/wire/malformed.py names each way of being so."""
+    """Bytes that are not what they claim to be; common/wire/malformed.py names each way."""
 
     kind, exit_code, status = "wire", 21, "INVALID_ARGUMENT"
 

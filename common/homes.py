@@ -1,4 +1,4 @@
-"""Where Attune keeps its state when nobody says otherwise: one rule for both sides."""
+"""The default folders of server and devices: one rule for both sides."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import platformdirs
 
 def root() -> Path:
     """$ATTUNE_HOME, or the user's state folder for Attune."""
-    said = os.environ.get("ATTUNE_HOME")
-    return Path(said).expanduser() if said else platformdirs.user_state_path("attune")
+    given = os.environ.get("ATTUNE_HOME")
+    return Path(given).expanduser() if given else platformdirs.user_state_path("attune")
 
 
 def server_home() -> Path:

@@ -39,7 +39,9 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             if Path(args[0]).exists():
-                raise click.UsageError(f"{args[0]!r} is one path too many: quote a pattern, as in --data 'shards/*'.", ctx)
+                raise click.UsageError(
+                    f"{args[0]!r} is one path too many: put a pattern in quotes, as in --data 'shards/*'.", ctx
+                )
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(self.list_commands(ctx))}."
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
@@ -60,7 +62,7 @@ def reported() -> Iterator[None]:
         click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
         sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
     except KeyboardInterrupt:
-        click.echo("fedclient: interrupted; what was finished is kept", err=True)
+        click.echo("fedclient: interrupted; finished work is saved", err=True)
         sys.exit(130)
 
 
@@ -75,12 +77,12 @@ def _data_option(help_text: str, **more: Any) -> Callable[[F], F]:
 _home_option = click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
-    help="This device's folder (default: one per server and shard); of several devices, what their folders lie in.",
+    help="This device's folder (default: one per server and shard); for several devices, the folder of their folders.",
 )
-_name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); of several, NAME-SHARD.")
+_name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
 _timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S",
-    help="Seconds without a word from the server after which to give up.",
+    help="Give up after this many seconds without an answer of the server.",
 )  # fmt: skip
 
 
@@ -95,10 +97,12 @@ _timeout_option = click.option(
 @_timeout_option
 @click.option(
     "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
-    help="best: the personalized or another model, by samples held out of training.",
+    help="best: the better model on samples held out of training; personalized: always the personalized model.",
 )  # fmt: skip
-@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, to compare with.")
-@click.option("--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run here.")
+@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
+@click.option(
+    "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
@@ -139,10 +143,10 @@ def _train(given: dict[str, Any]) -> None:
     screen = console()
 
     def leave(signum: int, frame: object) -> None:
-        # State on disk is safe at every moment, so nothing is waited for: not the batch at hand, not the network.
+        # State on disk is safe at every moment, so this waits for nothing: not for the current batch, not for the network.
         screen.close()
         sys.stdout.flush()
-        os.write(2, b"fedclient: stopped; what was finished is kept, start again to go on\n")
+        os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")
         os._exit(128 + signum)
 
     for which in (signal.SIGINT, signal.SIGTERM):
@@ -171,7 +175,9 @@ def _train_fleet(fleet: list[Options], screen: Console) -> None:
 @main.command()
 @_server_option(required=True)
 @click.option("--token", required=True, help="What `fedserver token` printed.")
-@_data_option("Enrol the devices of these shards, by a token with as many uses, rather than one for whichever comes first.")
+@_data_option(
+    "Enrol a device for each of these shards, each by a use of the token. Default: one device, for the first that starts."
+)
 @_name_option
 @_home_option
 @_timeout_option
@@ -228,25 +234,25 @@ def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_js
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
         from attune.fedclient import shards
-        from attune.fedclient.model import evaluate as verdict
+        from attune.fedclient.model import evaluate as evaluation
 
         if shards.is_fleet(data):
             sys.exit(_evaluate_fleet(data, server, home, as_json))
-        found = verdict.of(_home(home, server, Path(data[0])), Path(data[0]))
+        found = evaluation.of(_home(home, server, Path(data[0])), Path(data[0]))
         click.echo(json.dumps(asdict(found)) if as_json else found)
 
 
 def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> int:
-    """One line for each shard, or for why there is none, and the mean; returns the exit code."""
+    """One line for each shard with its accuracy or the reason why there is none, then the mean; returns the exit code."""
     from attune.fedclient import shards
-    from attune.fedclient.model import evaluate as verdict
+    from attune.fedclient.model import evaluate as evaluation
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
     found, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            found.append(verdict.of(_home(home / label if home else None, server, path, only_own=True), path))
+            found.append(evaluation.of(_home(home / label if home else None, server, path, only_own=True), path))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -254,9 +260,9 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
         if not as_json:
             click.echo(found[-1])
     if found and as_json:
-        click.echo(json.dumps({"clients": [asdict(each) for each in found]} | verdict.means(found)))
+        click.echo(json.dumps({"clients": [asdict(each) for each in found]} | evaluation.means(found)))
     elif found:
-        mean = verdict.means(found)
+        mean = evaluation.means(found)
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
         click.echo(f"mean of {len(found)} clients: accuracy {mean['accuracy']:.4f} ({over_samples})")
     return code
@@ -326,10 +332,10 @@ def plot(
     server: str | None,
     home: Path | None,
 ) -> None:
-    """Pictures of what models make of a shard's test part, offline."""
+    """Pictures of how models label a shard's test part, offline."""
     with reported():
         if models and (server or home):
-            raise click.UsageError("--model says which models: leave --home and --server out")
+            raise click.UsageError("--model names the models: leave --home and --server out")
         folders = models or (_home(home, server, data).model,)
         from attune.fedclient.model import plots
 
@@ -340,21 +346,23 @@ def plot(
 @main.command()
 @click.option("--dataset", metavar="digits|PATH", help="The bundled digits, or files of your own: docs/data.md has the forms.")
 @click.option("--scheme", required=True, metavar="SCHEME", help="How to cut: iid, pathological, dirichlet, ... (docs/data.md).")
-@click.option("--clients", type=int, help="How many shards, unless the scheme or the data say so.")
+@click.option("--clients", type=int, help="How many shards, unless the scheme or the data fix it.")
 @click.option("--classes-per-client", type=int, help="pathological, two-class-unequal: classes of each.  [default: 2]")
 @click.option("--alpha", type=float, help="dirichlet, pachinko: smaller is more unequal [default: 0.3]; synthetic [0.5].")
 @click.option("--by", metavar="NAME", help="natural: the column or array that names the client.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any other setting of the scheme.")
-@click.option("--label", default="", metavar="NAME", help="The column or array with the classes; NAME>NUMBER makes two of it.")
-@click.option("--apart", multiple=True, metavar="NAME", help="A column of a table that is no feature.")
-@click.option("--shape", default="", metavar="SIZES", help="Of one sample, such as 28x28, where the file has it flat.")
+@click.option(
+    "--label", default="", metavar="NAME", help="The column or array with the classes; NAME>NUMBER makes two classes."
+)
+@click.option("--apart", multiple=True, metavar="NAME", help="A column of a table that is not a feature.")
+@click.option("--shape", default="", metavar="SIZES", help="Shape of one sample, such as 28x28, if the file has flat samples.")
 @click.option("--missing", default="refuse", show_default=True, metavar="HOW", help="NaN: refuse, or median of the column.")
 @click.option("--normalise", metavar="HOW", help="none, channel, pixel, cifar10 or cifar100.  [default: the scheme's]")
 @click.option("--noise", type=float, default=0.0, metavar="SIGMA", help="Noise that rises from 0 for the first client to this.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shards.")
 def partition(classes_per_client: int | None, alpha: float | None, by: str | None, **given: Any) -> None:
-    """Cut a data set into shards, for trying things out."""
+    """Cut a data set into shards, for experiments."""
     with reported():
         from attune.fedclient.partition import command as partitioning
 
@@ -364,7 +372,7 @@ def partition(classes_per_client: int | None, alpha: float | None, by: str | Non
 
 
 def _home(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
-    """The home whose model is meant; found before torch is imported, for errors come at once."""
+    """The home of the model. It is found before torch is imported, so that errors come at once."""
     from attune.fedclient.address import Address
     from attune.fedclient.home import with_model
 

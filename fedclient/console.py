@@ -27,22 +27,22 @@ class Console:
         self.say(line_of(result))
 
     def kept(self, message: str, result: Result, path: Path) -> None:
-        """The federation is over, as the server says in `message`, and the finished model of `result` lies at `path`."""
+        """The federation is over: the server's `message`, and the finished model of `result` at `path`."""
         self.say(f"done: {message}" if message else "done")
-        for line in verdict_of(result):
+        for line in comparison_of(result):
             self.say(line)
-        said = "" if result.accuracy is None else f"  accuracy {result.accuracy:.3f}"
-        self.say(f"model{said}  {path}")
+        accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.3f}"
+        self.say(f"model{accuracy}  {path}")
 
     def progress(self, what: str, done: float) -> None:
         """`done` is a share, 0 to 1."""
 
     def close(self) -> None:
-        """Nothing is drawn after it."""
+        """Draws nothing from now on."""
 
 
 class TerminalConsole(Console):
-    """Lines as above, over a bar for the order at hand."""
+    """Lines as above, and below them a progress bar for the current order."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -63,12 +63,12 @@ class TerminalConsole(Console):
 
 
 def console() -> Console:
-    """The one that suits stdout."""
+    """A terminal console if stdout is a terminal, else a plain one."""
     return TerminalConsole() if sys.stdout.isatty() else Console()
 
 
 def line_of(result: Result, *who: str) -> str:
-    """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with what there is of it; `who` comes after the round."""
+    """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with the numbers that exist; `who` comes after the round."""
     words = [f"round {result.round}" if result.trained else f"evaluated after round {result.round}", *who]
     if result.loss is not None:
         words.append(f"loss {result.loss:.4g}")
@@ -78,8 +78,8 @@ def line_of(result: Result, *who: str) -> str:
     return "  ".join(words)
 
 
-def verdict_of(result: Result) -> list[str]:
-    """Each model that was compared, with its 95 % interval, whether personalization helps here, and what is kept and why."""
+def comparison_of(result: Result) -> list[str]:
+    """A line for each compared model with its 95 % interval; then whether personalization helps here, and which model stays."""
     found = {name: value for name, value in result.accuracies.items() if value is not None}
     own, others = found.get("personalized"), {name: value for name, value in found.items() if name != "personalized"}
     if own is None or not others:
@@ -89,14 +89,14 @@ def verdict_of(result: Result) -> list[str]:
     for name, value in found.items():
         low, high = wilson(value, tested)
         lines.append(f"{name:<12}  accuracy {value:.3f} ({low:.3f} to {high:.3f})")
-    rival = max(others, key=lambda name: others[name])
+    best_other = max(others, key=lambda name: others[name])
     low, high = wilson(own, tested)
-    if low <= others[rival] <= high:
-        lines.append(f"personalization and the {rival} model are too close to tell apart on {tested} test samples")
-    elif own > others[rival]:
-        lines.append(f"personalization helps here: {own - others[rival]:+.3f} over the {rival} model")
+    if low <= others[best_other] <= high:
+        lines.append(f"personalization and the {best_other} model are too close to tell apart on {tested} test samples")
+    elif own > others[best_other]:
+        lines.append(f"personalization helps here: {own - others[best_other]:+.3f} over the {best_other} model")
     else:
-        lines.append(f"personalization does not help here: {own - others[rival]:+.3f} against the {rival} model")
+        lines.append(f"personalization does not help here: {own - others[best_other]:+.3f} against the {best_other} model")
     held = result.validation_samples
     chosen = f"chosen on {held} samples held out of training" if held else "not chosen"
     return [*lines, f"kept: the {result.choice} model ({chosen})"]

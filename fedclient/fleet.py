@@ -24,8 +24,8 @@ from attune.fedclient.options import Options
 from attune.fedclient.work.worker import Worker
 
 TURNS = 2  # one device trains while the next one downloads
-THREADS = 16  # for what blocks but computes nothing, such as finding out why the server does not answer
-FILES_EACH, FILES_MORE = 4, 150  # open files: each device's lock and connection, with room; torch's and those of a diagnosis
+THREADS = 16  # for calls that block without computing, such as the diagnosis of a server that does not answer
+FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection, reserve); of the process (torch, a diagnosis)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def run(members: Sequence[Options], screen: Console) -> list[Outcome]:
-    """All lives, to the last one's end. Errors: SettingError if this process may not open enough files."""
+    """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files."""
     make_room(len(members))
     return asyncio.run(_host(members, screen))
 
@@ -81,7 +81,7 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
             path = await app.live(options, shard, home, own, worker)
         return Outcome(_name(home, label), path, own.last)
     except Exception as error:
-        # Whatever ends one device is reported with its name, and the others go on.
+        # Any error of one device is reported with its name, and the others continue.
         own.say(f"FAILED: {_text(error)}")
         return Outcome(_name(home, label), error=error)
     finally:
@@ -103,7 +103,7 @@ def _text(error: Exception) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """A line each: name, accuracy, which model is kept, and its path last; then the mean over those that have an accuracy."""
+    """First a line with the mean accuracy; then a line for each device: name, accuracy, which model it keeps, path."""
     width = max(len(outcome.name) for outcome in outcomes)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     found = [result.accuracy for result in results if result.accuracy is not None]
@@ -111,18 +111,18 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
     for outcome in outcomes:
         accuracy, kept = (outcome.result.accuracy, outcome.result.choice) if outcome.result else (None, "-")
-        said = "-" if accuracy is None else f"{accuracy:.3f}"
-        lines.append(f"{outcome.name:<{width}}  {said:>5}  {kept:<12}  {outcome.path or 'failed'}")
+        text = "-" if accuracy is None else f"{accuracy:.3f}"
+        lines.append(f"{outcome.name:<{width}}  {text:>5}  {kept:<12}  {outcome.path or 'failed'}")
     return lines
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """Who failed and why; those with the same reason in one line."""
+    """The devices that failed, and why; devices with the same reason share a line."""
     return agreeing((outcome.name, _text(outcome.error)) for outcome in outcomes if outcome.error is not None)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """0 if all ended well, else that of the first device that did not."""
+    """0 if all devices succeeded, else that of the first device that failed."""
     for outcome in outcomes:
         if outcome.error is not None:
             return outcome.error.exit_code if isinstance(outcome.error, AttuneError) else AttuneError.exit_code

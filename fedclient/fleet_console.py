@@ -1,4 +1,4 @@
-"""What the person at a hosted fleet sees: every line with its device's name; of many devices, one line for all that agree."""
+"""What the person at a hosted fleet sees: lines with their device's name; many devices share a line if they print the same."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from attune.fedclient.console import Console, line_of
 if TYPE_CHECKING:
     from attune.fedclient.messages import Result
 
-FEW = 5  # up to so many devices, each speaks for itself
-GATHER_S = 1.0  # lines that say the same within this time become one
+FEW = 5  # up to this number of devices, each prints its own lines
+GATHER_S = 1.0  # equal lines within this time become one
 
 
 class FleetConsole:
-    """The voices of `labels` on one screen. `ended` a device, and no summary waits for it any longer."""
+    """The devices `labels` on one screen. After `ended(label)` no summary waits for that device."""
 
     def __init__(self, screen: Console, labels: Iterable[str]) -> None:
         self.screen = screen
         self.alive = set(labels)
         self.few = len(self.alive) <= FEW
-        self._said: list[tuple[str, str]] = []
+        self._waiting: list[tuple[str, str]] = []
         self._results: dict[tuple[int, bool], dict[str, Result]] = {}  # (round, evaluated after it) -> device -> result
 
     def __repr__(self) -> str:
@@ -35,16 +35,16 @@ class FleetConsole:
         return DeviceConsole(self, label)
 
     def say(self, label: str, text: str) -> None:
-        """At once for few; else within GATHER_S, together with who says the same."""
+        """At once for few devices; else within GATHER_S, together with devices that print the same."""
         if self.few:
             self.screen.say(f"{label}: {text}")
             return
-        if not self._said:
-            asyncio.get_running_loop().call_later(GATHER_S, self._flush_said)
-        self._said.append((label, text))
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(GATHER_S, self._flush_waiting)
+        self._waiting.append((label, text))
 
     def result(self, label: str, result: Result) -> None:
-        """At once for few; else once all devices have reported the round, or one has reported a later one."""
+        """At once for few devices; else when all have reported the round, or one has reported a later round."""
         if self.few:
             self.screen.say(f"{label}: {line_of(result)}")
             return
@@ -55,7 +55,7 @@ class FleetConsole:
         self._flush_complete()
 
     def progress(self, what: str, done: float) -> None:
-        """How far the fleet is with the round of the device at work."""
+        """The fleet's progress in the round of the device that is working."""
         counted = len(self._results[max(self._results)]) if self._results else 0
         self.screen.progress(what, done if self.few else min(1.0, (counted + done) / max(1, len(self.alive))))
 
@@ -64,14 +64,14 @@ class FleetConsole:
         self._flush_complete()
 
     def flush(self) -> None:
-        """Everything that waits for more of its kind is said."""
-        self._flush_said()
+        """Prints all lines that still wait for others."""
+        self._flush_waiting()
         for key in sorted(self._results):
             self._flush_results(key)
 
-    def _flush_said(self) -> None:
-        said, self._said = self._said, []
-        for line in agreeing(said):
+    def _flush_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for line in agreeing(waiting):
             self.screen.say(line)
 
     def _flush_complete(self) -> None:
@@ -83,7 +83,7 @@ class FleetConsole:
 
 
 class DeviceConsole(Console):
-    """One device's part."""
+    """The console of one device of the fleet."""
 
     def __init__(self, console: FleetConsole, label: str) -> None:
         self.console, self.label = console, label
@@ -96,17 +96,17 @@ class DeviceConsole(Console):
         self.console.result(self.label, result)
 
     def kept(self, message: str, result: Result, path: Path) -> None:
-        # The table at the end says so for all.
+        # The table at the end shows it for all devices.
         self.last = result
 
     def progress(self, what: str, done: float) -> None:
         self.console.progress(what, done)
 
 
-def agreeing(said: Iterable[tuple[str, str]]) -> list[str]:
-    """(name, text) pairs as lines: texts that differ only in the name and in numbers are one line, with how many say so."""
+def agreeing(lines_of: Iterable[tuple[str, str]]) -> list[str]:
+    """(name, text) pairs as lines. Texts that differ only in the name and in numbers become one line with their number."""
     groups: dict[str, dict[str, str]] = {}
-    for name, text in said:
+    for name, text in lines_of:
         groups.setdefault(re.sub(r"\d+", "0", text.replace(name, "NAME")), {})[name] = text
     lines = []
     for texts in groups.values():

@@ -104,7 +104,7 @@ class Home:
         identity.credential.save(self.identity_folder)
 
     def adopt(self, joined: Home, record: DeviceInfo) -> bool:
-        """Takes over the identity that `fedclient join` left. False if there is none (any more)."""
+        """Takes over the identity that `fedclient join` stored. False if there is none (any more)."""
         if joined.identity() is None:
             return False
         old = joined.record()
@@ -119,7 +119,7 @@ class Home:
 
 
 def check_name(home: Home, asked: str | None, identity: Identity) -> None:
-    """Errors: HomeMismatch if --name contradicts who this home is."""
+    """Errors: HomeMismatch if --name is not the name of this home's device."""
     if asked is not None and asked != identity.name:
         raise HomeMismatch(
             f"{home.path} belongs to device {identity.name!r}, not {asked!r}; drop --name, or use another --home"
@@ -132,8 +132,8 @@ def local_token(address: Address) -> str | None:
         return None
     folder = homes.server_home()
     try:
-        said = msgspec.json.decode((folder / "server.json").read_bytes())
-        if not isinstance(said, dict) or said.get("port") != address.port:
+        served = msgspec.json.decode((folder / "server.json").read_bytes())
+        if not isinstance(served, dict) or served.get("port") != address.port:
             return None
         return (folder / "local-token").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -141,7 +141,7 @@ def local_token(address: Address) -> str | None:
 
 
 def with_model(home: Path | None, address: Address | None, shard: Path | None, only_own: bool = False) -> Home:
-    """The home whose finished model is meant: --home, else the shard's, else (not with `only_own`) the only one.
+    """The home of the finished model: --home, else the shard's, else (not with `only_own`) the only one.
 
     Errors: NoModel, SettingError.
     """
@@ -157,7 +157,7 @@ def with_model(home: Path | None, address: Address | None, shard: Path | None, o
         return Home(ready[0])
     if ready:
         raise SettingError(
-            "several devices have a model here; say which with --home:\n" + "\n".join(f"  {path}" for path in ready)
+            "several devices have a model here; choose one with --home:\n" + "\n".join(f"  {path}" for path in ready)
         )
     where = f"in {home}" if home else f"of {shard}" if only_own else f"under {homes.devices_home()}"
     raise NoModel(f"there is no finished model {where}; run fedclient --data ... --server ... until the federation is done")

@@ -1,4 +1,4 @@
-"""Who this home is, how it becomes somebody, and whether it may take part under a plan."""
+"""A home's identity, its enrolment, and whether it may take part under a plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def identity_of(options: Options, shard_name: str, home: Home, say: Callab
 
 
 def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:
-    """Errors: HomeMismatch if the home is bound to another federation; SettingError for code that nobody here allowed."""
+    """Errors: HomeMismatch if the home is bound to another federation; SettingError for code that is not allowed here."""
     if home.plan.exists():
         try:
             stored = msgspec.json.decode(home.plan.read_bytes(), type=Plan)
@@ -62,5 +62,5 @@ def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:
     if ":" in plan.model.name and plan.model.name not in allow_models:
         raise SettingError(
             f"the federation's model is code of its own, {plan.model.name}: if you trust it and it is installed here, "
-            f"say --allow-model {plan.model.name}"
+            f"start with --allow-model {plan.model.name}"
         )

@@ -1,4 +1,4 @@
-"""What the command line said."""
+"""The options of the command line, as values."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ def is_fleet(given: Sequence[str]) -> bool:
 
 
 def expand(given: Sequence[str]) -> list[Path]:
-    """The shards that are meant, each once, in the order given; those of a pattern by name, numbers by their value.
+    """The shards, each once, in the order given; those of a pattern by name, numbers by their value.
 
-    A pattern means folders and .npz files; what else it matches (a picture beside the shards) is passed over.
+    A pattern means folders and .npz files; other matches (a picture beside the shards) are ignored.
     Errors: ShardError for a pattern that matches none.
     """
     found: dict[Path, Path] = {}

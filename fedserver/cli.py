@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attune.fedserver.home import Home
     from attune.fedserver.stores.sqlite import SqliteLedger
 
-HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="Where the server keeps its state.")
+HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
 
 
 def main() -> None:
@@ -41,16 +41,16 @@ def main() -> None:
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: as before, else 50051).")
-@click.option("--host", help="Address to listen on (default: as before, else all).")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: the home's last port, else 50051).")
+@click.option("--host", help="Address to listen on (default: the home's last one, else all).")
 @HOME
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
 @click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp).")
 @click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
 @click.option("--min-clients", type=click.IntRange(1), help="Devices needed before a round starts (default 2).")
-@click.option("--clients-per-round", type=click.IntRange(1), help="Devices sampled a round (default: all connected).")
-@click.option("--seed", type=int, help="Of every random draw (default 0).")
+@click.option("--clients-per-round", type=click.IntRange(1), help="Devices sampled for a round (default: all connected).")
+@click.option("--seed", type=int, help="Seed of every random draw (default 0).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
 @click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
 @click.version_option(package_name="attune-fl")
@@ -66,7 +66,7 @@ def cli(
     exit_when_done: bool,
     **flags: Any,
 ) -> None:
-    """Runs the aggregation server; with a command, looks at or changes the home of one."""
+    """Runs the aggregation server. The commands show or change the home of a server."""
     if context.invoked_subcommand is not None:
         return
     overrides = load_settings(config, assignments, _as_settings(flags))
@@ -113,7 +113,7 @@ def token(home: Path | None, uses: int, ttl: str) -> None:
 @HOME
 @click.argument("name")
 def revoke(home: Path | None, name: str) -> None:
-    """Shuts the device NAME out at once; its certificates are refused from now on."""
+    """Refuses the device NAME and its certificates from now on, and ends its stream."""
     from attune.common.errors import nearest
 
     place, ledger = _open(home)
@@ -129,7 +129,7 @@ def revoke(home: Path | None, name: str) -> None:
 @HOME
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
 def status(home: Path | None, as_json: bool) -> None:
-    """Round, phase, who is connected, who is awaited and since when, accuracies."""
+    """Round, phase, connected devices, devices whose answer is missing, accuracies."""
     import msgspec
 
     from attune.fedserver.stores.folder import FolderBlobs

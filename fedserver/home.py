@@ -1,4 +1,4 @@
-"""The server's home on disk: where things lie, who may use it, and what a new one needs."""
+"""The server's home on disk: its layout, its lock, and how a new one is made."""
 
 from __future__ import annotations
 

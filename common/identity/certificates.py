@@ -12,7 +12,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 SERVER = ExtendedKeyUsageOID.SERVER_AUTH
-# Every server answers to this name, whatever its address: who it is follows from the authority alone.
 # RFC 5280, 4.1.2.5: the last date stands for "does not expire".
 FIRST_DAY = datetime(2020, 1, 1, tzinfo=UTC)
 LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)

@@ -85,8 +85,8 @@ def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 def load_or_new_key(path: Path) -> bytes:
     """The key at `path`, made and kept there (0600) if there is none.
 
-    A device keeps its key before it asks for a certificate: should the answer get lost, it asks again with the same key
-    and is not taken for a stranger that wants its name.
+    A device writes its key to disk before it asks for a certificate. If the answer is lost, it asks again with the same key,
+    so the server does not treat it as another device that wants the same name.
     """
     if path.exists():
         pem = path.read_bytes()
@@ -125,14 +125,14 @@ def key_fingerprint_of(pem: bytes) -> str:
 def short_form(authority_pem: bytes) -> str:
     """An authority's public key as people compare it, `1a2b-3c4d-...` (80 bits).
 
-    Equal for ca.pem and for the trust anchor a device rebuilds from its token. For the eye only: nothing is decided by it.
+    Equal for ca.pem and for the trust anchor a device rebuilds from its token. People compare it; no code decides by it.
     """
     digest = key_fingerprint_of(authority_pem)
     return "-".join(digest[start : start + 4] for start in range(0, 20, 4))
 
 
 def server_name(authority_pem: bytes) -> str:
-    """The name in the certificate of this authority's server, by which a proxy can tell federations behind one port apart.
+    """The TLS name of this authority's server. It differs for each federation, so a proxy can serve several on one port.
 
     Equal for ca.pem and for the trust anchor that a device rebuilds from its token.
     """
@@ -158,7 +158,7 @@ def check_dates(pem: bytes, now: datetime) -> None:
     if now > last:
         raise CertificateRefused(
             f"This device's certificate expired on {last:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M} here). "
-            "Ask the operator for a new token and start fedclient with --token: name and state are kept."
+            "Ask the operator for a new token and start fedclient with --token: name and state stay."
         )
     if now < first:
         raise CertificateRefused(

@@ -1,4 +1,4 @@
-"""Names of devices: what people call them. They prove nothing; identity is the certificate's fingerprint."""
+"""Names of devices, for people. A name proves nothing; the identity is the certificate's fingerprint."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class JoinToken:
 
     @classmethod
     def new(cls, ca_public_key: bytes) -> JoinToken:
-        """A token that nobody can guess (128 bits) for the authority with this key."""
+        """A new token (128 secret bits) for the authority with this key."""
         while True:
             token = cls(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES), ca_public_key)
             # A token that began with '-' would be taken for a flag by whoever pastes it into a command.

@@ -1,6 +1,6 @@
-"""The four-part algebra: a method says for every tensor who holds it, and names an aggregator, an objective and a predictor.
+"""A method: which part each tensor belongs to, an aggregator for each part, an objective and a predictor.
 
-Importable without torch; `assign` alone looks at a model.
+Importable without torch; only `assign` reads a model.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "atten
 class Method:
     """One row of the table of methods.
 
-    parts: (selector, kind), the first match wins. A selector is `@role` (common.models.structure) or a glob over tensor names.
-    evaluate: what an accuracy is of, the model as served or after local training. defaults: in the shape of federation.toml.
+    parts: (selector, kind); the first match wins. A selector is `@role` (common.models.structure) or a glob over tensor names.
+    evaluate: which model an accuracy measures, as served or after local training. defaults: in the shape of federation.toml.
     """
 
     name: str
@@ -78,7 +78,7 @@ def custom_method(options: Mapping[str, Any]) -> Method:
     """A method from the [method] table of a user. Errors: SettingError naming what is missing, unknown or impossible."""
     row = convert(CustomMethod, {key: value for key, value in options.items() if key in ROW_KEYS}, "method.")
     if not row.parts:
-        raise SettingError('method.parts is empty: say where tensors live, such as \'"*" = "shared"\'')
+        raise SettingError('method.parts is empty: set the part of each tensor, such as \'"*" = "shared"\'')
     _check_known("objective", row.objective, OBJECTIVES)
     _check_known("predictor", row.predictor, PREDICTORS)
     for kind, name in row.aggregators.items():
@@ -95,7 +95,7 @@ def custom_method(options: Mapping[str, Any]) -> Method:
 
 
 def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
-    """The [method] table, over the method's defaults, dealt out to the components that declare each key.
+    """The [method] table, over the method's defaults: each component gets the keys that it declares.
 
     Errors: SettingError for a key that no component of this method declares, or a value out of range.
     """

@@ -78,7 +78,7 @@ class ConvNetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LstmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """LSTM layers on top of each other."""
 
-    embedding: Count = 8  # numbers a token; a series goes in as it is
+    embedding: Count = 8  # size of a token's embedding; a series is used as it is
     width: Count = 256
     depth: Count = 2
 
@@ -112,7 +112,7 @@ LEAKY = (
 
 
 def cautions(name: str | None, options: Mapping[str, Any]) -> list[str]:
-    """What everybody should be told about a model with these options before it is used; `name` is None for the usual one."""
+    """The warning that server and devices print before they use a model with these options; `name` None: the usual model."""
     own = name is not None and ":" in name
     return [LEAKY] if options.get("leaky_targets") and not own else []
 

@@ -16,7 +16,7 @@ BEFORE, AFTER, COMMON, LOCAL = COLOURS[0], COLOURS[1], COLOURS[4], COLOURS[2]
 
 
 def new(width: float, height: float) -> Any:
-    """An empty matplotlib Figure of so many inches. Errors: SettingError without matplotlib."""
+    """An empty matplotlib Figure, `width` by `height` inches. Errors: SettingError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """The ways in which bytes, headers and tensors can be malformed; `kind` is the name on the wire.
 
-Three classes are caught one by one, because a transfer goes on after them. Every other way is a kind of Malformed.
+Three classes are caught by name, because a transfer can continue after them. Every other way is a kind of Malformed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from attune.common.errors import LimitExceeded, WireError
 
 
 class Truncated(WireError):
-    """Fewer bytes than were announced. What has arrived is good: send the rest."""
+    """Fewer bytes than were announced. The bytes that arrived are good: send the rest."""
 
     kind = "truncated"
 
 
 class DigestMismatch(WireError):
-    """All bytes are there, and they are not the ones that were announced."""
+    """All bytes are there, but they are not the announced ones."""
 
     kind = "digest-mismatch"
 
 
 class BadOffset(WireError):
-    """A place to go on from that lies outside the blob."""
+    """An offset outside the blob."""
 
     kind = "bad-offset"
 
@@ -35,7 +35,7 @@ Kind = Literal[
     "header-not-json",  # not UTF-8, not JSON, or JSON that is not one object
     "header-too-deep",  # nested deeper than a safetensors header ever is
     "header-too-long",  # more members or numbers than the allowed number of tensors can need
-    "duplicate-key",  # a key that occurs twice in one object: two readers could each believe another one
+    "duplicate-key",  # a key that occurs twice in one object: two readers could use different values
     "too-many-tensors",
     "bad-metadata",  # `__metadata__` is not an object of strings
     "bad-name",  # a tensor name that is empty, reserved, not valid Unicode, or carries control characters
@@ -48,7 +48,7 @@ Kind = Literal[
     "size-mismatch",  # the offsets hold another number of bytes than shape and dtype need
     "misaligned",  # a tensor does not start at a multiple of its element size, so it could not be used where it lies
     "overlap",  # two tensors claim the same bytes
-    "gap",  # bytes between two tensors that belong to none: a place to hide something
+    "gap",  # bytes between two tensors that belong to no tensor
     "out-of-range",  # a tensor ends behind the end of the blob
     "trailing-bytes",  # bytes behind the last tensor
     "not-boolean",  # a BOOL tensor with a byte other than 0 and 1, on which torch's operations would disagree

@@ -81,7 +81,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def empty(spec: TensorSpec) -> torch.Tensor:
-    """A tensor on the CPU whose values are still to be filled in."""
+    """A tensor on the CPU without values yet."""
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
 
 

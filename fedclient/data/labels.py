@@ -64,7 +64,7 @@ def distinct(*parts: Array) -> list[Label]:
 
 
 def shown(labels: Iterable[Label]) -> str:
-    """A few labels for a message, and how many more there are."""
+    """The first labels, for a message, and the number of the others."""
     every = [repr(label) for label in labels]
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
     return ", ".join(every[:_SHOWN]) + more

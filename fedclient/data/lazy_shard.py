@@ -1,4 +1,4 @@
-"""A device's data: what is said about it, and how to get at the samples when they are needed."""
+"""A device's data: its profile at once, its samples when they are needed."""
 
 from __future__ import annotations
 

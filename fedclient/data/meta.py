@@ -21,15 +21,15 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def read_meta(path: Path) -> Meta:
-    """The file at `path`, or nothing declared if there is none. Errors: ShardError."""
+    """The file at `path`, or an empty Meta if there is no file. Errors: ShardError."""
     if not path.exists():
         return Meta()
     try:
-        said: Any = msgspec.json.decode(path.read_bytes())
-        for key in said if isinstance(said, dict) else ():
+        declared: Any = msgspec.json.decode(path.read_bytes())
+        for key in declared if isinstance(declared, dict) else ():
             if key not in Meta.__struct_fields__:
                 raise ShardError(f"unknown key {key!r} in {path}{nearest(key, Meta.__struct_fields__)}")
-        meta = msgspec.convert(said, Meta)
+        meta = msgspec.convert(declared, Meta)
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

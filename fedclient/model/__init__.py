@@ -1,1 +1,1 @@
-"""The finished model: kept, used offline, evaluated and drawn."""
+"""The finished model: saved, used offline, evaluated, drawn."""

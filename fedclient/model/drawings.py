@@ -1,4 +1,4 @@
-"""Pictures of models on test samples: where they look, what they take for what, and how good they are at each class.
+"""Pictures of models on test samples: where they look, which class they label as which, and the accuracy of each class.
 
 h x w patches, N images, C classes.
 """
@@ -150,6 +150,6 @@ def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Seq
     axes.set_title("Accuracy by class", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=min(4, len(shares)), borderaxespad=0.1)
     figures.plain(axes)
-    caption = "Of the test samples of each class, the share that is labelled rightly, with Wilson's interval."
+    caption = "Of the test samples of each class, the share that is labelled correctly, with Wilson's interval."
     table = Table(("model", "class", "samples", "right", "accuracy", "95 %"), rows)
     return Section("Accuracy by class", caption, Picture("classes", figures.png(figure)), table)

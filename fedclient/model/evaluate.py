@@ -1,4 +1,4 @@
-"""How good a finished model is on a shard's test part, offline."""
+"""The accuracy of a finished model on a shard's test part, offline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attune.fedclient.home import Home
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Evaluation:
     name: str  # of the device
     method: str
     accuracy: float
@@ -23,21 +23,21 @@ class Verdict:
         return f"{self.name} ({what}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
 
 
-def of(home: Home, shard: Path) -> Verdict:
-    """Of the model in `home`. Errors: NoModel, and those of load_shard and Model.evaluate."""
+def of(home: Home, shard: Path) -> Evaluation:
+    """The evaluation of the model in `home`. Errors: NoModel, and those of load_shard and Model.evaluate."""
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.model.artifact import Model
 
     model = Model(home.model)
     accuracy, samples = model.evaluate(load_shard(shard))
     info = model.info
-    return Verdict(info.name, info.method, accuracy, samples, info.round, info.kept)
+    return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept)
 
 
-def means(verdicts: Sequence[Verdict]) -> dict[str, float]:
+def means(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     """`accuracy`, the mean over clients, and `over_samples`, the mean over all their test samples."""
-    total = sum(verdict.samples for verdict in verdicts)
+    total = sum(evaluation.samples for evaluation in evaluations)
     return {
-        "accuracy": sum(verdict.accuracy for verdict in verdicts) / len(verdicts),
-        "over_samples": sum(verdict.accuracy * verdict.samples for verdict in verdicts) / total,
+        "accuracy": sum(evaluation.accuracy for evaluation in evaluations) / len(evaluations),
+        "over_samples": sum(evaluation.accuracy * evaluation.samples for evaluation in evaluations) / total,
     }

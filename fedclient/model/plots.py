@@ -1,4 +1,4 @@
-"""`fedclient plot`: what finished models make of a shard's test part, offline; from models and samples to pictures."""
+"""`fedclient plot`: how finished models label a shard's test part, offline, as pictures."""
 
 from __future__ import annotations
 
@@ -101,8 +101,9 @@ PICTURES: dict[str, Callable[[Source], page.Section]] = {"rollout": rollout, "co
 
 
 def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str]) -> list[str]:
-    """Pictures of these models and a page into `out`; a line for each. Without `wanted` all there can be, and why no others.
+    """Pictures of these models and a page into `out`; a line for each.
 
+    Without `wanted`: all pictures that are possible, and why others are not.
     Errors: NoModel, those of load_shard and of preparing its test part, and SettingError for a wanted picture that cannot be.
     """
     models, loaded = [Model(model_folder(folder)) for folder in folders], load_shard(shard)
@@ -136,7 +137,7 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
 
 
 def titles(infos: Sequence[Any]) -> list[str]:
-    """A model is called by its method; with which of the device's models it is, and whose, where that tells them apart."""
+    """A title for each model: its method, and if that is not enough, which of the device's models it is, and the device."""
     plain = [info.method if info.kept == "personalized" else f"{info.method}, {info.kept} model" for info in infos]
     count = Counter(plain)
     with_name = [title if count[title] == 1 else f"{title} ({info.name})" for title, info in zip(plain, infos, strict=True)]

@@ -1,4 +1,4 @@
-"""What a Transformer has looked at: attention rollout (Abnar & Zuidema, ACL 2020), as FedTP's figures use it.
+"""Where a Transformer looks: attention rollout (Abnar & Zuidema, ACL 2020), as FedTP's figures use it.
 
 B samples, T positions, H heads, P patches in h rows and w columns.
 """
@@ -21,7 +21,7 @@ DISCARDED = 0.3  # of the weights of a layer: the lowest, as FedTP has it
 def attentions(model: nn.Module, run: Callable[[], object]) -> list[Tensor]:
     """The weights (B, H, T, T) of every self-attention that `run` passes through, in the order of passing.
 
-    Errors: SettingError for a model without attention, and for attention of a kind whose heads are not known.
+    Errors: SettingError for a model without attention, and for attention of an unknown kind.
     """
     paths = list(dict.fromkeys(name.rpartition(".")[0] for name, found in roles(model).items() if "qkv" in found))
     owners = [model.get_submodule(path.rpartition(".")[0]) for path in paths]
@@ -29,7 +29,7 @@ def attentions(model: nn.Module, run: Callable[[], object]) -> list[Tensor]:
     if not owners:
         raise SettingError(f"{who} has no attention: a rollout needs a Transformer, such as vit")
     if not all(isinstance(owner, Attention) for owner in owners):
-        raise SettingError(f"{who} has attention of its own kind, whose heads are not known: a rollout needs a built-in model")
+        raise SettingError(f"{who} has attention of an unknown kind: a rollout needs a built-in model")
     seen: list[Tensor] = []
 
     def look(module: nn.Module, inputs: object, qkv_BTF: Tensor) -> None:

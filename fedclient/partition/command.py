@@ -16,7 +16,7 @@ _OLDER = ("classes_per_client", "alpha")  # flags that were never refused where 
 
 @dataclass(frozen=True)
 class Request:
-    """The command's options as typed; None and empty where nothing was said."""
+    """The command's options as typed; None or empty if not given."""
 
     dataset: str | None
     scheme: str
@@ -34,7 +34,7 @@ class Request:
 
 
 def run(request: Request, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    """Cuts, writes and tells. Errors: SettingError, ShardError and its kin, DiskFull."""
+    """Cuts the data, writes the shards and prints the result. Errors: SettingError, ShardError and its subclasses, DiskFull."""
     settings = _settings(request, warn)
     from attune.fedclient.partition import split as parts
     from attune.fedclient.partition.datasets import load_source

@@ -19,7 +19,7 @@ _TEST_SHARE = 0.25
 
 
 def load_dataset(name: str, seed: int = 0) -> Dataset:
-    """As `load_source` where nothing has to be said about the file. Errors: as there, and SettingError for text that no scheme
+    """As `load_source`, for a file that needs no options. Errors: as there, and SettingError for text that no scheme
     by classes can cut: with roles, or with a label for every position."""
     source = load_source(name, seed)
     if isinstance(source, Corpus):

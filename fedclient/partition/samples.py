@@ -97,7 +97,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text by role: all that a role says is one run of tokens, in the order in which it is said."""
+    """Text by role: all lines of a role are one sequence of tokens, in the order of the text."""
 
     name: str
     tokens: npt.NDArray[np.uint8]  # (L,) places in CHARACTERS, role after role

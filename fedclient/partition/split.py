@@ -42,7 +42,7 @@ class Partition:
     normaliser: features.Normaliser | None = None
     noise: float = 0.0  # of the last client
     notes: tuple[str, ...] = ()
-    said: dict[str, Any] = field(default_factory=dict)  # scheme and settings in force, for the record
+    settings: dict[str, Any] = field(default_factory=dict)  # scheme and settings in force, for the record
 
     def counts(self, part: str = "train") -> Counts:
         """(N, C) samples of every class that each client has in `part`, "train" or "test"; of text, positions."""
@@ -51,7 +51,7 @@ class Partition:
         return np.stack([np.bincount(self.dataset.class_indices(cut).reshape(-1), minlength=size) for cut in cuts])
 
     def arrays(self, client: int, part: str) -> tuple[Array, Array]:
-        """(x, y) of a client's "train" or "test" part as they are written: normalised and with noise where that was said."""
+        """(x, y) of a client's "train" or "test" part as they are written: normalised and with noise, if these were set."""
         x, y = self.dataset.take((self.train if part == "train" else self.test)[client])
         if self.normaliser is not None:
             x = self.normaliser.apply(x)
@@ -80,7 +80,7 @@ def partition(
     chosen = convert(row.settings, settings, f"{scheme}.")
     if clients is not None and clients < 1:
         raise SettingError(f"--clients is {clients}; at least one is needed")
-    if clients is None and row.clients == "said":
+    if clients is None and row.clients == "given":
         raise SettingError(f"scheme {scheme} does not know how many clients there are; say --clients")
     if not (noise >= 0 and np.isfinite(noise)):
         raise SettingError(f"--noise is {noise}; it must be 0 or more")
@@ -102,7 +102,7 @@ def partition(
         normaliser=features.normaliser(cut.dataset, how),
         noise=noise,
         notes=cut.notes,
-        said={"scheme": scheme, "settings": plain, "seed": seed, "normalise": how, "noise": noise},
+        settings={"scheme": scheme, "settings": plain, "seed": seed, "normalise": how, "noise": noise},
     )
 
 
@@ -174,4 +174,4 @@ def _record(parts: Partition) -> dict[str, Any]:
         {"shard": name, "train": len(train), "test": len(test), "sigma": float(sigma)}
         for name, train, test, sigma in zip(parts.names, parts.train, parts.test, sigma_N, strict=True)
     ]
-    return {"dataset": parts.dataset.name, **parts.said, "notes": list(parts.notes), "clients": rows}
+    return {"dataset": parts.dataset.name, **parts.settings, "notes": list(parts.notes), "clients": rows}

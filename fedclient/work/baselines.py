@@ -1,4 +1,4 @@
-"""What a device compares its own model with (the common model, and on request one trained here alone), and which it keeps."""
+"""The models with which a device compares its own: the common one, and on request a local one; and which it keeps."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Baselines:
 
 
 def accuracies(candidates: Candidates, data: Prepared) -> dict[Choice, float]:
-    """Of each on the test part; none where there is none."""
+    """The accuracy of each on the test part; empty without a test part."""
     if not len(data.test_x):
         return {}
     return {name: trainer.evaluate(tensors, data.test_x, data.test_y) for name, (trainer, tensors) in candidates.items()}
 
 
 def best(candidates: Candidates, data: Prepared) -> Choice:
-    """By the samples held out of training; the personalized model where none were."""
+    """The best on the samples held out of training; without such samples, the personalized model."""
     if not len(data.validation_x):
         return "personalized"
     x, y = data.validation_x, data.validation_y
@@ -76,7 +76,7 @@ def best(candidates: Candidates, data: Prepared) -> Choice:
 
 
 def choose(right: Mapping[Choice, torch.Tensor]) -> Choice:
-    """The personalized model, unless another is clearly right more often.
+    """The personalized model, unless another one is clearly better.
 
     right: for every model, on the same V validation samples, which it labels rightly, (V,) bool, or (V, T) where each of T
     positions has a label. Clearly: the sum of the differences between two models exceeds one standard error, the root of the

@@ -82,11 +82,11 @@ class Learner:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
 
     def expected(self, part: str) -> Manifest:
-        """What a blob of this part must hold. Errors: Forbidden for a part that is private or that this method has not."""
+        """What a blob of this part must hold. Errors: Forbidden for a private part, or one that this method does not have."""
         return manifest_of(self._of_part(part, self.theta))
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """What `order` refers to and this device does not hold already, each blob once, and what it must hold.
+        """The blobs of `order` that this device does not hold, each once, and the tensors that each must hold.
 
         Errors: Forbidden.
         """
@@ -96,10 +96,10 @@ class Learner:
     def carry_out(
         self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
     ) -> Result:
-        """Does what the order says and commits it; an order that is committed already is not done again.
+        """Does what the order says and commits it; it does not repeat an order that is committed already.
 
         fetched: digest -> tensors, for what `missing` named. Errors: Cancelled (nothing changed), TrainingDiverged, DiskFull,
-        Forbidden (an order that asks for what is private).
+        Forbidden (an order that asks for a private part).
         """
         if self.newest is not None and self.newest.order_id == order.id:
             return self.newest
@@ -168,7 +168,7 @@ class Learner:
         return result, trained.tensors, self.baselines.trained(data, seeds, second, cancelled)
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
-        """The common model: what a device of which nothing is known is served. Empty if the order does not say."""
+        """The common model: what a device of which nothing is known is served. Empty if the order does not name it."""
         common: Tensors = {}
         for ref in order.cold_start:
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
@@ -177,7 +177,7 @@ class Learner:
     def _compared(
         self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
     ) -> tuple[Result, Tensors | None]:
-        """(the result with the accuracy of every model that there is, the tensors of the one kept if that is not theta's)."""
+        """(the result with the accuracy of every model, the tensors of the kept model if they are not theta)."""
         data = self.data
         own = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
         candidates: baselines.Candidates = {"personalized": (self.trainer, own), **self.baselines.candidates(common)}
@@ -225,7 +225,7 @@ class Learner:
         return found
 
     def _check_trains(self, order: Order) -> None:
-        """Errors: Forbidden where the order trains what is not in this method."""
+        """Errors: Forbidden if the order trains a kind that this method does not have."""
         known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
         if unknown := set(order.trains) - known:
             raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
@@ -245,7 +245,7 @@ def make_learner(plan: Plan, shard: LazyShard, name: str, home: Home, options: O
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:
-    """The samples on the device if they fit there; else they stay and move batch by batch."""
+    """The samples on the device if they fit there; else they stay in memory and move batch by batch."""
     if device.type == "cpu":
         return data
     try:

@@ -81,12 +81,12 @@ class Orders:
         return read_tensors(self.path / result.order_id / f"{_STATE}.safetensors")
 
     def beside(self, result: Result, what: str) -> Tensors | None:
-        """What was committed under this name beside the model's tensors, if it was."""
+        """The tensors committed under this name beside the model's, or None."""
         path = self.path / result.order_id / f"{what}.safetensors"
         return read_tensors(path) if path.exists() else None
 
     def blob(self, order_id: str, part: str) -> Path:
-        """Where the bytes of one part of the update lie."""
+        """The file with the bytes of one part of the update."""
         return self.path / order_id / f"{part}.safetensors"
 
     def commit(

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """turns: so many devices may hold tensors at a time. keep: a device that waits for its next order keeps them in memory."""
+    """turns: the number of devices that may hold tensors at one time. keep: a waiting device keeps its tensors in memory."""
 
     def __init__(self, turns: int = 1, keep: bool = True) -> None:
         self.keep = keep
@@ -66,7 +66,7 @@ class LearnerSlot:
 
     @property
     def newest(self) -> Result | None:
-        """What the newest order that was carried out came to."""
+        """The result of the newest finished order."""
         return self._learner.newest if self._learner is not None else self._newest
 
     def awake(self) -> Learner:
@@ -78,7 +78,7 @@ class LearnerSlot:
         return self._learner
 
     def rest(self) -> None:
-        """Lets go of all tensors, unless they are to be kept."""
+        """Drops all tensors, unless `keep` is set."""
         if self._learner is not None and not self._keep:
             self._newest = self._learner.newest
             self._learner = None

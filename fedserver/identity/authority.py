@@ -56,7 +56,7 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path) -> Authority:
-        """A new authority, kept in `folder`. Raises HomeMismatch if there is one already, DiskFull."""
+        """A new authority, stored in `folder`. Raises HomeMismatch if there is one already, DiskFull."""
         if (folder / CERTIFICATE_FILE).exists():
             raise HomeMismatch(f"{folder} already holds a federation's authority. Use another folder, or load this one.")
         key = load_key(new_key())
@@ -87,7 +87,7 @@ class Authority:
 
     @property
     def short_fingerprint(self) -> str:
-        """The form for people, which a device can also tell from its token alone; see `short_form`."""
+        """The form for people, which a device can also compute from its token; see `short_form`."""
         return short_form(self.certificate_pem)
 
     @property

@@ -16,7 +16,7 @@ from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials
 from attune.fedserver.ports.ledger import Certificate, Ledger, Token
 
-KEEP_SPENT_S = 7 * 86400.0  # a spent token is let into the handshake for so long, to be told why it is refused
+KEEP_SPENT_S = 7 * 86400.0  # for this time a spent token passes the handshake, only to hear why it is refused
 LOCAL_USES = 1_000_000
 OPERATOR = "operator"
 LOCAL_TTL_S = 365 * 86400.0

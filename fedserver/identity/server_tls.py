@@ -1,4 +1,4 @@
-"""The server's side of mutual TLS: whom the next handshake lets in, and who the peer of a call is."""
+"""The server's side of mutual TLS: which peers the next handshake accepts, and who the peer of a call is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LiveServerCredentials:
         )
 
     def update(self, roots_pem: Sequence[bytes], server: Credential) -> None:
-        """From the next handshake on: let in who is under one of `roots_pem`, and show `server`. Any thread may call it.
+        """From the next handshake on: accept peers under one of `roots_pem`, and show `server`. Any thread may call it.
 
         Raises ValueError for an empty list, which gRPC would take for "trust the system's public authorities".
         """
@@ -68,7 +68,7 @@ def server_options(
 ) -> list[tuple[str, int]]:
     """Options for `grpc.aio.server` that fit the clients' `channel_options`."""
     return [
-        # Without this, gRPC shares a port in use with whoever has it, and says nothing.
+        # Without this, gRPC shares a port that another process uses, without an error.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -77,7 +77,7 @@ def server_options(
         # What counts in today's core: without it a peer that hangs is noticed after a minute.
         ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
-        # gRPC's own 5 minutes would make the server hang up on clients whose stream is silent but watched.
+        # With gRPC's default of 5 minutes the server would cut clients whose stream is silent but alive.
         ("grpc.http2.min_ping_interval_without_data_ms", round(keepalive_s * 1000 / 2)),
     ]
 

@@ -1,4 +1,4 @@
-"""Writes what a federation has learned as files that anything can read: safetensors and CSV. Works beside a running server."""
+"""Writes what a federation has learned as safetensors, CSV and JSON files. Works beside a running server."""
 
 from __future__ import annotations
 

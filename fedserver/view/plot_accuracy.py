@@ -46,7 +46,7 @@ def figures_of(summary: Summary) -> Section:
 
 
 def curves(summary: Summary) -> Section:
-    """Accuracy by state. Hollow marks: not everyone was asked."""
+    """Accuracy by state. Hollow marks: not all devices were asked."""
     figure = figures.new(8.5, 4.8)
     axes = figure.add_subplot()
     for key, (label, colour, mark) in SERIES.items():
@@ -122,8 +122,8 @@ def bars(summary: Summary) -> Section:
         axes.set_xlabel(f"{len(listed)} clients, by accuracy before local training")
     figures.plain(axes)
     caption = (
-        "Before: what the device started its latest training from. The intervals (Wilson's) say how far so few test samples "
-        "can be trusted: where they overlap widely, a difference means little."
+        "Before: what the device started its latest training from. The intervals (Wilson's) show how certain an accuracy is on "
+        "so few test samples: if they overlap widely, a difference means little."
     )
     return Section("Clients", caption, Picture("clients", figures.png(figure)), _client_table(listed))
 

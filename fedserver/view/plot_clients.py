@@ -1,4 +1,4 @@
-"""Pictures of how clients relate: who learned from whom, and which embeddings lie close together.
+"""Pictures of how clients relate: which client learned from which, and which embeddings are close.
 
 Shapes: S clients of a cohort, N clients with an embedding, E numbers of an embedding.
 """
@@ -19,7 +19,7 @@ from attune.common.pictures.page import Cell, Picture, Section, Table
 
 Matrix = npt.NDArray[np.float64]
 
-PANELS = 24  # components in one picture; of more, every so manyth
+PANELS = 24  # components in one picture; if there are more, every n-th is shown
 COLUMNS = 4
 TICKS = 24  # clients whose names fit beside a panel
 NAMED = 40  # clients whose names fit into the map
@@ -30,7 +30,7 @@ LEAST = 0.02  # powers of two: the range of colours is no smaller, so that noise
 
 
 def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Mapping[str, str], when: str) -> Section:
-    """A panel a component: row i shows out of whose values client i's is mixed. Clients of one group lie side by side."""
+    """A panel for each component: row i has the weights with which client i's value is mixed. Groups are side by side."""
     order = sorted(range(len(clients)), key=_place(clients, groups))
     names = figures.short([clients[i] for i in order])
     kinds = [groups.get(clients[i], "") for i in order]
@@ -51,7 +51,7 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
         axes.set_visible(False)
     figure.supylabel("client that is served", fontsize=10)
     figure.supxlabel("client it learns from", fontsize=10)
-    figure.suptitle(f"Who learns from whom, {when}", fontsize=12)
+    figure.suptitle(f"Which client learns from which, {when}", fontsize=12)
     bar = figure.colorbar(image, ax=grid, label="weight (white: an equal share)", shrink=0.7 if rows > 1 else 0.9, aspect=30)
     marks = np.linspace(-reach, reach, 7)
     bar.set_ticks(marks, labels=[f"{2.0**mark / len(names):.3g}" for mark in marks])
@@ -64,7 +64,7 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
     if step > 1:
         caption += f" One of {step} components is shown; the table has them all."
     table = Table(("component", "mean weight on oneself", "effective clients"), [_spread(u, A) for u, A in sorted_SS.items()])
-    return Section("Who learns from whom", caption, Picture("attention", figures.png(figure)), table)
+    return Section("Which client learns from which", caption, Picture("attention", figures.png(figure)), table)
 
 
 def _place(clients: Sequence[str], groups: Mapping[str, str]) -> Any:

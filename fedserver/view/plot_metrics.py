@@ -1,4 +1,4 @@
-"""Every number that devices report, by round: a panel for each number of `Metrics` that somebody has reported."""
+"""Every number that devices report, by round: a panel for each number of `Metrics` that a device has reported."""
 
 from __future__ import annotations
 

@@ -78,15 +78,15 @@ def attention(source: Source) -> page.Section:
         names, found = matrices.read(file)
         return names, {unit: A_SS.double().numpy() for unit, A_SS in found.items()}
 
-    kept = source.tensors(matrices.KEY, read)
-    if kept is None:
+    stored = source.tensors(matrices.KEY, read)
+    if stored is None:
         raise SettingError(
-            f"{source.summary.method} keeps no matrices of who learns from whom; "
+            f"{source.summary.method} stores no matrices of which client learns from which; "
             "fedmcsa, fedamp and their relatives do, from the first round on that this version closes"
         )
-    names, found = kept
+    names, found = stored
     if not found:
-        raise SettingError(f"the matrices of {len(names)} clients were too large to be kept")
+        raise SettingError(f"the matrices of {len(names)} clients were too large to be stored")
     return plot_clients.attention(found, names, source.groups, f"round {source.closed} of {source.summary.method}")
 
 
@@ -95,10 +95,10 @@ def embeddings(source: Source) -> page.Section:
         names, z_NE = embedding_rows.read(file)
         return names, z_NE.double().numpy()
 
-    kept = source.tensors("network", read)
-    if kept is None:
+    stored = source.tensors("network", read)
+    if stored is None:
         raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
-    names, z_NE = kept
+    names, z_NE = stored
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 
 
@@ -138,23 +138,23 @@ def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
 
 
 def read_run(text: str, x: str | None) -> plot_accuracy.Run:
-    """One folder of `fedserver export`; its place is what stands before "=", or its value of the setting `x`."""
+    """One folder of `fedserver export`; its place on the x axis is the number before "=", or its value of the setting `x`."""
     before, equals, rest = text.partition("=")
     place = _number(before) if equals else None
     folder = Path(text if place is None else rest)
     try:
         found = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
     except (OSError, msgspec.DecodeError) as error:
-        raise SettingError(f"{folder} is no folder that `fedserver export` wrote: {error}") from None
+        raise SettingError(f"{folder} is not a folder that `fedserver export` wrote: {error}") from None
     if found.fedtp is None:
-        raise SettingError(f"{folder}: not one of the last states was evaluated by everyone; set round.evaluate_every")
+        raise SettingError(f"{folder}: none of the last states was evaluated by all devices; set round.evaluate_every")
     return plot_accuracy.Run(str(folder), setting(found, x, folder) if place is None else place, found)
 
 
 def setting(summary: Summary, x: str | None, folder: Path) -> float:
     """The value of a setting by its name, or of `participation`: the share of the clients that are drawn."""
     if x is None:
-        raise SettingError("say what is on the x axis: --x SETTING, or a number before each folder (--runs 0.1=DIR)")
+        raise SettingError("set the x axis: --x SETTING, or a number before each folder (--runs 0.1=DIR)")
     if x == "participation":
         drawn = summary.settings.get("round.clients") or len(summary.clients)
         return min(1.0, float(drawn) / len(summary.clients))
@@ -163,7 +163,9 @@ def setting(summary: Summary, x: str | None, folder: Path) -> float:
         raise SettingError(f"{folder} has no setting {x}{nearest(x, [*known, 'participation'])}")
     value = summary.settings[x]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"{x} is {value!r} in {folder}, which is no number: give one before each folder (--runs 0.1=DIR)")
+        raise SettingError(
+            f"{x} is {value!r} in {folder}, which is not a number: write one before each folder (--runs 0.1=DIR)"
+        )
     return float(value)
 
 
@@ -175,13 +177,13 @@ def _number(text: str) -> float | None:
 
 
 def by_classes(labels: Mapping[str, str]) -> dict[str, str]:
-    """Clients by the classes that each declared, where this makes groups: some clients have the same, and not all."""
+    """Clients grouped by the classes that each declared; empty if all have the same classes, or each has its own."""
     kinds = set(labels.values())
     return dict(labels) if 1 < len(kinds) < len(labels) else {}
 
 
 def read_labels(path: Path, known: Sequence[str]) -> tuple[dict[str, str], str]:
-    """client -> label out of a CSV file with a column `client` and one more, and the name of that. Errors: SettingError."""
+    """client -> label from a CSV file with a column `client` and one other, and the name of the other. Errors: SettingError."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

@@ -1,7 +1,7 @@
-"""A federation's accuracies by the protocols of both papers, out of its rows of metrics alone: pure, and without torch.
+"""A federation's accuracies by the protocols of both papers, from its rows of metrics: pure, and without torch.
 
 A state is named by the rounds that were closed when it was made; state 0 is the untrained one. All accuracies are fractions.
-Rounds that newcomers are given after the last one are in the clients' own figures, and in no curve.
+Rounds of newcomers after the last round are in the clients' own figures, and in no curve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Average(msgspec.Struct, frozen=True):
 
 
 class Point(Average, frozen=True):
-    """whole: everyone was asked, and nobody is missing who was there before and after."""
+    """whole: all devices were asked, and no device is missing that is present before and after."""
 
     round: int
     whole: bool
@@ -84,7 +84,7 @@ class Summary(msgspec.Struct, frozen=True):
     closed: int
     judged: str  # the curve by which the method is judged: "before" or "after" local training
     curves: dict[str, list[Point]]  # before, after, common, local
-    fedtp: FedTP | None  # None: no state in question was evaluated by everyone
+    fedtp: FedTP | None  # None: no state of these rounds was evaluated by all devices
     fedmcsa: FedMCSA | None
     latest: dict[str, Average]  # accuracy, before, after, common, local: of the clients' latest figures
     kept: dict[str, int]  # personalized, common, local: how many clients chose it
@@ -92,16 +92,16 @@ class Summary(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
 
-def summarise(rows: Sequence[Row], effective: ResolvedSettings, model: str | None, closed: int) -> Summary:
+def summarise(rows: Sequence[Row], settings: ResolvedSettings, model: str | None, closed: int) -> Summary:
     """The whole of summary.json. Rows must be in the order of time."""
-    evaluate, policy = effective.method.evaluate, effective.round
+    evaluate, policy = settings.method.evaluate, settings.round
     found = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
     listed = clients(rows, evaluate)
     return Summary(
-        method=effective.method.name,
+        method=settings.method.name,
         model=model,
-        seed=effective.seed,
+        seed=settings.seed,
         rounds=policy.rounds,
         closed=closed,
         judged=judged,
@@ -111,7 +111,7 @@ def summarise(rows: Sequence[Row], effective: ResolvedSettings, model: str | Non
         latest=averages(listed),
         kept=dict(sorted(Counter(client.kept for client in listed if client.kept).items())),
         clients=listed,
-        settings=effective.fixed(),
+        settings=settings.fixed(),
     )
 
 
@@ -122,8 +122,8 @@ def judged_by(evaluate: Evaluate) -> str:
 def curves(rows: Iterable[Row], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[Point]]:
     """Accuracy by state: as served, after local training, of the common model, and of one trained on the device alone.
 
-    Before round r + 1 a device tells how good state r is on its data, and so does an evaluation of state r, whose word counts
-    where there are both. Where a method is judged by its trained models, an evaluation is of them.
+    Before round r + 1 a device reports its accuracy with state r, and so does an evaluation of state r; if both exist, the
+    evaluation counts. If a method is judged by its trained models, an evaluation measures these.
     """
     rows = [row for row in rows if row.round <= policy.rounds]
     evaluations = [row for row in rows if row.work == "evaluate"]
@@ -168,7 +168,7 @@ def curve(rows: Iterable[Row], pick: Pick, everyone_trains: bool) -> list[Point]
 
 
 def fedtp(points: Iterable[Point], policy: RoundSettings) -> FedTP | None:
-    """FedTP's figure, over the states that everyone evaluated; None where there is none.
+    """FedTP's figure, over the states that all devices evaluated; None if there is none.
 
     Without `evaluate_every` and `evaluate_last` it takes the paper's: every fifth round, and the last 200 of 1500, as a share.
     """
@@ -183,7 +183,7 @@ def fedtp(points: Iterable[Point], policy: RoundSettings) -> FedTP | None:
 
 
 def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
-    """FedMCSA's BMTA (the first of equal rounds) and the mean of the last evaluations; None where everyone never evaluated."""
+    """FedMCSA's BMTA (the first of equal rounds) and the mean of the last evaluations; None without a whole point."""
     due = [point for point in points if point.whole]
     if not due:
         return None

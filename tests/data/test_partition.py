@@ -160,7 +160,7 @@ def test_digits_are_split_by_class():
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(SettingError, match=r"attune\[data\]"):
+    with pytest.raises(SettingError, match=r"attune-fl\[data\]"):
         load_dataset("digits")
 
 

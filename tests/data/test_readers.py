@@ -105,7 +105,7 @@ def test_a_shard_is_read_as_it_is(write, samples):
     x, y = samples("tabular", 12)
     data = read(write(x, y, test=(x[:4], y[:4]), meta={"classes": [0, 1, 2]}))
     assert data.classes == [0, 1, 2] and len(data.test_y) == 4
-    with pytest.raises(SettingError, match=r"meta\.json says"):
+    with pytest.raises(SettingError, match=r"meta\.json declares all that is needed"):
         read(write(x, y), label="z")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attune.common.interval import wilson
-from attune.fedclient.console import verdict_of
+from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import Result
 from attune.fedclient.work.baselines import choose
 
@@ -64,7 +64,7 @@ def result(own, common, local=None, samples=100, **more):
     ],
 )
 def test_a_device_is_told_whether_it_helps(own, common, local, said):
-    lines = verdict_of(result(own, common, local))
+    lines = comparison_of(result(own, common, local))
     assert said in lines
     assert lines[0].startswith(f"personalized  accuracy {own:.3f} (")
     assert lines[-1] == "kept: the personalized model (not chosen)"
@@ -72,6 +72,6 @@ def test_a_device_is_told_whether_it_helps(own, common, local, said):
 
 def test_what_is_kept_is_named_with_its_reason():
     kept = result(0.4, 0.9, kept="common", validation_samples=9)
-    assert verdict_of(kept)[-1] == "kept: the common model (chosen on 9 samples held out of training)"
+    assert comparison_of(kept)[-1] == "kept: the common model (chosen on 9 samples held out of training)"
     assert kept.accuracy == 0.9
-    assert verdict_of(result(0.5, None)) == []
+    assert comparison_of(result(0.5, None)) == []

@@ -113,7 +113,7 @@ def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, fo
 def test_an_unquoted_pattern_is_explained(folder):
     result = CliRunner().invoke(main, ["--data", *map(str, sorted(folder.iterdir()))])
     assert result.exit_code == 2
-    assert "quote a pattern" in result.output
+    assert "put a pattern in quotes" in result.output
 
 
 def test_many_devices_say_one_line_a_round(bench):

@@ -110,5 +110,5 @@ def test_attention_without_a_class_token_or_of_another_kind_says_so():
     with pytest.raises(SettingError, match="no class token"):
         over_patches(series, 4, 4, lambda: series(torch.zeros(1, 4, 2)))
     foreign = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2, enable_nested_tensor=False)
-    with pytest.raises(SettingError, match="whose heads are not known"):
+    with pytest.raises(SettingError, match="attention of an unknown kind"):
         attentions(foreign, lambda: None)

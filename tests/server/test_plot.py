@@ -107,7 +107,7 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     fed = federation("fedtp", clients=5)
     lines = fed.plot(tmp_path / "out")
     page = check_pictures(tmp_path / "out", {"accuracy", "clients", "embeddings", "metrics"})
-    assert lines[-1].startswith("no picture 'attention': fedtp keeps no matrices")
+    assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
     assert page.row("0")[1:] == ["5", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
     assert page.row("1")[4:] == ["5", "0.6250", "0.6250"], "0.5 + (0 + 1 + 2 + 3 + 4) / 16 / 5"
     assert page.row("vm-shard3")[:6] == ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"]
@@ -167,7 +167,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
 @pytest.mark.parametrize(
     ("method", "picture", "message"),
     [
-        ("fedavg", "attention", "fedavg keeps no matrices of who learns from whom"),
+        ("fedavg", "attention", "fedavg stores no matrices of which client learns from which"),
         ("fedavg", "embeddings", "fedavg has no embeddings"),
         ("fedtp", "embeddings", "at least 4 clients; 2 were trained"),
     ],
@@ -272,9 +272,9 @@ def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (None, "say what is on the x axis"),
+        (None, "set the x axis: --x"),
         ("train.lrr", r"no setting train.lrr \(did you mean 'train.lr'\?\)"),
-        ("method.name", "which is no number"),
+        ("method.name", "which is not a number"),
     ],
 )
 def test_an_x_axis_that_cannot_be_says_why(federation, tmp_path, x, message):
@@ -284,7 +284,7 @@ def test_an_x_axis_that_cannot_be_says_why(federation, tmp_path, x, message):
 
 
 def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_path):
-    with pytest.raises(SettingError, match="no folder that `fedserver export` wrote"):
+    with pytest.raises(SettingError, match="not a folder that `fedserver export` wrote"):
         plot.plot_runs([str(tmp_path)], "train.lr", tmp_path / "out")
     folder = exported(federation(), tmp_path / "a", fedtp=None)
     with pytest.raises(SettingError, match=r"set round\.evaluate_every"):

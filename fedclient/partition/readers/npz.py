@@ -19,7 +19,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """train_NAME with test_NAME, or NAME beside x and y, are label arrays; NAME_names says what values 0, 1, ... are called.
+    """train_NAME with test_NAME, or NAME beside x and y, are label arrays; NAME_names has the names of the values 0, 1, ...
 
     Errors: ShardError, SettingError for a --label that is not there.
     """

@@ -1,4 +1,4 @@
-"""What a user says about a file that cannot be seen in it: which column is the class, what is no feature."""
+"""What a user declares about a file: which column is the class, which columns are not features."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Dataset:
-    """Errors: as `load_shard`; SettingError where something is said about the file, which meta.json says."""
+    """Errors: as `load_shard`; SettingError for options, because meta.json has them."""
     if options != ReadOptions(apart=options.apart):
         raise SettingError(
-            f"{path} is a shard, whose meta.json says all there is to say; leave --label, --shape and --missing out"
+            f"{path} is a shard, and its meta.json declares all that is needed; leave --label, --shape and --missing out"
         )
     shard = load_shard(path)
     parts = (shard.train_x, shard.train_y, shard.test_x, shard.test_y)

@@ -28,7 +28,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """The class is the column --label names (`y` or `label` if nothing is said); columns that are named as the client or group,
+    """The class is the column --label names (default: `y` or `label`); columns that are named as the client or group,
     or by --apart, become label arrays, all others must be numbers. Empty cells, `?`, `NA` and `nan` are missing values.
 
     Errors: ShardError, SettingError for columns that are not there.

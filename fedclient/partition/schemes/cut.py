@@ -25,7 +25,7 @@ class Cut:
     dataset: Dataset
     train: tuple[Positions, ...]
     test: tuple[Positions, ...]
-    clients: tuple[str, ...] = ()  # who they are, where the data say so
+    clients: tuple[str, ...] = ()  # their names, if the data have names
     notes: tuple[str, ...] = ()  # what the user should know
 
 

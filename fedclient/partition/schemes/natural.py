@@ -1,4 +1,4 @@
-"""Natural clients: a column or label array says whose sample it is, so nobody draws the split."""
+"""Natural clients: a column or label array names the client of each sample, so the split is not drawn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST = 40
 
 
 def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed: int) -> Cut:
-    """One client to each value of `by`; with `clients`, so many of them drawn at random.
+    """One client to each value of `by`; with `clients`, that many of them, drawn at random.
 
     The test part of a client is the given one, or a share of its samples: at random in equal proportions of every class, the
     last ones ("time"), or whole groups. Errors: SettingError for arrays that are not there, and if too few clients are left.

@@ -24,8 +24,10 @@ class Scheme:
     settings: type[msgspec.Struct]
     takes: Literal["samples", "text", "nothing"] = "samples"
     test_part: bool = True  # whether the data must come with a test part: else it is held out first
-    clients: int | Literal["said", "natural"] = "said"  # how many, if nothing is said: a number, or as many as there are
-    normalise: str = "none"  # unless something else is said
+    clients: int | Literal["given", "natural"] = (
+        "given"  # the default number; "natural": as many as the data have; "given": no default
+    )
+    normalise: str = "none"  # unless --normalise is given
 
     def function(self) -> Callable[..., Cut]:
         """What cuts."""

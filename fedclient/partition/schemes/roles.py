@@ -19,7 +19,7 @@ def roles(text: Corpus, clients: int | None, settings: RolesSettings, seed: int)
     """Windows of T characters with the character after each position, (N, T), or after the last alone, (N,), as the label.
 
     No window, and no label, reaches over the border between the two parts or between roles. Roles without a window in both
-    parts are left out; with `clients`, so many of the others are drawn at random.
+    parts are left out; with `clients`, that many of the others are drawn at random.
     The position of a sample is where its window begins in the corpus. The arrays are views: nothing is copied until taken.
     Errors: SettingError if no or too few roles are left.
     """

@@ -2,7 +2,7 @@
 
 Client i has u_i ~ N(0, alpha) and B_i ~ N(0, beta), both single numbers and alpha, beta standard deviations. Its model is
 W_i, b_i ~ N(u_i, 1); its features x ~ N(v_i, diag(j^-1.2)) with v_i ~ N(B_i, 1) per coordinate and variances in the diagonal;
-y = argmax(W_i^T x + b_i). Features are used as they are: where they lie is what tells a common model the clients apart.
+y = argmax(W_i^T x + b_i). Features are used as they are: a common model can distinguish the clients by their values.
 """
 
 from __future__ import annotations

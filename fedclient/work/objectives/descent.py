@@ -163,7 +163,7 @@ def autocast(device: torch.device, settings: TrainSettings) -> Any:
 
 @contextmanager
 def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, dropout draws from `seed`; nobody else's random numbers change."""
+    """Inside, dropout draws from `seed`; no other random numbers change."""
     cuda = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)

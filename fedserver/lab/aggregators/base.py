@@ -1,4 +1,4 @@
-"""What every aggregator is given and must offer, and the vault it keeps its state in (with a fake in memory)."""
+"""What an aggregator gets and must offer, and the vault in which its state lies (with one in memory)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Aggregator(Protocol):
         ...
 
     def slot(self, client: str) -> str | None:
-        """The vault key whose tensors are exactly what this client is served; None where `generate` makes them."""
+        """The vault key whose tensors are exactly what this client is served; None if `generate` makes them."""
         ...
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
@@ -63,14 +63,14 @@ class Aggregator(Protocol):
         ...
 
     def cold_start(self) -> str | Tensors:
-        """What one of whom nothing is known is served: the vault key, or the tensors themselves where they are made.
+        """What a client is served of which nothing is known: the vault key, or the tensors themselves if they are generated.
 
-        Follows from the state alone; nobody is admitted.
+        It follows from the state alone; no client is admitted.
         """
         ...
 
     def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
-        """Takes a cohort's updates, in any order, into the state; returns metrics. None that count: no change."""
+        """Takes a cohort's updates, in any order, into the state; returns metrics. If no update counts: no change."""
         ...
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
@@ -122,9 +122,9 @@ class Blockwise(Aggregator, Protocol):
 
 
 def cohort(updates: Sequence[Update]) -> list[Update]:
-    """Updates in name order, without those of 0 samples: sums are folded in this order whatever came first.
+    """Updates in name order, without those of 0 samples: sums are taken in this order, not in that of arrival.
 
-    Errors: UpdateRefused where a client occurs twice.
+    Errors: UpdateRefused if a client occurs twice.
     """
     ordered = sorted(updates, key=lambda update: update.client)
     for one, other in pairwise(ordered):
@@ -134,7 +134,7 @@ def cohort(updates: Sequence[Update]) -> list[Update]:
 
 
 def write(vault: Vault, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """All of `tensors` under `key`, in the order of a file, which can then be hashed on its way."""
+    """All of `tensors` under `key`, in the order of the file, so that it can be hashed while it is written."""
     manifest = manifest_of(tensors)
     with vault.writer(key, manifest) as writer:
         for name in layout_of(manifest).manifest:

@@ -1,4 +1,4 @@
-"""One embedding per client, kept by name, with its optimiser state: it grows as devices enrol.
+"""One embedding per client, stored by name, with its optimiser state: it grows as devices enrol.
 
 Shapes: N clients known, S asked for, E numbers of an embedding.
 """

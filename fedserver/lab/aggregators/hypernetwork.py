@@ -107,7 +107,7 @@ class Hypernetwork:
 
     @torch.no_grad()
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
-        """One step of the cohort's z; phi and everybody else's z keep every bit. Metric as for `close_round`."""
+        """One step of the cohort's z; phi and the z of all other clients keep every bit. Metric as for `close_round`."""
         return self._close(updates, phi=False)
 
     def _close(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Who learned from whom in a round, kept for people to look at: the matrices by which an aggregator has mixed its cohort.
+"""Which client learned from which in a round, stored for pictures: the matrices with which an aggregator mixed its cohort.
 
 Shapes: S clients of the cohort.
 """
@@ -18,7 +18,7 @@ LIMIT_BYTES = 16 << 20  # of all matrices together
 
 
 class Matrices:
-    """One round's A of every unit, and their mean. Beyond LIMIT_BYTES the mean alone is kept, beyond that nothing."""
+    """One round's A of every unit, and their mean. Beyond LIMIT_BYTES only the mean is stored, then nothing."""
 
     def __init__(self, clients: Sequence[str], units: int) -> None:
         matrix_bytes = 4 * len(clients) ** 2

@@ -82,7 +82,7 @@ class Mean:
         return self._manifest
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
-        """Nothing: the one value is everybody's."""
+        """Nothing to do: all clients share one value."""
         return {}
 
 

@@ -25,9 +25,9 @@ class Mixing:
     """w_i = sum_k A[i,k] x_k for every unit, A made by the subclass from the unit's inner products.
 
     A unit is a list of groups of tensors: it has one A, and a group is what is in memory at a time, for the whole cohort.
-    State is kept by client name, so a client that is not in the cohort keeps its value. Whoever has none yet is served the
-    mean of those that there are (Theta_0 before the first round). It is kept as a value of its own and moved by what a round
-    changes, mean += sum_i (w_i - what i was served before) / N, so a round reads the cohort's old values and not everyone's.
+    State is stored by client name, so a client outside the cohort keeps its value. A client without a value is served the mean
+    of all values (Theta_0 before the first round). That mean is a value of its own, and a round moves it by what it changes:
+    mean += sum_i (w_i - what i was served before) / N. So a round reads only the cohort's old values.
     """
 
     exact = False  # whether large inner products are in float64 too
@@ -48,7 +48,7 @@ class Mixing:
         write(self._vault, COLD_START, initial)
 
     def admit(self, client: str) -> None:
-        """Nothing to keep: until its first round is closed a client is served what a cold_start is."""
+        """Nothing to store: until its first round is closed, a client is served the value of a cold start."""
 
     def slot(self, client: str) -> str:
         key = self._key(client)
@@ -130,7 +130,7 @@ class Mixing:
                     yield key, name, weighted_mean(name, updates, row_S)
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
-        """As any round: a round moves the values of its cohort alone, and what a cold_start is served."""
+        """As any round: it moves only the values of its cohort, and the value of a cold start."""
         return self.close_round(updates)
 
     def _key(self, client: str) -> str:

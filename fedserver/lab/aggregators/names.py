@@ -1,4 +1,4 @@
-"""Names of clients among tensors, so that a file of rows says whose each row is."""
+"""Names of clients among tensors, so that a file of rows names the client of each row."""
 
 from __future__ import annotations
 
