@@ -33,6 +33,7 @@ from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
+from attune.fedserver.rpc.pulses import Pulses
 from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.sqlite import Store
 from attune.fedserver.stores.uploads import Uploads
@@ -103,14 +104,14 @@ def _server(
     home: Home,
 ) -> grpc.aio.Server:
     """The gRPC server with all its services, not listening yet."""
-    auth, keepalive_s = Auth(registrar), settings.server.keepalive_s
-    server = grpc.aio.server(
-        interceptors=[auth], options=server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
-    )
+    auth, pulses = Auth(registrar), Pulses(settings.server.keepalive_s)
+    server = grpc.aio.server(interceptors=[auth], options=server_options())
     uploads = Uploads(home.uploads)
     updates = Updates(coordinator, uploads, store, executors)
-    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(coordinator, updates, registrar, auth), server)
-    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, auth, executors).handler(),))
+    federation_pb2_grpc.add_FederationServicer_to_server(
+        FederationService(coordinator, updates, registrar, auth, pulses), server
+    )
+    server.add_generic_rpc_handlers((BlobService(coordinator.book, updates, uploads, auth, executors, pulses).handler(),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, registrar, store), server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
