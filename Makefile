@@ -6,7 +6,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance lowest check demo proto benchmark clean
+.PHONY: install test conformance lowest check demo proto benchmark bench-links clean
 
 install: .venv/installed
 
@@ -57,6 +57,10 @@ proto: .venv-proto/installed
 
 benchmark: install
 	$(BIN)/python -m benchmarks.table --out benchmarks/results
+
+# Federations over narrow, long links: some six minutes.
+bench-links: install
+	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
 
 clean:
 	rm -rf .venv .venv-lowest .venv-proto demo-out build *.egg-info

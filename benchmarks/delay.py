@@ -1,79 +1,177 @@
-"""A TCP proxy that delays: every byte arrives half a round-trip time later, in either direction, at unlimited bandwidth.
+"""A TCP proxy that stands for a long or narrow link: bytes arrive half a round-trip time later, at a limited rate.
 
-It stands for a long link without root's tools. What it leaves out: TCP's own slow start over that link, loss and jitter.
-HTTP/2's windows and the protocol's round trips are the real ones.
+Each connection has a link of its own, with the same rate in both directions, and a bounded buffer before it, as a modem has:
+what comes in faster waits there, behind it nothing is read. It needs no root's tools. What it leaves out: TCP's own slow start
+over that link, loss and jitter. HTTP/2's windows and the protocol's round trips are the real ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import click
 
 READ_BYTES = 1 << 18
-IN_FLIGHT_CHUNKS = 1024  # at most 256 MiB on their way in one direction: more than any window lets out
+CHUNK_BYTES = 1 << 12  # of a limited link: at 1 Mbit/s one takes 33 ms
+IN_FLIGHT_CHUNKS = 1 << 16
+MODEM_BYTES = 1 << 17
 
 
-async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Copies until the end of the stream; each chunk leaves `delay_s` after it came, however long the earlier ones take."""
-    loop = asyncio.get_running_loop()
-    underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(IN_FLIGHT_CHUNKS)
+@dataclass(frozen=True)
+class Way:
+    """rtt_s: added to every round trip. mbit_s: in each direction; 0: no limit. modem_bytes: how much may wait for the link."""
 
-    async def take() -> None:
+    rtt_s: float = 0.0
+    mbit_s: float = 0.0
+    modem_bytes: int = MODEM_BYTES
+
+    @property
+    def bytes_s(self) -> float:
+        return self.mbit_s * 1e6 / 8 if self.mbit_s else float("inf")
+
+    @property
+    def chunk_bytes(self) -> int:
+        return CHUNK_BYTES if self.mbit_s else READ_BYTES
+
+
+@dataclass
+class Counted:
+    """What went through a proxy so far. `up`: from those who connected to it."""
+
+    connections: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
+class Modem:
+    """One direction of one connection."""
+
+    def __init__(self, way: Way) -> None:
+        self.way = way
+        self.moved_bytes = 0
+        self._free_s = 0.0  # when the last byte that was taken will be on its way
+        self._underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(IN_FLIGHT_CHUNKS)
+
+    async def pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copies until the end of the stream; propagation holds up no chunk behind another."""
+        with contextlib.suppress(OSError):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._take(reader))
+                group.create_task(self._give(writer))
+
+    async def _take(self, reader: asyncio.StreamReader) -> None:
+        loop, way = asyncio.get_running_loop(), self.way
         while True:
-            data = await reader.read(READ_BYTES)
-            await underway.put((loop.time() + delay_s, data))
+            data = await reader.read(way.chunk_bytes)
+            self._free_s = max(self._free_s, loop.time()) + len(data) / way.bytes_s
+            await self._underway.put((self._free_s + way.rtt_s / 2, data))
             if not data:
                 return
+            full_s = way.modem_bytes / way.bytes_s  # what a full buffer takes to leave
+            await asyncio.sleep(max(0.0, self._free_s - loop.time() - full_s))
 
-    async def give() -> None:
+    async def _give(self, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            due, data = await underway.get()
+            due, data = await self._underway.get()
             await asyncio.sleep(due - loop.time())
             if not data:
                 writer.write_eof()
                 return
+            self.moved_bytes += len(data)
             writer.write(data)
             await writer.drain()
 
-    with contextlib.suppress(OSError):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(take())
-            group.create_task(give())
+
+class Proxy:
+    """A listening proxy to `port`, on a free port of this machine, until it is closed."""
+
+    def __init__(self, port: int, way: Way) -> None:
+        self.way, self._to = way, port
+        self._modems: list[tuple[Modem, Modem]] = []
+        self._server: asyncio.Server | None = None
+
+    @property
+    def counted(self) -> Counted:
+        up, down = (sum(pair[index].moved_bytes for pair in self._modems) for index in (0, 1))
+        return Counted(len(self._modems), up, down)
+
+    async def start(self) -> int:
+        """The port that it listens on."""
+        listening = self._socket()
+        listening.bind(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(self._accept, sock=listening, limit=self.way.chunk_bytes)
+        return int(listening.getsockname()[1])
+
+    async def serve_forever(self) -> None:
+        assert self._server is not None
+        await self._server.serve_forever()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its opening to the end of both directions."""
+        up, down = Modem(self.way), Modem(self.way)
+        self._modems.append((up, down))
+        there = self._socket()
+        there.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(there, ("127.0.0.1", self._to))
+            there_reader, there_writer = await asyncio.open_connection(sock=there, limit=self.way.chunk_bytes)
+        except OSError:  # nobody listens there now
+            there.close()
+            writer.close()
+            return
+        try:
+            await asyncio.gather(up.pipe(reader, there_writer), down.pipe(there_reader, writer), return_exceptions=True)
+        finally:
+            for each in (writer, there_writer):
+                each.close()
+
+    def _socket(self) -> socket.socket:
+        """Of a limited link the kernel holds little, or the queue would be in its buffers and not in the modem's."""
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if self.way.mbit_s:
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                made.setsockopt(socket.SOL_SOCKET, option, 4 * CHUNK_BYTES)
+        return made
 
 
-async def forward(port: int, delay_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection to `port` on this machine, from its opening to the end of both directions."""
-    there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES)
+@contextlib.contextmanager
+def through(port: int, way: Way) -> Iterator[tuple[int, Proxy]]:
+    """A proxy to `port` in a thread of this process, so that what went through can be asked; and the port it listens on."""
+    loop, proxy = asyncio.new_event_loop(), Proxy(port, way)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
     try:
-        await asyncio.gather(pipe(reader, there_writer, delay_s), pipe(there_reader, writer, delay_s), return_exceptions=True)
+        yield asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(10), proxy
     finally:
-        for each in (writer, there_writer):
-            each.close()
-
-
-async def serve(port: int, rtt_s: float) -> asyncio.Server:
-    """A listening proxy to `port`, on a free port of this machine."""
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await forward(port, rtt_s / 2, reader, writer)
-
-    return await asyncio.start_server(accept, "127.0.0.1", 0, limit=READ_BYTES)
+        loop.call_soon_threadsafe(proxy.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
 
 
 @click.command()
 @click.option("--to", "port", type=int, required=True, help="Port on this machine.")
-@click.option("--rtt-ms", type=float, required=True, help="Round-trip time to add.")
-def main(port: int, rtt_ms: float) -> None:
+@click.option("--rtt-ms", type=float, default=0.0, help="Round-trip time to add.")
+@click.option("--mbit-s", type=float, default=0.0, help="Rate in each direction; 0: no limit.")
+@click.option("--modem-bytes", type=int, default=MODEM_BYTES, help="Bytes that may wait for the link.")
+def main(port: int, rtt_ms: float, mbit_s: float, modem_bytes: int) -> None:
     """Prints the port it listens on, and forwards until it is stopped."""
 
     async def run() -> None:
-        server = await serve(port, rtt_ms / 1000)
-        click.echo(server.sockets[0].getsockname()[1])
+        proxy = Proxy(port, Way(rtt_ms / 1000, mbit_s, modem_bytes))
+        click.echo(await proxy.start())
         sys.stdout.flush()
-        await server.serve_forever()
+        await proxy.serve_forever()
 
     asyncio.run(run())
 

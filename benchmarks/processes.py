@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,7 +76,8 @@ class Speaker:
 
 def environment(home: Path) -> Mapping[str, str]:
     """What a process gets: its state under `home`, and this repository on its path, for the model is code of ours."""
-    return os.environ | {"ATTUNE_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "GRPC_VERBOSITY": "NONE"}
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"ATTUNE_HOME": str(home), "PYTHONPATH": path, "GRPC_VERBOSITY": "NONE"}
 
 
 @contextmanager
@@ -121,14 +122,18 @@ def federation(
     client_arguments: list[str],
     rtt_ms: float = 0.0,
     on_line: OnLine | None = None,
+    between: Callable[[int], AbstractContextManager[int]] | None = None,
 ) -> Iterator[tuple[Speaker, list[Speaker]]]:
-    """The server and one device a shard, connected. `on_line` hears the server. Homes lie under `work`."""
+    """The server and one device a shard, connected. `on_line` hears the server. Homes lie under `work`.
+
+    `between` makes another way than one that delays: from the server's port to the one that devices are told.
+    """
     with ExitStack() as stack:
         arguments = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", *server_arguments]
         server = stack.enter_context(running("fedserver", arguments, work, on_line))
         port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", 60).group(1))
         token = server.wait_for(r"--token (\S+)", 10).group(1)
-        way = stack.enter_context(delayed(port, rtt_ms, work))
+        way = stack.enter_context(between(port) if between is not None else delayed(port, rtt_ms, work))
         common = ["--server", f"127.0.0.1:{way}", "--token", token, "--device", "cpu", *client_arguments]
         devices = [
             stack.enter_context(

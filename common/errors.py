@@ -143,6 +143,18 @@ class UploadBusy(AttuneError):
     kind, status = "upload-busy", "ABORTED"
 
 
+class UploadTakenOver(AttuneError):
+    """A newer stream of the same device goes on with this upload: the order is open, and the bytes that came are kept."""
+
+    kind, status = "upload-taken-over", "ABORTED"
+
+
+class Stalled(AttuneError):
+    """Nothing came on an upload for too long: the order is open, and the upload goes on at the bytes that came."""
+
+    kind, status = "stalled", "ABORTED"
+
+
 class Replaced(AttuneError):
     """Another stream was opened with this device's certificate: a device is one process at a time."""
 

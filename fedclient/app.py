@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,29 +24,22 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import (
     AttuneError,
-    CertificateRefused,
     DiskFull,
-    FingerprintMismatch,
     HomeMismatch,
     NoModel,
-    NotEnrolled,
     Replaced,
-    SettingError,
     Unreachable,
     WireError,
 )
-from attune.common.identity.credential import needs_renewal
 from attune.common.models.options import cautions
 from attune.common.plan import Plan
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.home import DeviceInfo, Home, Identity
-from attune.fedclient.link.connection import Broken, Connection
-from attune.fedclient.link.diagnose import diagnose
-from attune.fedclient.link.enrol import DIAGNOSIS_S
-from attune.fedclient.membership import check_plan, identity_of
+from attune.fedclient.home import Home
+from attune.fedclient.link.port import FINAL, Broken, Link
+from attune.fedclient.membership import check_plan, link_of
 from attune.fedclient.options import Options
 from attune.fedclient.work.worker import LearnerSlot, Worker
 
@@ -55,7 +47,6 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import Result
 
 PROGRESS_S = 1.0
-FINAL = (CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError)  # end the process
 
 
 def run(options: Options, console: Console) -> Path:
@@ -73,9 +64,8 @@ async def live(options: Options, shard: LazyShard, home: Home, console: Console,
     """The life of a device whose home is locked; other devices may share the worker. Errors: as `run`."""
     for warning in shard.warnings:
         console.say(f"warning: {warning}")
-    identity = await identity_of(options, shard.name, home, console.say)
-    home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    return await Device(options, shard, home, identity, console, worker).run()
+    link = await link_of(options, shard.name, home, console.say)
+    return await Device(options, shard, home, link, console, worker).run()
 
 
 @dataclass
@@ -84,16 +74,15 @@ class Job:
 
     task: asyncio.Task[None]
     stop: threading.Event = field(default_factory=threading.Event)
+    deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
 
 
 class Device:
     """Performs what the session decides."""
 
-    def __init__(
-        self, options: Options, shard: LazyShard, home: Home, identity: Identity, console: Console, worker: Worker
-    ) -> None:
+    def __init__(self, options: Options, shard: LazyShard, home: Home, link: Link, console: Console, worker: Worker) -> None:
         self.options, self.shard, self.home, self.console, self.worker = options, shard, home, console, worker
-        self.connection = Connection(options.server, identity, console.say)
+        self.link = link
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
         self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
         self.job: Job | None = None  # the session has one order at hand at most
@@ -103,7 +92,7 @@ class Device:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Device {self.connection.identity.name}: {self.session}>"
+        return f"<Device {self.link.name}: {self.session}>"
 
     async def run(self) -> Path:
         """Until the model is kept. Errors: AttuneError."""
@@ -122,7 +111,7 @@ class Device:
             for task in self.tasks:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
-            await self.connection.close()
+            await self.link.close()
 
     async def _perform(self, effect: messages.Effect) -> None:
         match effect:
@@ -132,12 +121,14 @@ class Device:
                 await self._prepare(plan_json)
             case messages.Start(order):
                 self._start(order)
+            case messages.Extend(order):
+                self._set_deadline(order)
             case messages.Send(order_id, resume):
                 self.job = Job(self._spawn(self._send(order_id, resume)))
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
-                self.connection.trouble(order_id, reason)
+                self.link.trouble(order_id, reason)
             case messages.Reconnect(after_s):
                 self._spawn(self._stream(after_s))
             case messages.GiveUp(reason):
@@ -177,9 +168,8 @@ class Device:
             await self.events.put(event)
 
         try:
-            await self._renew_if_due()
-            profile_json = msgspec.json.encode(self.shard.profile)
-            await self.connection.control(f"attune {version(DISTRIBUTION)}", profile_json, handle)
+            await self._renew()
+            await self.link.control(f"attune {version(DISTRIBUTION)}", self.shard.profile, handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -189,32 +179,19 @@ class Device:
                 self.last_contact = now
             reason = str(broken)
             if broken.connecting and opened_at is None:
-                reason = await self._diagnosis()
+                reason = await self.link.diagnosis()
             lived_s = 0.0 if opened_at is None else now - opened_at
             await self.events.put(messages.Broke(reason, now - self.last_contact, lived_s))
 
-    async def _diagnosis(self) -> str:
-        """Why nobody answered, if waiting can help. Errors: FingerprintMismatch, CertificateRefused if it cannot."""
-        address, identity = self.options.server, self.connection.identity
-        error = await asyncio.to_thread(diagnose, address.host, address.port, identity.ca_pem, identity.credential, DIAGNOSIS_S)
-        if isinstance(error, Unreachable):
-            return str(error)
-        raise error
-
-    async def _renew_if_due(self) -> None:
-        if not needs_renewal(self.connection.identity.credential.certificate_pem, datetime.now(UTC)):
-            return
+    async def _renew(self) -> None:
         try:
-            identity = await self.connection.renew()
+            if await self.link.renew():
+                self.console.say("renewed this device's certificate")
         except Broken as broken:
             if broken.connecting:
                 raise
             # The old certificate is good for another third of its life; the next connection asks again.
             self.console.say(f"cannot renew this device's certificate yet: {broken}")
-            return
-        self.home.keep(identity)
-        await self.connection.use(identity)
-        self.console.say("renewed this device's certificate")
 
     # --- work ----------------------------------------------------------------------------------------------------------
 
@@ -224,7 +201,7 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.home, self.options.allow_models)
-        name = self.connection.identity.name
+        name = self.link.name
         slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.home, self.options, self.worker.keep)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         write_file(self.home.plan, plan_json, PUBLIC)
@@ -240,9 +217,23 @@ class Device:
     def _start(self, order: messages.Order) -> None:
         stop = threading.Event()
         self.job = Job(self._spawn(self._work(order, stop)), stop)
+        self._set_deadline(order)
+
+    def _set_deadline(self, order: messages.Order) -> None:
+        """The job at hand ends when the order's deadline, which counts from now, has passed."""
+        if self.job is None:
+            return
+        if self.job.deadline is not None:
+            self.job.deadline.cancel()
+        if order.deadline_s:
+            expired = messages.Expired(order.id)
+            loop = asyncio.get_running_loop()
+            self.job.deadline = loop.call_later(order.deadline_s, lambda: self._spawn(self.events.put(expired)))
 
     def _stop_job(self) -> None:
         if self.job is not None:
+            if self.job.deadline is not None:
+                self.job.deadline.cancel()
             self.job.stop.set()
             self.job.task.cancel()
             self.job = None
@@ -271,7 +262,7 @@ class Device:
         try:
             learner = await self.worker.do(slot.awake)
             missing = await self.worker.do(learner.missing, order)
-            tensors = await together([fetch(self.connection, ref, expected) for ref, expected in missing])
+            tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
             fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
             bytes_down = sum(ref.size for ref, _ in missing)
             progress = self._progress_of(order)
@@ -284,7 +275,7 @@ class Device:
 
         def tell(done: float) -> None:
             self.console.progress(name, done)
-            self.connection.progress(order.id, done)
+            self.link.progress(order.id, done)
 
         def progress(done: float) -> None:
             now = time.monotonic()
@@ -302,14 +293,7 @@ class Device:
         result = slot.newest
         if result is None or result.order_id != order_id:
             return
-        try:
-            in_time = await send(self.connection, slot.orders, result, resume)
-        except FINAL:
-            raise
-        except AttuneError as error:
-            await self.events.put(messages.SendRefused(order_id, str(error)))
-            return
-        await self.events.put(messages.Sent(order_id, late=not in_time))
+        await self.events.put(await send(self.link, slot.orders, result, resume, self.console.say))
 
     async def _keep(self, message: str) -> Path:
         slot = self.slot

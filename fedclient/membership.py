@@ -13,6 +13,8 @@ from attune.common.identity.names import default_name
 from attune.common.plan import Plan
 from attune.fedclient.home import DeviceInfo, Home, Identity, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
+from attune.fedclient.link.grpc_link import GrpcLink
+from attune.fedclient.link.port import Link
 from attune.fedclient.options import Options
 
 
@@ -44,6 +46,13 @@ async def identity_of(options: Options, shard_name: str, home: Home, say: Callab
     identity = await enrol(home, record, address, token, options.connect_timeout_s, say)
     say(f"enrolled as {identity.name}")
     return identity
+
+
+async def link_of(options: Options, shard_name: str, home: Home, say: Callable[[str], None]) -> Link:
+    """The way to the server over the network, for the device that this home is, or becomes. Errors: those of `identity_of`."""
+    identity = await identity_of(options, shard_name, home, say)
+    home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
+    return GrpcLink(options.server, identity, home.keep)
 
 
 def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:

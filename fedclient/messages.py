@@ -31,6 +31,7 @@ class Order:
     returns: tuple[str, ...] = ()
     cold_start: tuple[BlobRef, ...] = ()  # what a device of which nothing is known is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
+    deadline_s: float = 0.0  # left when the order came; 0: none
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -40,6 +41,27 @@ class Part(msgspec.Struct, frozen=True):
     digest: str  # ALGORITHM:HEX
     size: int  # bytes
     version: int = 0  # of the value that its training began from
+
+
+@dataclass(frozen=True)
+class UploadTarget:
+    """One blob of an update on its way: `size` bytes with this digest, as one part of the answer to the order."""
+
+    order_id: str
+    part: str
+    digest: str  # ALGORITHM:HEX
+    size: int  # bytes
+    offset: int = 0  # where this stream of bytes starts
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is handed in for an order once its blobs are uploaded."""
+
+    order_id: str
+    parts: tuple[BlobRef, ...]
+    samples: int
+    metrics: Metrics
 
 
 class Result(Metrics, frozen=True, kw_only=True):
@@ -140,11 +162,23 @@ class Sent:
 
 @dataclass(frozen=True)
 class SendRefused:
+    """known: the server has refused the update itself, and waits for it no longer."""
+
     order_id: str
     reason: str
+    known: bool = False
 
 
-Event = Opened | Noticed | Welcomed | Ordered | Finished | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused
+@dataclass(frozen=True)
+class Expired:
+    """The order's deadline has passed."""
+
+    order_id: str
+
+
+Event = (
+    Opened | Noticed | Welcomed | Ordered | Finished | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused | Expired
+)
 
 # --- effects: what to do ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +197,13 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Start:
+    order: Order
+
+
+@dataclass(frozen=True)
+class Extend:
+    """The order at hand came again: its deadline counts from now."""
+
     order: Order
 
 
@@ -223,4 +264,6 @@ class Keep:
     message: str
 
 
-Effect = Say | Prepare | Start | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Yield | Refuse | Keep
+Effect = (
+    Say | Prepare | Start | Extend | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Yield | Refuse | Keep
+)

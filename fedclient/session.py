@@ -13,6 +13,8 @@ from attune.fedclient.messages import (
     Displaced,
     Effect,
     Event,
+    Expired,
+    Extend,
     Finished,
     GiveUp,
     Keep,
@@ -90,8 +92,10 @@ class Session:
                 return self._failed(order_id, reason)
             case Sent(order_id, late):
                 return self._sent(order_id, late)
-            case SendRefused(order_id, reason):
-                return self._refused(order_id, reason)
+            case SendRefused(order_id, reason, known):
+                return self._refused(order_id, reason, known)
+            case Expired(order_id):
+                return self._expired(order_id)
 
     def _welcomed(self, plan_json: bytes) -> list[Effect]:
         if self.plan_json is None:
@@ -105,7 +109,9 @@ class Session:
         if self.plan_json is None:
             return [Refuse(f"the server sent order {order.id} before saying what the federation is about")]
         self.asked = order.id
-        if order.id == self.working or order.id == self.sending:
+        if order.id == self.working:
+            return [Extend(order)] if order.deadline_s else []
+        if order.id == self.sending:
             return []
         effects = self._stop()
         if order.id == self.finished:
@@ -146,10 +152,17 @@ class Session:
         self.sending = None
         return [Say("the round closed before this update arrived; waiting for the next")] if late else []
 
-    def _refused(self, order_id: str, reason: str) -> list[Effect]:
+    def _refused(self, order_id: str, reason: str, known: bool) -> list[Effect]:
         if order_id == self.sending:
             self.sending = None
-        return [Say(f"THE SERVER REFUSED THIS UPDATE: {reason} (private state is kept; waiting for the next order)")]
+        said = Say(f"THE SERVER REFUSED THIS UPDATE: {reason} (private state is kept; waiting for the next order)")
+        return [said] if known or order_id != self.asked else [said, ReportTrouble(order_id, f"update refused: {reason}")]
+
+    def _expired(self, order_id: str) -> list[Effect]:
+        """What is trained already is still handed in: the server may have extended the round."""
+        if order_id != self.working:
+            return []
+        return [StopWork(order_id), *self._failed(order_id, "the deadline passed")]
 
     def _broke(self, reason: str, silent_s: float, lived_s: float) -> list[Effect]:
         if silent_s >= self.connect_timeout_s:

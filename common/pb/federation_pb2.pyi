@@ -41,14 +41,22 @@ class Certificate(_message.Message):
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeviceMessage(_message.Message):
-    __slots__ = ("hello", "progress", "trouble")
+    __slots__ = ("hello", "progress", "trouble", "beat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     trouble: Trouble
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
+    beat: Beat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("every_s",)
+    EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    every_s: float
+    def __init__(self, every_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "software", "profile_json", "encodings")
@@ -79,16 +87,18 @@ class Trouble(_message.Message):
     def __init__(self, order_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "notice", "order", "finish")
+    __slots__ = ("welcome", "notice", "order", "finish", "beat")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     notice: Notice
     order: Order
     finish: Finish
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    beat: Beat
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("plan_json",)

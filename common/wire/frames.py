@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 FRAME_BYTES = 1 << 20  # between two asyncio ends 1 MiB is the sweet spot: smaller and larger frames are both slower
 
 
-def read_frames(source: Path | Source, offset: int, frame_bytes: int = FRAME_BYTES) -> Iterator[bytes]:
-    """What is there from `offset` to its end, in frames of `frame_bytes` (the last may be shorter).
+def _longest() -> int:
+    return FRAME_BYTES
+
+
+def read_frames(source: Path | Source, offset: int, frame_bytes: Callable[[], int] = _longest) -> Iterator[bytes]:
+    """What is there from `offset` to its end, in frames as long as `frame_bytes` says each time (the last may be shorter).
 
     A source is closed at the end, and when the iterator goes. Errors: BadOffset, at once.
     """
@@ -25,15 +29,15 @@ def read_frames(source: Path | Source, offset: int, frame_bytes: int = FRAME_BYT
     return _frames(source, offset, frame_bytes)
 
 
-def _frames(source: Path | Source, offset: int, frame_bytes: int) -> Iterator[bytes]:
+def _frames(source: Path | Source, offset: int, frame_bytes: Callable[[], int]) -> Iterator[bytes]:
     if isinstance(source, Path):
         with source.open("rb", buffering=0) as file:
             file.seek(offset)
-            while frame := file.read(frame_bytes):
+            while frame := file.read(frame_bytes()):
                 yield frame
         return
     try:
-        while frame := source.read(offset, frame_bytes):
+        while frame := source.read(offset, frame_bytes()):
             yield frame
             offset += len(frame)
     finally:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
 from torch import Tensor
 
-from attune.common.errors import OrderClosed, UnknownBlob, UploadBusy
+from attune.common.errors import (
+    AttuneError,
+    DiskFull,
+    OrderClosed,
+    Stalled,
+    UnknownBlob,
+    UploadBusy,
+    UploadTakenOver,
+)
 from attune.common.metrics import metrics_of
-from attune.common.pb.federation_pb2 import BlobRef as BlobMessage
-from attune.common.pb.federation_pb2 import Update, UploadTarget
-from attune.common.wire.frames import read_frames
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
+from attune.common.wire.pace import paced_frames
+from attune.fedclient.backoff import backoff_s
 from attune.fedclient.link.buffer import ReceiveBuffer
-from attune.fedclient.link.connection import Broken, Connection
-from attune.fedclient.messages import BlobRef, Part, Result
+from attune.fedclient.link.port import FINAL, Broken, Link
+from attune.fedclient.messages import BlobRef, Part, Result, SendRefused, Sent, Update, UploadTarget
 from attune.fedclient.work.state import Orders
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
 ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had
+SAID_AFTER = 4  # failures in a row of one transfer
+RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
 
 T = TypeVar("T")
+Complain = Callable[[Exception], None]
 
 
 async def together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
@@ -38,18 +48,35 @@ async def together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def fetch(connection: Connection, ref: BlobRef, expected: Manifest) -> dict[str, Tensor]:
+async def persist(link: Link, attempt: Callable[[], Awaitable[T]], complain: Complain) -> T:
+    """Repeats `attempt` while the link is Broken or the server's disk full, whenever there is a stream, until it is cancelled.
+
+    `complain` hears of it once, when it has failed so often that somebody should know.
+    """
+    failures = 0
+    while True:
+        await link.open.wait()
+        try:
+            return await attempt()
+        except (Broken, DiskFull) as error:
+            failures += 1
+            if failures == SAID_AFTER:
+                complain(error)
+        await asyncio.sleep(backoff_s(failures))
+
+
+async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str], None]) -> dict[str, Tensor]:
     """The tensors of a blob, checked against `expected`. Errors: UnknownBlob, Forbidden, WireError."""
     for attempt in range(1, ATTEMPTS + 1):
         limit_bytes = layout_of(expected).size + ROOM_BYTES
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, f"the part {ref.part} from the server")
 
         async def go_on(buffer: ReceiveBuffer = buffer) -> None:
-            await connection.read(ref.digest, buffer.offset, buffer.write)
+            await link.read(ref.digest, buffer.offset, buffer.write)
             if buffer.offset < buffer.size:
                 raise Broken("the server ended a download early")
 
-        await connection.persist(go_on)
+        await persist(link, go_on, lambda error: say(_complaint(error)))
         try:
             return buffer.finish(expected)
         except DigestMismatch:
@@ -58,33 +85,55 @@ async def fetch(connection: Connection, ref: BlobRef, expected: Manifest) -> dic
     raise AssertionError("unreachable")
 
 
-async def send(connection: Connection, orders: Orders, result: Result, resume: bool) -> bool:
-    """Uploads the parts of a result and submits it; whether it came in time. Errors: what the server names."""
+async def send(link: Link, orders: Orders, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
+    """Uploads the parts of a result and submits it; what came of it, for the session.
+
+    A server whose disk is full is told, once, that this device is in trouble, so that the round need not wait; the transfer
+    goes on, and what arrives before the round has closed counts. Errors: FINAL.
+    """
+    said = False
+
+    def complain(error: Exception) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            say(_complaint(error))
+            if isinstance(error, DiskFull):
+                link.trouble(result.order_id, str(error))
+
     for attempt in range(1, ATTEMPTS + 1):
+        uploaded = False
         try:
-            await together([_upload(connection, orders, result, part, resume) for part in result.parts])
-            return await connection.persist(lambda: connection.submit(_update(result)))
+            await together([_upload(link, orders, result, part, resume, complain) for part in result.parts])
+            uploaded = True
+            in_time = await persist(link, lambda: link.submit(_update(result)), complain)
+            return Sent(result.order_id, late=not in_time)
         except OrderClosed:
-            return False
-        except UnknownBlob:
+            return Sent(result.order_id, late=True)
+        except FINAL:
+            raise
+        except UnknownBlob as error:
             if attempt == ATTEMPTS:
-                raise
+                return SendRefused(result.order_id, str(error))
             resume = True
+        except AttuneError as error:
+            # The server has refused the update itself, and waits no longer; of an upload it does not know that it was the last.
+            return SendRefused(result.order_id, str(error), known=uploaded)
     raise AssertionError("unreachable")
 
 
-async def _upload(connection: Connection, orders: Orders, result: Result, part: Part, resume: bool) -> None:
+async def _upload(link: Link, orders: Orders, result: Result, part: Part, resume: bool, complain: Complain) -> None:
     ask, damaged = resume, 0
 
     async def go_on() -> None:
         nonlocal ask, damaged
-        target = UploadTarget(order_id=result.order_id, part=part.part, digest=part.digest, size=part.size)
+        target = UploadTarget(result.order_id, part.part, part.digest, part.size)
         if ask:
-            target.offset = min(await connection.upload_offset(target), part.size)
+            target = replace(target, offset=min(await link.upload_offset(target), part.size))
         ask = True
         try:
-            await connection.upload(target, read_frames(orders.blob(result.order_id, part.part), target.offset))
-        except (UploadBusy, Truncated, BadOffset) as error:
+            await link.upload(target, paced_frames(orders.blob(result.order_id, part.part), target.offset))
+        except RESUMES as error:
             raise Broken(str(error)) from error
         except DigestMismatch as error:
             damaged += 1
@@ -92,10 +141,15 @@ async def _upload(connection: Connection, orders: Orders, result: Result, part: 
                 raise
             raise Broken(str(error)) from error
 
-    await connection.persist(go_on)
+    await persist(link, go_on, complain)
+
+
+def _complaint(error: Exception) -> str:
+    if isinstance(error, DiskFull):
+        return f"the server has no room for this update: {error} (trying on)"
+    return f"a transfer keeps failing: {error} (trying on)"
 
 
 def _update(result: Result) -> Update:
-    parts = [BlobMessage(part=p.part, digest=p.digest, size=p.size, version=p.version) for p in result.parts]
-    metrics = msgspec.json.encode(metrics_of(result))
-    return Update(order_id=result.order_id, parts=parts, samples=result.samples, metrics_json=metrics)
+    parts = tuple(BlobRef(part.part, part.digest, part.size, part.version) for part in result.parts)
+    return Update(result.order_id, parts, result.samples, metrics_of(result))

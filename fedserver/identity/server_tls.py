@@ -74,7 +74,7 @@ def server_options(
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
-        # What counts in today's core: without it a peer that hangs is noticed after a minute.
+        # What counts in today's core, for every ping, those that measure the link included.
         ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
         # With gRPC's default of 5 minutes the server would cut clients whose stream is silent but alive.

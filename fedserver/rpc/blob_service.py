@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from attune.common.errors import LimitExceeded, OrderClosed, UpdateRefused
+from attune.common.errors import LimitExceeded, Stalled, UpdateRefused
 from attune.common.pb import federation_pb2 as pb
 from attune.common.protocol import UPLOAD_KEY
+from attune.common.pulse import Pulse
 from attune.common.wire.frames import FRAME_BYTES, read_frames
+from attune.common.wire.pace import Pace
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
+from attune.fedserver.rpc.pulses import Pulses
 from attune.fedserver.stores.uploads import Target
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
@@ -27,8 +30,9 @@ BATCH_FRAMES = 4  # frames handed to a disk thread at a time
 class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
-    def __init__(self, book: OrderBook, blobs: Blobs, updates: Updates, executors: Executors) -> None:
-        self._book, self._blobs, self._updates, self._executors = book, blobs, updates, executors
+    def __init__(self, book: OrderBook, blobs: Blobs, updates: Updates, executors: Executors, pulses: Pulses) -> None:
+        self._book, self._blobs, self._updates = book, blobs, updates
+        self._executors, self._pulses = executors, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -42,25 +46,32 @@ class BlobService:
             },
         )
 
-    async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        blob = self._book.offer(caller().name, request.digest)
-        frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset)
-        while batch := await self._executors.disk(_take, frames):
-            for frame in batch:
-                yield frame
+    async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> None:
+        name = caller().name
+        blob = self._book.offer(name, request.digest)
+        pace, pulse = Pace(), self._pulses.of(name)
+        frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset, pace.frame_bytes)
+        with pulse.transfer():
+            while batch := await self._executors.disk(_take, frames):
+                for frame in batch:
+                    await context.write(frame)
+                    pace.sent(len(frame))
+                    pulse.heard()  # there was room in the window, which the device opens
 
-    async def upload(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.UploadReply:
+    async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> pb.UploadReply:
         name = caller().name
         target = _target_of(context, name)
-        sink = await self._updates.open(name, target)
-        skip = sink.offset - target.offset  # what an earlier stream has already brought
-        async for batch in _batches(frames, name):
-            fresh = []
-            for frame in batch:
-                fresh.append(frame[skip:])
-                skip = max(0, skip - len(frame))
-            await self._updates.write(name, target, sink, fresh)
-        await self._updates.complete(name, target, sink)
+        pulse = self._pulses.of(name)
+        with pulse.transfer():
+            sink = await self._updates.open(name, target)
+            skip = sink.offset - target.offset  # what an earlier stream has already brought
+            while batch := await _batch(context, name, pulse):
+                fresh = []
+                for frame in batch:
+                    fresh.append(frame[skip:])
+                    skip = max(0, skip - len(frame))
+                await self._updates.write(name, target, sink, fresh)
+            await self._updates.complete(name, target, sink)
         return pb.UploadReply(received=target.size)
 
     async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:
@@ -71,24 +82,25 @@ def _take(frames: Iterator[bytes]) -> list[bytes]:
     return list(itertools.islice(frames, BATCH_FRAMES))
 
 
-async def _batches(frames: AsyncIterator[bytes], name: str) -> AsyncIterator[list[bytes]]:
-    """Up to BATCH_FRAMES frames at a time. Errors: LimitExceeded for too long a frame, OrderClosed when nothing comes."""
+async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> list[bytes]:
+    """The next frames, up to BATCH_FRAMES; none at the end.
+
+    Errors: LimitExceeded for too long a frame, Stalled when nothing comes.
+    """
     batch: list[bytes] = []
-    while True:
+    while len(batch) < BATCH_FRAMES:
         try:
-            frame = await asyncio.wait_for(anext(frames), STALL_TIMEOUT_S)
-        except StopAsyncIteration:
-            break
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                frame = await context.read()
         except TimeoutError:
-            raise OrderClosed(f"{name} sent nothing for {STALL_TIMEOUT_S:.0f} s: go on at the offset that is here") from None
+            raise Stalled(f"{name} sent nothing for {STALL_TIMEOUT_S:.0f} s: go on at the offset that is here") from None
+        if frame is grpc.aio.EOF:
+            break
+        pulse.heard()
         if len(frame) > FRAME_BYTES:
             raise LimitExceeded(f"{name} sent a frame of {len(frame)} bytes; at most {FRAME_BYTES} are allowed")
         batch.append(frame)
-        if len(batch) == BATCH_FRAMES:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    return batch
 
 
 def _target_of(context: grpc.aio.ServicerContext, name: str) -> Target:

@@ -28,6 +28,7 @@ from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
+from attune.fedserver.rpc.pulses import Pulses
 from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.uploads import Uploads
 
@@ -50,11 +51,10 @@ class Door:
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
         self._health = HealthServicer()
-        keepalive_s = settings.keepalive_s
-        options = server_options(keepalive_s=keepalive_s, keepalive_timeout_s=keepalive_s)
-        self._server = server = grpc.aio.server(interceptors=[Auth(registrar)], options=options)
-        federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar), server)
-        server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors).handler(),))
+        pulses = Pulses(settings.keepalive_s)
+        self._server = server = grpc.aio.server(interceptors=[Auth(registrar)], options=server_options())
+        federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
+        server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from attune.common.errors import OrderClosed, UnknownBlob, UpdateRefused
+from attune.common.errors import UnknownBlob, UpdateRefused, UploadTakenOver
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import check_digest, file_name, from_file_name
 from attune.fedserver.ports.blobs import UPLOADS, Blobs, Damaged
@@ -55,7 +55,7 @@ class Uploads:
         return sink
 
     def write(self, client: str, part: str, sink: Sink, frames: Sequence[bytes]) -> None:
-        """The next frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
         with self._lock(client, part):
             self._check_current(client, part, sink)
             sink.write(frames)
@@ -69,7 +69,7 @@ class Uploads:
     def complete(self, client: str, part: str, sink: Sink) -> None:
         """Checks the digest and makes the blob durable; only then can an update name it.
 
-        Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull.
+        Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
         """
         with self._lock(client, part):
             self._check_current(client, part, sink)
@@ -110,7 +110,7 @@ class Uploads:
 
     def _check_current(self, client: str, part: str, sink: Sink) -> None:
         if self._open.get((client, part)) is not sink:
-            raise OrderClosed(f"a newer stream of {client} uploads {part}")
+            raise UploadTakenOver(f"a newer stream of {client} goes on with {part}")
 
     def _name(self, client: str, part: str, digest: str) -> str:
         """Errors: UpdateRefused, Malformed (bad-digest) unless part and digest can only name a blob of this device."""

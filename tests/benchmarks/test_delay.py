@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
-from benchmarks.delay import serve
+from benchmarks.delay import Proxy, Way
 
 RTT_S = 0.2
 
@@ -17,11 +18,11 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def _round_trip(payload: bytes) -> tuple[bytes, float, float]:
+async def _round_trip(payload: bytes, way: Way) -> tuple[bytes, float, float]:
     """What came back, and after how long its first byte and its last."""
     echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
-    proxy = await serve(echo.sockets[0].getsockname()[1], RTT_S)
-    reader, writer = await asyncio.open_connection(*proxy.sockets[0].getsockname())
+    proxy = Proxy(echo.sockets[0].getsockname()[1], way)
+    reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start())
     loop = asyncio.get_running_loop()
     started = loop.time()
     writer.write(payload)
@@ -38,12 +39,47 @@ async def _round_trip(payload: bytes) -> tuple[bytes, float, float]:
 
 def test_bytes_arrive_whole_and_not_before_the_round_trip():
     payload = os.urandom(3_000_000)
-    back, first_s, _ = asyncio.run(asyncio.wait_for(_round_trip(payload), 60))
+    back, first_s, _ = asyncio.run(asyncio.wait_for(_round_trip(payload, Way(RTT_S)), 60))
     assert back == payload
     assert first_s >= RTT_S
 
 
 def test_chunks_travel_side_by_side():
     """3 MB are more than ten chunks: were each to wait for the one before it, the last would need ten times the delay."""
-    _, first_s, last_s = asyncio.run(asyncio.wait_for(_round_trip(bytes(3_000_000)), 60))
+    _, first_s, last_s = asyncio.run(asyncio.wait_for(_round_trip(bytes(3_000_000), Way(RTT_S)), 60))
     assert last_s - first_s < 5 * RTT_S
+
+
+def test_a_narrow_link_lets_bytes_through_at_its_rate_in_both_directions():
+    """500 kB at 10 Mbit/s take 0.4 s, and the way back goes on at the same time."""
+    payload = os.urandom(500_000)
+    back, _, last_s = asyncio.run(asyncio.wait_for(_round_trip(payload, Way(0.0, 10.0)), 60))
+    assert back == payload
+    assert last_s >= 0.4
+
+
+def test_what_waits_for_a_narrow_link_is_bounded():
+    """Whoever sends more than modem and kernel hold has to wait."""
+
+    async def scenario() -> int:
+        async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        sink = await asyncio.start_server(deaf, "127.0.0.1", 0)
+        proxy = Proxy(sink.sockets[0].getsockname()[1], Way(0.0, 0.1, 1 << 16))
+        _, writer = await asyncio.open_connection("127.0.0.1", await proxy.start())
+        writer.transport.set_write_buffer_limits(high=0)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while True:
+                    writer.write(bytes(1 << 14))
+                    await writer.drain()
+                    sent += 1 << 14
+        writer.close()
+        proxy.close()
+        sink.close()
+        return sent
+
+    assert asyncio.run(scenario()) < 8 << 20

@@ -76,6 +76,7 @@ class FakeServer(FederationServicer):
         self.faults, self.seen = Faults(), Seen()
         self.works = ["train", "train", "evaluate"]
         self.rounds = [1, 2, 2]
+        self.deadline_s = 60.0
         self.at = 0
         self.plan: Plan | None = None
         self.serving: dict[str, dict[str, Any]] = {}  # part -> tensors
@@ -191,7 +192,7 @@ class FakeServer(FederationServicer):
             await outbox.put(pb.ServerMessage(finish=pb.Finish(message="all rounds are over")))
             return
         work, round_ = self.works[self.at], self.rounds[self.at]
-        order = pb.Order(id=f"{work}-{round_}-{name}", round=round_, deadline_s=60.0)
+        order = pb.Order(id=f"{work}-{round_}-{name}", round=round_, deadline_s=self.deadline_s)
         order.work = pb.WORK_TRAIN if work == "train" else pb.WORK_EVALUATE
         for part, tensors in self.serving.items():
             order.downloads.append(self._offer(part, tensors))

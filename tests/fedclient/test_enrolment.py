@@ -183,7 +183,7 @@ def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quic
     quick.run()
     before = Home(quick.folder / "home").identity()
     due = before.credential.certificate_pem
-    monkeypatch.setattr("attune.fedclient.app.needs_renewal", lambda pem, now: pem == due)
+    monkeypatch.setattr("attune.fedclient.link.grpc_link.needs_renewal", lambda pem, now: pem == due)
     quick.server.faults.no_renewals = not works
     quick.run(token=None)
     after = Home(quick.folder / "home").identity()

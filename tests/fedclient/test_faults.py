@@ -140,6 +140,31 @@ def test_training_that_diverges_is_trouble_for_the_round_and_not_the_end(bench):
     assert [update.order_id for update in bench.server.seen.submits] == ["evaluate-2-kiel"]
 
 
+def test_training_that_outlives_the_deadline_stops_at_it_and_the_next_order_is_carried_out(bench, monkeypatch):
+    from attune.fedclient.work.trainer import Cancelled
+
+    bench.server.deadline_s = 0.5
+    real, calls = Trainer.train, []
+
+    def endless(self, theta, received, x, y, seeds, progress, cancelled, trains=()):
+        calls.append(1)
+        if len(calls) > 1:
+            return real(self, theta, received, x, y, seeds, progress, cancelled, trains)
+        for _ in range(1000):
+            if cancelled():
+                bench.server.deadline_s = 60.0
+                raise Cancelled("stopped")
+            threading.Event().wait(0.01)
+        raise AssertionError("trained on for 10 s")
+
+    monkeypatch.setattr(Trainer, "train", endless)
+    bench.run()
+    assert [(trouble.order_id, trouble.reason) for trouble in bench.server.seen.troubles] == [
+        ("train-1-kiel", "the deadline passed")
+    ]
+    assert [update.order_id for update in bench.server.seen.submits] == ["train-2-kiel", "evaluate-2-kiel"]
+
+
 def test_an_order_for_what_is_private_is_refused(make_bench):
     bench = make_bench(method="local", model="mlr")
     bench.server.serving["private"] = {}

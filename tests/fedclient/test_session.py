@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,8 @@ from attune.fedclient.messages import (
     BlobRef,
     Broke,
     Displaced,
+    Expired,
+    Extend,
     Finished,
     GiveUp,
     Keep,
@@ -173,11 +177,49 @@ def test_failed_work_is_reported_and_the_device_stays():
 def test_a_refused_update_is_said_loudly_and_the_device_waits():
     session = begun()
     play(session, (Ordered(ONE), [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
-    (said,) = session.on(SendRefused(ONE.id, "norm 1e9"))
+    (said,) = session.on(SendRefused(ONE.id, "norm 1e9", known=True))
     assert isinstance(said, Say)
     assert "REFUSED" in said.text
     assert "norm 1e9" in said.text
     play(session, (Ordered(TWO), [Start(TWO)]))
+
+
+def test_an_upload_that_is_given_up_is_told_to_the_server_which_waits_for_it():
+    session = begun()
+    play(session, (Ordered(ONE), [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
+    said, report = session.on(SendRefused(ONE.id, "the bytes are damaged"))
+    assert isinstance(said, Say)
+    assert report == ReportTrouble(ONE.id, "update refused: the bytes are damaged")
+
+
+def test_work_that_outlives_the_deadline_is_stopped_and_reported():
+    timed = replace(ONE, deadline_s=60.0)
+    play(
+        begun(),
+        (Ordered(timed), [Start(timed)]),
+        (
+            Expired(ONE.id),
+            [
+                StopWork(ONE.id),
+                Say("cannot carry out this order: the deadline passed"),
+                ReportTrouble(ONE.id, "the deadline passed"),
+            ],
+        ),
+        (Expired(ONE.id), []),
+        (Ordered(TWO), [Start(TWO)]),
+    )
+
+
+def test_an_order_that_comes_again_has_its_deadline_anew_and_a_late_one_is_none_of_the_session_s():
+    timed, longer = replace(ONE, deadline_s=60.0), replace(ONE, deadline_s=600.0)
+    play(
+        begun(),
+        (Ordered(timed), [Start(timed)]),
+        (Ordered(longer), [Extend(longer)]),
+        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        (Expired(ONE.id), []),
+        (Sent(ONE.id, late=False), []),
+    )
 
 
 def test_the_end_stops_what_is_going_on():

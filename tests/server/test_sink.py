@@ -34,7 +34,7 @@ def test_cut_anywhere_any_number_of_times(tmp_path, cuts, frame_bytes):
     for cut in [*sorted(cuts), len(DATA)]:
         with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:
             assert sink.offset == (path.stat().st_size if path.exists() else 0)
-            for frame in read_frames(source, sink.offset, frame_bytes):
+            for frame in read_frames(source, sink.offset, lambda: frame_bytes):
                 sink.write([frame[: max(0, cut - sink.offset)]])
             assert sink.offset == cut
     with Sink(FolderBlobs(path.parent), path.name, len(DATA), DIGEST) as sink:

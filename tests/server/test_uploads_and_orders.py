@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused
+from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused, UploadTakenOver
 from attune.common.plan import Profile
 from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.malformed import DigestMismatch, Truncated
@@ -118,7 +118,7 @@ def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
     newer = uploads.sink("a", target(), 100)
     assert newer.offset == 5
     for call in (lambda: uploads.write("a", "shared", older, [DATA[5:]]), lambda: uploads.complete("a", "shared", older)):
-        with pytest.raises(OrderClosed):
+        with pytest.raises(UploadTakenOver):
             call()
     uploads.write("a", "shared", newer, [DATA[5:]])
     uploads.complete("a", "shared", newer)
@@ -136,7 +136,7 @@ def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
                 for at in range(sink.offset, len(data), 16):
                     uploads.write("a", "shared", sink, [data[at : at + 16]])
                 uploads.complete("a", "shared", sink)
-            except OrderClosed:
+            except UploadTakenOver:
                 continue
             done.append(True)
             return

@@ -1,0 +1,132 @@
+"""A link within the process: the server's side is an object of the same process, and no byte passes a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NoReturn, Protocol
+
+from attune.common.errors import Unreachable
+from attune.common.plan import Profile
+from attune.fedclient.link.port import Broken, Handle
+from attune.fedclient.messages import Event, Opened, Update, UploadTarget
+
+SAID = 16  # messages that may wait for the server; what is said beyond that is dropped
+
+
+class LocalStream(Protocol):
+    """The server's end of a control stream."""
+
+    async def next(self) -> Event | None:
+        """What the server says next; None at the end. Errors: what the stream was ended with."""
+
+    async def close(self) -> None:
+        """The device has hung up."""
+
+
+class LocalServer(Protocol):
+    """What a server offers a device that it knows by `name`. A ConnectionError stands for every failure of a transport."""
+
+    async def connect(self, name: str, software: str, profile: Profile) -> LocalStream:
+        """A device's new stream, in place of an older one."""
+
+    async def progress(self, name: str, order_id: str, done: float) -> None: ...
+
+    async def trouble(self, name: str, order_id: str, reason: str) -> None: ...
+
+    def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        """The bytes of an offered blob from `offset` on. Errors: UnknownBlob, while they are read."""
+
+    async def upload_offset(self, name: str, target: UploadTarget) -> int: ...
+
+    async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
+        """Takes in the bytes from target.offset on; returns how many of the blob are there and checked."""
+
+    async def submit(self, name: str, update: Update) -> bool:
+        """Whether the update counts."""
+
+
+@contextlib.contextmanager
+def _breaking() -> Iterator[None]:
+    """Inside, what stands for a failing transport becomes Broken."""
+    try:
+        yield
+    except (ConnectionError, Unreachable) as error:
+        raise Broken(f"lost the server ({error})", connecting=isinstance(error, ConnectionRefusedError)) from None
+
+
+class LocalLink:
+    """The device `name` of `server`."""
+
+    def __init__(self, name: str, server: LocalServer) -> None:
+        self.name, self.open = name, asyncio.Event()
+        self._server = server
+        self._said: asyncio.Queue[tuple[str, float | str]] = asyncio.Queue(SAID)
+
+    def __repr__(self) -> str:
+        return f"<LocalLink of {self.name}, {'open' if self.open.is_set() else 'closed'}>"
+
+    async def control(self, software: str, profile: Profile, handle: Handle) -> NoReturn:
+        self._said = asyncio.Queue(SAID)
+        with _breaking():
+            stream = await self._server.connect(self.name, software, profile)
+        speaking = asyncio.create_task(self._speak(self._said))
+        try:
+            self.open.set()
+            await handle(Opened())
+            with _breaking():
+                while (event := await stream.next()) is not None:
+                    await handle(event)
+        finally:
+            self.open.clear()
+            speaking.cancel()
+            await stream.close()
+        raise Broken("the server closed the connection")
+
+    async def _speak(self, said: asyncio.Queue[tuple[str, float | str]]) -> None:
+        while True:
+            order_id, what = await said.get()
+            if isinstance(what, str):
+                await self._server.trouble(self.name, order_id, what)
+            else:
+                await self._server.progress(self.name, order_id, what)
+
+    def progress(self, order_id: str, done: float) -> None:
+        self._say(order_id, done)
+
+    def trouble(self, order_id: str, reason: str) -> None:
+        self._say(order_id, reason)
+
+    def _say(self, order_id: str, what: float | str) -> None:
+        if self.open.is_set():
+            with contextlib.suppress(asyncio.QueueFull):
+                self._said.put_nowait((order_id, what))
+
+    async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
+        with _breaking():
+            async for frame in self._server.download(self.name, digest, offset):
+                take(frame)
+
+    async def upload_offset(self, target: UploadTarget) -> int:
+        with _breaking():
+            return await self._server.upload_offset(self.name, target)
+
+    async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
+        with _breaking():
+            received = await self._server.upload(self.name, target, frames)
+        if received < target.size:
+            raise Broken(f"the server has {received} of {target.size} bytes")
+
+    async def submit(self, update: Update) -> bool:
+        with _breaking():
+            return await self._server.submit(self.name, update)
+
+    async def renew(self) -> bool:
+        return False
+
+    async def diagnosis(self) -> str:
+        return "nobody answers in this process"
+
+    async def close(self) -> None:
+        self.open.clear()

@@ -1,0 +1,57 @@
+"""The device's messages as protobuf, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from attune.common.pb import federation_pb2 as pb
+from attune.fedclient import messages
+
+
+def event_of(message: pb.ServerMessage) -> messages.Event | None:
+    """None for what is no event: a beat, or a kind of message that a newer server may send."""
+    match message.WhichOneof("message"):
+        case "welcome":
+            return messages.Welcomed(message.welcome.plan_json)
+        case "notice":
+            return messages.Noticed(message.notice.text)
+        case "order":
+            return _ordered(message.order)
+        case "finish":
+            return messages.Finished(message.finish.message)
+    return None
+
+
+def _ordered(order: pb.Order) -> messages.Ordered | None:
+    if order.work not in (pb.WORK_TRAIN, pb.WORK_EVALUATE):
+        return None
+    return messages.Ordered(
+        messages.Order(
+            id=order.id,
+            round=order.round,
+            train=order.work == pb.WORK_TRAIN,
+            downloads=_refs(order.downloads),
+            returns=tuple(each.part for each in order.returns),
+            cold_start=_refs(order.cold_start),
+            trains=tuple(order.trains),
+            deadline_s=order.deadline_s,
+        )
+    )
+
+
+def _refs(refs: Iterable[pb.BlobRef]) -> tuple[messages.BlobRef, ...]:
+    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in refs)
+
+
+def target_message(target: messages.UploadTarget) -> pb.UploadTarget:
+    return pb.UploadTarget(
+        order_id=target.order_id, part=target.part, digest=target.digest, size=target.size, offset=target.offset
+    )
+
+
+def update_message(update: messages.Update) -> pb.Update:
+    parts = [pb.BlobRef(part=ref.part, digest=ref.digest, size=ref.size, version=ref.version) for ref in update.parts]
+    metrics = msgspec.json.encode(update.metrics)
+    return pb.Update(order_id=update.order_id, parts=parts, samples=update.samples, metrics_json=metrics)

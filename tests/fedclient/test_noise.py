@@ -1,0 +1,50 @@
+"""What asyncio says on stderr when the server vanishes: nothing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+
+import pytest
+
+from attune.common.errors import Unreachable
+from attune.fedclient import backoff, fleet, shards
+from tests.fedclient import conftest
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one device", "a fleet"])
+def test_a_server_that_vanishes_leaves_no_task_behind(bench, many, tmp_path, monkeypatch, caplog):
+    bench.server.faults.no_uploads = True  # devices hold their streams and try to hand in
+    folder = tmp_path / "shards"
+    for number in range(3):
+        conftest.tabular_shard(folder / f"shard{number}", seed=number)
+
+    def strike():
+        while len(bench.server.seen.uploads) < 3:
+            threading.Event().wait(0.01)
+        bench.server.stop()
+        bench.server.stop = lambda: None
+
+    threading.Thread(target=strike, daemon=True).start()
+    monkeypatch.setattr(backoff, "LONGEST_DELAY_S", 0.3)  # several connections are tried
+    over = threading.Event()
+
+    def collect():
+        while not over.wait(0.05):
+            gc.collect()
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    with caplog.at_level(logging.WARNING):
+        if many:
+            options = bench.options(home=None, name="edge", data=folder, connect_timeout_s=2.0)
+            outcomes = fleet.run(shards.members(shards.expand([f"{folder}/*"]), options), bench.lines)
+            assert [type(outcome.error) for outcome in outcomes] == [Unreachable] * 3
+        else:
+            with pytest.raises(Unreachable):
+                bench.run(connect_timeout_s=2.0)
+        over.set()
+        collector.join()
+        gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -1,0 +1,264 @@
+"""A server that does what a test tells it: within the process, and the same one over real gRPC with mutual TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from attune.common.errors import AttuneError, UnknownBlob
+from attune.common.grpc_errors import abort
+from attune.common.identity.credential import Credential, csr_der, new_key
+from attune.common.pb import federation_pb2 as pb
+from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
+from attune.common.plan import Profile
+from attune.common.wire.digest import digest_of
+from attune.fedclient.address import Address
+from attune.fedclient.home import Identity
+from attune.fedclient.link.grpc_link import GrpcLink
+from attune.fedclient.messages import BlobRef, Event, Finished, Noticed, Ordered, Update, UploadTarget, Welcomed
+from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.server_tls import LiveServerCredentials, server_options
+
+FRAME = 1000
+CUT = ConnectionResetError("the cable was pulled")
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.unsent: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    async def next(self) -> Event | None:
+        said = await self.unsent.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+@dataclass
+class Scripted:
+    """A LocalServer. What goes wrong is taken from the lists, one entry a call; a number cuts after so many bytes."""
+
+    downloads_fail: list[int | AttuneError] = field(default_factory=list)
+    uploads_fail: list[int | AttuneError] = field(default_factory=list)
+    submits_fail: list[AttuneError | ConnectionError] = field(default_factory=list)
+    late: bool = False
+    offered: dict[str, bytes] = field(default_factory=dict)
+    here: dict[str, bytearray] = field(default_factory=dict)  # digest -> what was uploaded
+    streams: list[Stream] = field(default_factory=list)
+    hellos: list[tuple[str, str, Profile]] = field(default_factory=list)
+    said: list[tuple[str, object]] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)  # at which uploads began
+    submits: list[Update] = field(default_factory=list)
+    stuck: asyncio.Event | None = None  # set when a call has begun that waits for ever
+
+    def offer(self, data: bytes) -> str:
+        self.offered[digest_of(data)] = data
+        return digest_of(data)
+
+    async def connect(self, name: str, software: str, profile: Profile) -> Stream:
+        self.hellos.append((name, software, profile))
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    async def progress(self, name: str, order_id: str, done: float) -> None:
+        self.said.append((order_id, done))
+
+    async def trouble(self, name: str, order_id: str, reason: str) -> None:
+        self.said.append((order_id, reason))
+
+    async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        if digest not in self.offered:
+            raise UnknownBlob(f"{name} was not offered {digest}")
+        fault = self.downloads_fail.pop(0) if self.downloads_fail else None
+        if isinstance(fault, AttuneError):
+            raise fault
+        data = self.offered[digest][offset:fault]
+        for at in range(0, len(data), FRAME):
+            yield data[at : at + FRAME]
+        await self._wait()
+        if fault is not None:
+            raise CUT
+
+    async def upload_offset(self, name: str, target: UploadTarget) -> int:
+        return len(self.here.get(target.digest, b""))
+
+    async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
+        whole = self.begin(target)
+        for frame in frames:
+            self.take(whole, frame)
+        return await self.end(target, whole)
+
+    def begin(self, target: UploadTarget) -> bytearray:
+        self.offsets.append(target.offset)
+        whole = self.here.setdefault(target.digest, bytearray())
+        del whole[target.offset :]
+        return whole
+
+    def take(self, whole: bytearray, frame: bytes) -> None:
+        whole += frame
+        if self.uploads_fail and isinstance(limit := self.uploads_fail[0], int):
+            self.uploads_fail.pop(0)
+            del whole[limit:]
+            raise CUT
+
+    async def end(self, target: UploadTarget, whole: bytearray) -> int:
+        await self._wait()
+        if self.uploads_fail and isinstance(self.uploads_fail[0], AttuneError):
+            raise self.uploads_fail.pop(0)
+        assert digest_of(bytes(whole)) == target.digest
+        return len(whole)
+
+    async def submit(self, name: str, update: Update) -> bool:
+        await self._wait()
+        if self.submits_fail:
+            raise self.submits_fail.pop(0)
+        self.submits.append(update)
+        return not self.late
+
+    async def _wait(self) -> None:
+        if self.stuck is not None:
+            self.stuck.set()
+            await asyncio.Event().wait()
+
+
+class OverGrpc(FederationServicer):
+    """The scripted server behind a port. It sets a pace if `every_s`, and can fall silent."""
+
+    def __init__(self, scripted: Scripted, folder: Path, every_s: float = 0.0) -> None:
+        self.scripted, self.every_s, self.beats, self.peers = scripted, every_s, 0, []
+        self.silent = False
+        self.authority = Authority.create(folder)
+        self._server = grpc.aio.server(options=server_options())
+        add_FederationServicer_to_server(self, self._server)
+        handlers = {
+            "Download": grpc.unary_stream_rpc_method_handler(self._download, pb.DownloadRequest.FromString, None),
+            "Upload": grpc.stream_unary_rpc_method_handler(self._upload, None, pb.UploadReply.SerializeToString),
+            "UploadOffset": grpc.unary_unary_rpc_method_handler(
+                self._offset, pb.UploadTarget.FromString, pb.UploadOffsetReply.SerializeToString
+            ),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("attune.v1.Blobs", handlers),))
+
+    async def start(self) -> GrpcLink:
+        tls = LiveServerCredentials([self.authority.certificate_pem], self.authority.issue_server())
+        port = self._server.add_secure_port("127.0.0.1:0", tls.credentials)
+        await self._server.start()
+        key = new_key()
+        credential = Credential(key, self.authority.issue_device(csr_der(key, "kiel"), "kiel", 30.0))
+        identity = Identity("kiel", credential, self.authority.certificate_pem)
+        return GrpcLink(Address("127.0.0.1", port), identity, lambda renewed: None)
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def Connect(self, requests: Any, context: Any) -> None:
+        hello = (await context.read()).hello
+        self.peers.append(context.peer())
+        stream = await self.scripted.connect("kiel", hello.software, msgspec.json.decode(hello.profile_json, type=Profile))
+        if self.every_s:
+            await context.write(pb.ServerMessage(beat=pb.Beat(every_s=self.every_s)))
+        listening = asyncio.create_task(self._listen(context))
+        beating = asyncio.create_task(self._beat(context))
+        try:
+            while (event := await stream.next()) is not None:
+                await context.write(_message(event))
+        except (AttuneError, ConnectionError) as error:
+            await _end(context, error)
+        finally:
+            listening.cancel()
+            beating.cancel()
+            await stream.close()
+
+    async def _beat(self, context: Any) -> None:
+        while self.every_s:
+            await asyncio.sleep(self.every_s / 2)
+            if not self.silent:
+                await context.write(pb.ServerMessage(beat=pb.Beat(every_s=self.every_s)))
+
+    async def _listen(self, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            match message.WhichOneof("message"):
+                case "progress":
+                    await self.scripted.progress("kiel", message.progress.order_id, message.progress.done)
+                case "trouble":
+                    await self.scripted.trouble("kiel", message.trouble.order_id, message.trouble.reason)
+                case "beat":
+                    self.beats += 1
+
+    async def _download(self, request: pb.DownloadRequest, context: Any) -> None:
+        try:
+            async for frame in self.scripted.download("kiel", request.digest, request.offset):
+                await context.write(frame)
+        except (AttuneError, ConnectionError) as error:
+            await _end(context, error)
+
+    async def _upload(self, frames: Any, context: Any) -> pb.UploadReply:
+        sent = pb.UploadTarget.FromString(dict(context.invocation_metadata())["attune-upload-bin"])
+        target = UploadTarget(sent.order_id, sent.part, sent.digest, sent.size, sent.offset)
+        try:
+            whole = self.scripted.begin(target)
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                self.scripted.take(whole, frame)
+            return pb.UploadReply(received=await self.scripted.end(target, whole))
+        except (AttuneError, ConnectionError) as error:
+            await _end(context, error)
+            raise
+
+    async def _offset(self, sent: pb.UploadTarget, context: Any) -> pb.UploadOffsetReply:
+        target = UploadTarget(sent.order_id, sent.part, sent.digest, sent.size)
+        return pb.UploadOffsetReply(offset=await self.scripted.upload_offset("kiel", target))
+
+    async def Submit(self, sent: pb.Update, context: Any) -> pb.Receipt:
+        from attune.common.metrics import read_metrics
+
+        parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in sent.parts)
+        update = Update(sent.order_id, parts, sent.samples, read_metrics(sent.metrics_json, "kiel"))
+        try:
+            in_time = await self.scripted.submit("kiel", update)
+        except (AttuneError, ConnectionError) as error:
+            await _end(context, error)
+        return pb.Receipt(status=pb.Receipt.STATUS_ACCEPTED if in_time else pb.Receipt.STATUS_LATE)
+
+
+async def _end(context: Any, error: Exception) -> None:
+    if isinstance(error, AttuneError):
+        await abort(context, error)
+    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+def _message(event: Event) -> pb.ServerMessage:
+    match event:
+        case Welcomed(plan_json):
+            return pb.ServerMessage(welcome=pb.Welcome(plan_json=plan_json))
+        case Noticed(text):
+            return pb.ServerMessage(notice=pb.Notice(text=text))
+        case Finished(text):
+            return pb.ServerMessage(finish=pb.Finish(message=text))
+        case Ordered(order):
+            refs = [
+                [pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version) for r in some]
+                for some in (order.downloads, order.cold_start)
+            ]
+            return pb.ServerMessage(
+                order=pb.Order(
+                    id=order.id,
+                    round=order.round,
+                    work=pb.WORK_TRAIN if order.train else pb.WORK_EVALUATE,
+                    downloads=refs[0],
+                    cold_start=refs[1],
+                    returns=[pb.Return(part=part) for part in order.returns],
+                    trains=order.trains,
+                    deadline_s=order.deadline_s,
+                )
+            )
+    raise AssertionError(event)

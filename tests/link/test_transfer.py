@@ -1,0 +1,136 @@
+"""Handing in over any link: what a cut, a take-over, a stall, damaged bytes and a full disk come to."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from attune.common.errors import (
+    CertificateRefused,
+    DiskFull,
+    LimitExceeded,
+    OrderClosed,
+    Stalled,
+    UpdateRefused,
+    UploadBusy,
+    UploadTakenOver,
+)
+from attune.common.wire.header import Manifest
+from attune.common.wire.malformed import DigestMismatch
+from attune.common.wire.tensors import manifest_of
+from attune.fedclient import backoff
+from attune.fedclient.link.port import Link
+from attune.fedclient.link.transfer import ATTEMPTS, fetch, send
+from attune.fedclient.messages import BlobRef, Result, SendRefused, Sent
+from attune.fedclient.work.state import Orders
+from tests.link.server import Scripted
+from tests.link.test_conformance import stream
+
+ORDER = "train-1-kiel"
+TENSORS = {"head.weight": torch.arange(10_000, dtype=torch.float32)}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(backoff, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(backoff, "LONGEST_DELAY_S", 0.02)
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> tuple[Orders, Result]:
+    """A result on disk: one part of 40 kB."""
+    orders = Orders(tmp_path / "orders")
+    result = Result(order_id=ORDER, round=1, trained=True, samples=20, sequence=1)
+    return orders, orders.commit(result, TENSORS, {}, {"shared": TENSORS})
+
+
+def hand_in(play, committed, said=None, **faults):
+    """(what came of it, what the device said to people, the server)."""
+    orders, result = committed
+    lines: list[str] = [] if said is None else said
+
+    async def scenario(link: Link, server: Scripted):
+        vars(server).update({name: list(fault) if isinstance(fault, list) else fault for name, fault in faults.items()})
+        async with stream(link):
+            came = await send(link, orders, result, False, lines.append)
+            await asyncio.sleep(0.05)
+        return came, lines, server
+
+    return play(scenario)
+
+
+@pytest.mark.parametrize("fault", [9_000, UploadTakenOver("newer"), Stalled("60 s"), UploadBusy("open")], ids=repr)
+def test_an_upload_that_is_interrupted_goes_on_from_where_the_server_is(play, committed, fault):
+    came, said, server = hand_in(play, committed, uploads_fail=[fault])
+    assert came == Sent(ORDER, late=False)
+    size = committed[1].parts[0].size
+    assert server.offsets == [0, fault if isinstance(fault, int) else size]
+    assert len(server.submits) == 1
+    assert said == []
+
+
+@pytest.mark.parametrize("faults", [{"uploads_fail": [OrderClosed("over")]}, {"late": True}], ids=["upload", "submit"])
+def test_an_order_that_is_closed_makes_the_update_late(play, committed, faults):
+    assert hand_in(play, committed, **faults)[0] == Sent(ORDER, late=True)
+
+
+def test_bytes_that_arrive_damaged_again_and_again_are_given_up(play, committed):
+    faults = [DigestMismatch("other bytes") for _ in range(ATTEMPTS)]
+    came, _, server = hand_in(play, committed, uploads_fail=faults)
+    assert came == SendRefused(ORDER, "other bytes", known=False)
+    assert server.submits == []
+
+
+def test_who_refused_what_decides_whether_the_server_must_be_told(play, committed):
+    assert hand_in(play, committed, uploads_fail=[LimitExceeded("too big")])[0] == SendRefused(ORDER, "too big", known=False)
+    assert hand_in(play, committed, submits_fail=[UpdateRefused("norm")])[0] == SendRefused(ORDER, "norm", known=True)
+
+
+def test_a_revoked_device_is_no_refused_update(play, committed):
+    with pytest.raises(CertificateRefused):
+        hand_in(play, committed, submits_fail=[CertificateRefused("revoked")])
+
+
+@pytest.mark.parametrize("where", ["uploads_fail", "submits_fail"])
+def test_a_full_disk_is_said_once_on_both_sides_and_ends_when_there_is_room(play, committed, where):
+    came, said, server = hand_in(play, committed, **{where: [DiskFull("no space on the server") for _ in range(9)]})
+    assert came == Sent(ORDER, late=False)
+    assert said == ["the server has no room for this update: no space on the server (trying on)"]
+    assert server.said == [(ORDER, "no space on the server")]
+
+
+def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged(play, committed):
+    orders, _ = committed
+    data = orders.blob(ORDER, "shared").read_bytes()
+    expected: Manifest = manifest_of(TENSORS)
+
+    async def scenario(link: Link, server: Scripted):
+        digest = server.offer(data)
+        server.downloads_fail = [5_000, 1_000]
+        async with stream(link):
+            return await fetch(link, BlobRef("shared", digest, len(data)), expected, [].append)
+
+    assert play(scenario)["head.weight"].equal(TENSORS["head.weight"])
+
+
+def test_a_job_that_is_cancelled_in_the_moment_its_upload_breaks_does_not_go_on(play, committed):
+    """The cut of a connection breaks the upload and, through the control stream, cancels the job, both at once."""
+    orders, result = committed
+
+    async def scenario(link: Link, server: Scripted):
+        async with stream(link):
+            server.stuck = asyncio.Event()
+            job = asyncio.create_task(send(link, orders, result, False, [].append))
+            await server.stuck.wait()
+            server.stuck = None
+            await link.close()  # all calls break
+            job.cancel()
+            await asyncio.wait([job])
+            assert job.cancelled()
+            await asyncio.sleep(0.2)
+            assert server.offsets == [0]
+
+    play(scenario)

@@ -1,0 +1,55 @@
+"""Frames on their way in: batches, and the two ways in which a peer can be unreasonable."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from attune.common.errors import LimitExceeded, Stalled
+from attune.common.pulse import Pulse
+from attune.common.wire.frames import FRAME_BYTES
+from attune.fedserver.rpc import blob_service
+
+
+class Context:
+    """The server's end of an upload: these frames, then silence or the end."""
+
+    def __init__(self, frames, ends):
+        self.frames, self.ends = list(frames), ends
+
+    async def read(self):
+        if self.frames:
+            return self.frames.pop(0)
+        if self.ends:
+            return grpc.aio.EOF
+        return await asyncio.Event().wait()
+
+
+def batches(frames, ends=True):
+    async def scenario():
+        context, found = Context(frames, ends), []
+        while batch := await blob_service._batch(context, "kiel", Pulse()):
+            found.append(batch)
+        return found
+
+    return asyncio.run(scenario())
+
+
+def test_frames_come_in_batches_and_none_is_lost():
+    frames = [bytes([n]) for n in range(2 * blob_service.BATCH_FRAMES + 1)]
+    found = batches(frames)
+    assert [len(batch) for batch in found] == [blob_service.BATCH_FRAMES, blob_service.BATCH_FRAMES, 1]
+    assert [frame for batch in found for frame in batch] == frames
+
+
+def test_an_upload_on_which_nothing_comes_is_stalled_and_its_order_is_not_closed(monkeypatch):
+    monkeypatch.setattr(blob_service, "STALL_TIMEOUT_S", 0.05)
+    with pytest.raises(Stalled, match="go on at the offset"):
+        batches([b"a"], ends=False)
+
+
+def test_a_frame_over_the_limit_is_refused():
+    with pytest.raises(LimitExceeded, match="at most"):
+        batches([bytes(FRAME_BYTES + 1)])
