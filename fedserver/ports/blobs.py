@@ -25,6 +25,8 @@ def blob_of(slot: Slot) -> Blob:
 class Damaged(HomeMismatch):
     """A blob is not there, or its bytes are not those that were written; the message names it."""
 
+    kind, status = "damaged", "DATA_LOSS"
+
 
 class Growing(Protocol):
     """Bytes on their way in, from the beginning to the end. What is there survives the end of the process.
