@@ -76,7 +76,7 @@ def test_the_tables_of_errors_are_the_tree(page: Any) -> None:
 
 def test_exit_codes_tell_errors_apart() -> None:
     """One code a kind, but for the ways of being malformed and what never ends a command by itself."""
-    shared = {"cancelled", "upload-busy", "upload-taken-over", "stalled", "request-refused"}
+    shared = {"cancelled", "upload-busy", "damaged", "upload-taken-over", "stalled", "request-refused"}
     codes = [error.exit_code for error in set(errors()) if error.kind not in shared and not issubclass(error, WireError)]
     assert len(codes) == len(set(codes))
 
