@@ -132,15 +132,10 @@ def status(home: Path | None, as_json: bool) -> None:
     """Round, phase, connected devices, devices whose answer is missing, accuracies."""
     import msgspec
 
-    from attune.fedserver.stores.folder import FolderBlobs
-    from attune.fedserver.stores.inbox import Inbox
-    from attune.fedserver.view.status import status as status_of
+    from attune.fedserver.view.beside import status_of
 
-    place, ledger = _open(home)
-    snapshot = asyncio.run(ledger.snapshot())
-    address = place.address() if place.is_served() else None
-    reported = Inbox(FolderBlobs(place.path)).names(*snapshot.record.open_orders)
-    found = status_of(snapshot, reported, f"{address.host}:{address.port}" if address else None, _troubles(place))
+    place = _place(home)
+    found = status_of(place, _troubles(place))
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
@@ -156,8 +151,7 @@ def export(home: Path | None, out: Path) -> None:
     """Writes the shared and every client's weights, the server's own state and metrics.csv."""
     from attune.fedserver.view.export import export_home
 
-    place, ledger = _open(home)
-    for line in export_home(place, lambda: asyncio.run(ledger.snapshot()), out):
+    for line in export_home(_place(home), out):
         click.echo(line)
 
 
@@ -183,11 +177,7 @@ def plot(
 
     if runs and (home or pictures or labels):
         raise click.UsageError("--runs compares exported folders: it goes with --x and --out alone")
-    if runs:
-        lines = plots.plot_runs(runs, x, out)
-    else:
-        place, ledger = _open(home)
-        lines = plots.plot_home(place, lambda: asyncio.run(ledger.snapshot()), out, labels, pictures)
+    lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(_place(home), out, labels, pictures)
     for line in lines:
         click.echo(line)
 
@@ -209,12 +199,17 @@ def verify(home: Path | None) -> None:
     click.echo(f"{place.path} is whole")
 
 
+def _place(home: Path | None) -> Home:
+    from attune.fedserver.home import Home
+
+    return Home(home or homes.server_home())
+
+
 def _open(home: Path | None) -> tuple[Home, SqliteLedger]:
     """The home and its ledger. Errors: HomeMismatch if there is none."""
-    from attune.fedserver.home import Home
     from attune.fedserver.stores.sqlite import SqliteLedger
 
-    place = Home(home or homes.server_home())
+    place = _place(home)
     place.require()
     return place, SqliteLedger(place.database)
 
@@ -229,7 +224,7 @@ def _wake(place: Home) -> None:
 
 def _troubles(place: Home) -> list[str]:
     """What the running server has to say, if there is one; that it does not answer is worth a line too."""
-    if not place.is_served():
+    if not place.exists() or not place.is_served():
         return []
     from attune.common.errors import Unreachable
     from attune.fedserver.rpc.admin_client import troubles

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import get_args
 
 from attune.common.errors import UnknownBlob, UpdateRefused, UploadTakenOver
+from attune.common.methods.method import PartKind
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import check_digest, file_name, from_file_name
 from attune.fedserver.ports.blobs import UPLOADS, Blobs, Damaged
 from attune.fedserver.stores.sink import Sink
 
-PARTS = ("shared", "attended", "generated")
+PARTS = tuple(kind for kind in get_args(PartKind) if kind != "private")
 WHOLE = ".complete"  # ends the name of an upload whose digest was right
 
 

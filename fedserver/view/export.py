@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,22 +22,20 @@ from attune.fedserver.ports.blobs import SERVED, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import summary
+from attune.fedserver.view.beside import snapshot
 
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
 
 COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
 
 
-def export_home(home: Home, read: Callable[[], Snapshot], out: Path) -> list[str]:
-    """Writes everything below `out` and returns a line for each thing written. `read` looks at the ledger again.
-
-    Errors: NoModel before round 1.
-    """
-    found = read()
+def export_home(home: Home, out: Path) -> list[str]:
+    """Writes everything below `out` and returns a line for each thing written. Errors: NoModel before round 1."""
+    found = snapshot(home)
     if found.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
     out.mkdir(parents=True, exist_ok=True)
-    lines = _consistent_tensors(home, read, out)
+    lines = _consistent_tensors(home, out)
     (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(found.plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
@@ -54,9 +52,9 @@ def export_home(home: Home, read: Callable[[], Snapshot], out: Path) -> list[str
     ]
 
 
-def _consistent_tensors(home: Home, read: Callable[[], Snapshot], out: Path) -> list[str]:
+def _consistent_tensors(home: Home, out: Path) -> list[str]:
     for attempt in range(ATTEMPTS):
-        found = read()
+        found = snapshot(home)
         assert found.plan is not None  # noqa: S101 (a plan does not go away)
         try:
             with TemporaryDirectory(dir=out) as scratch:

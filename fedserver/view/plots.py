@@ -17,9 +17,9 @@ from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.ports.blobs import Damaged, blob_of
-from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics
+from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.summary import Summary, summarise
 
 T = TypeVar("T")
@@ -29,11 +29,11 @@ ATTEMPTS = 5  # a running server removes the files of a closed round's old state
 class Source:
     """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
 
-    def __init__(self, home: Home, read: Callable[[], Snapshot], labels: Path | None) -> None:
-        found = read()
+    def __init__(self, home: Home, labels: Path | None) -> None:
+        found = snapshot(home)
         if found.plan is None or not found.rows:
             raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
-        self._home, self._read, self.rows = home, read, found.rows
+        self._home, self.rows = home, found.rows
         self._blobs = FolderBlobs(home.path)
         self.closed = found.record.round
         self.summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, self.closed)
@@ -49,7 +49,7 @@ class Source:
     def tensors(self, key: str, read: Callable[[TensorFile], T]) -> T | None:
         """`read` of the slot `key`, of whichever part has one; None if none has."""
         for attempt in range(ATTEMPTS):
-            found = next((slot for slot in self._read().slots if slot.key == key), None)
+            found = next((slot for slot in snapshot(self._home).slots if slot.key == key), None)
             if found is None:
                 return None
             try:
@@ -117,13 +117,13 @@ PICTURES: dict[str, Callable[[Source], page.Section]] = {
 }
 
 
-def plot_home(home: Home, read: Callable[[], Snapshot], out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
-    """Pictures and a page into `out`; a line for each. `read` looks at the ledger again.
+def plot_home(home: Home, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
+    """Pictures and a page into `out`; a line for each.
 
     Without `wanted`: all pictures that there can be, and why there cannot be the others.
     Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
     """
-    source = Source(home, read, labels)
+    source = Source(home, labels)
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"

@@ -127,7 +127,7 @@ def test_ranges(bench: Bench, start: int, count: int, frame: int) -> None:
     else:
         source.read_into(memoryview(target), start)
         assert bytes(target) == DATA[start : start + count]
-    frames = list(read_frames(source, start, frame))
+    frames = list(read_frames(source, start, lambda: frame))
     assert b"".join(frames) == DATA[start:]
     assert all(len(piece) == frame for piece in frames[:-1])
     with pytest.raises(OSError, match="Bad file"):  # the frames closed it

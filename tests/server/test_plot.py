@@ -25,10 +25,11 @@ from attune.fedserver.core.records import Entry, Row
 from attune.fedserver.home import Home
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import Damaged
-from attune.fedserver.ports.ledger import Certificate, Snapshot
+from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.view import plots as plot
+from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.plot_clients import neighbours
 from attune.fedserver.view.summary import FedTP
@@ -44,7 +45,7 @@ class Federation:
         self.home = Home(folder / "server")
         for path in (self.home.state, self.home.serve):
             path.mkdir(parents=True)
-        self.ledger = MemoryLedger()
+        self.ledger = SqliteLedger(self.home.database)
         self.names = [f"vm-shard{i}" for i in range(clients)]
         for i, name in enumerate(self.names):
             asyncio.run(self.ledger.enrol(name, "key", Certificate(name, name, "device", 1e9), 0.0))
@@ -87,11 +88,8 @@ class Federation:
     def commit(self, record, rows, plan=None):
         asyncio.run(self.ledger.commit_round(record, self.engine.staged_slots(), rows, {}, plan))
 
-    def read(self):
-        return asyncio.run(self.ledger.snapshot())
-
     def plot(self, out, *wanted, labels=None):
-        return plot.plot_home(self.home, self.read, out, labels, wanted)
+        return plot.plot_home(self.home, out, labels, wanted)
 
 
 @pytest.fixture
@@ -146,18 +144,19 @@ def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
 
 def test_the_attention_is_exported_too(federation, tmp_path):
     fed = federation("fedmcsa", clients=2)
-    export_home(fed.home, fed.read, tmp_path / "export")
-    slot = next(slot for slot in fed.read().slots if slot.key == "matrices")
+    export_home(fed.home, tmp_path / "export")
+    slot = next(slot for slot in snapshot(fed.home).slots if slot.key == "matrices")
     assert (tmp_path / "export" / "attention.safetensors").read_bytes() == (fed.home.state / slot.file).read_bytes()
 
 
-def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_path):
+def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_path, monkeypatch):
     fed = federation("fedmcsa", clients=2)
-    present = fed.read()
+    present = snapshot(fed.home)
     old = [msgspec.structs.replace(slot, file=f"old.{slot.file}") for slot in present.slots]
     gone = replace(present, slots=tuple(old))
-    answers = [present, gone, present]
-    source = plot.Source(fed.home, lambda: answers.pop(0), None)
+    source = plot.Source(fed.home, None)
+    answers = [gone, present]
+    monkeypatch.setattr(plot, "snapshot", lambda home: answers.pop(0))
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * plot.ATTEMPTS
     with pytest.raises(Damaged, match="missing"):
@@ -180,9 +179,6 @@ def test_a_picture_that_was_asked_for_and_cannot_be_is_an_error(federation, tmp_
 def test_before_the_first_round_is_closed_there_is_nothing_to_draw(federation, tmp_path):
     with pytest.raises(NoModel, match="no rounds yet"):
         federation(rounds=0).plot(tmp_path / "out")
-    empty = Snapshot(None, None, Record(), (), (), ())
-    with pytest.raises(NoModel, match="no rounds yet"):
-        plot.plot_home(Home(tmp_path), lambda: empty, tmp_path / "out", None, ())
 
 
 def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
@@ -196,7 +192,7 @@ def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
 
 def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
     fed = federation(clients=4)
-    source = plot.Source(fed.home, fed.read, None)
+    source = plot.Source(fed.home, None)
     assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
     assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
@@ -243,7 +239,7 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
 def exported(federation_, folder, **changes):
     """A folder with a summary as of `fedserver export`, changed."""
     folder.mkdir()
-    source = plot.Source(federation_.home, federation_.read, None)
+    source = plot.Source(federation_.home, None)
     found = msgspec.structs.replace(source.summary, **changes)
     (folder / "summary.json").write_bytes(msgspec.json.encode(found))
     return str(folder)
@@ -251,7 +247,7 @@ def exported(federation_, folder, **changes):
 
 def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
     fed = federation(clients=4)
-    whole = plot.Source(fed.home, fed.read, None).summary
+    whole = plot.Source(fed.home, None).summary
     tp = {mean: figure(mean, 0.1) for mean in (0.5, 0.7, 0.9)}
     folders = [
         exported(fed, tmp_path / "a", fedtp=tp[0.5], settings=whole.settings | {"round.clients": 2}),
