@@ -6,7 +6,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance lowest check demo proto benchmark bench-links clean
+.PHONY: install test conformance lowest chaos chaos-quick check demo proto benchmark bench-links clean
 
 install: .venv/installed
 
@@ -40,6 +40,16 @@ lowest: .venv-lowest/installed
 	$(LOWEST)/$(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[data,knn]' grpcio-tools setuptools
 	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout safetensors
 	touch $@
+
+# Federations under faults, from seeds: nothing lost, nothing hung, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a
+# silence). Results are appended to chaos.jsonl as they come.
+CHAOS := PYTHONPATH=.package:. $(BIN)/python -m tests.chaos
+chaos: install
+	$(CHAOS)
+
+# What CI runs: twice every kind of fault.
+chaos-quick: install
+	$(CHAOS) --runs 40 --longest 4
 
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)

@@ -74,6 +74,14 @@ def committed_folder(final: Path) -> Iterator[Path]:
         raise
 
 
+def discard_folder(folder: Path) -> None:
+    """Removes a folder with all that is in it. A kill leaves it whole under its name, or under one that `sweep` removes."""
+    going = folder.with_name(f"{FILLING}{folder.name}")
+    shutil.rmtree(going, ignore_errors=True)
+    folder.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+
+
 def sweep(folder: Path) -> None:
     """Removes the folders in `folder` that a killed process has left unfinished."""
     for filling in folder.glob(f"{FILLING}*"):

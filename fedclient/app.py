@@ -31,6 +31,7 @@ from attune.common.errors import (
     Unreachable,
     WireError,
 )
+from attune.common.faults import fail_at
 from attune.common.models.options import cautions
 from attune.common.plan import Plan
 from attune.fedclient import messages, session
@@ -205,6 +206,7 @@ class Device:
         slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.home, self.options, self.worker.keep)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         write_file(self.home.plan, plan_json, PUBLIC)
+        fail_at(slot.orders.who, 0, "plan-kept")
         if self.slot is None:
             for warning in cautions(plan.model.name, plan.model.options):
                 self.console.say(f"warning: {warning}")
@@ -263,6 +265,7 @@ class Device:
             learner = await self.worker.do(slot.awake)
             missing = await self.worker.do(learner.missing, order)
             tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
+            fail_at(slot.orders.who, order.round, "order-fetched")
             fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
             bytes_down = sum(ref.size for ref, _ in missing)
             progress = self._progress_of(order)
@@ -293,7 +296,9 @@ class Device:
         result = slot.newest
         if result is None or result.order_id != order_id:
             return
-        await self.events.put(await send(self.link, slot.orders, result, resume, self.console.say))
+        sent = await send(self.link, slot.orders, result, resume, self.console.say)
+        fail_at(slot.orders.who, result.round, "submitted")
+        await self.events.put(sent)
 
     async def _keep(self, message: str) -> Path:
         slot = self.slot
@@ -302,6 +307,7 @@ class Device:
                 f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
             )
         path = await self.worker.do(self._save, slot)
+        fail_at(slot.orders.who, slot.newest.round, "model-saved")
         self.console.kept(message, slot.newest, path)
         return path
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.durable import write_file
+from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.home import Address, Home
@@ -45,6 +47,7 @@ class Options:
     port: int | None
     exit_when_done: bool
     say: Callable[[str], None]
+    clock: Clock = Clock()  # noqa: RUF009 - it is immutable
 
 
 async def run(options: Options, overrides: dict[str, Any]) -> None:
@@ -75,11 +78,12 @@ async def _serve(
     blobs.sweep()
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
     lab = ThreadLab(blobs, executors, settings.server.threads)
-    coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors)
+    coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
     door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
     await ledger.set_overrides(overrides)
+    fail_at(SERVER, 0, "settings-written")
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
     local = await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)

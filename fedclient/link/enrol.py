@@ -14,6 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from grpc.aio import AioRpcError
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreachable
+from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, check_dates, csr_der, load_certificate, load_or_new_key, not_after
@@ -40,7 +41,9 @@ async def enrol(
     Errors: TokenRefused, FingerprintMismatch and NameTaken at once; Unreachable after `connect_timeout_s`.
     """
     key_path = home.identity_folder / "key.pem"
-    identity = await _certify(home, record, load_or_new_key(key_path), address, token_text, connect_timeout_s, say)
+    key = load_or_new_key(key_path)
+    fail_at(record.name, 0, "key-written")
+    identity = await _certify(home, record, key, address, token_text, connect_timeout_s, say)
     key_path.unlink(missing_ok=True)
     return identity
 
@@ -89,6 +92,7 @@ async def _certify(
     identity = Identity(answer.name or record.name, credential, answer.ca_pem)
     home.remember(DeviceInfo(identity.name, record.server, record.data))
     home.keep(identity)
+    fail_at(identity.name, 0, "certificate-kept")
     return identity
 
 

@@ -18,6 +18,7 @@ from attune.common.errors import (
     UploadBusy,
     UploadTakenOver,
 )
+from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
@@ -106,6 +107,7 @@ async def send(link: Link, orders: Orders, result: Result, resume: bool, say: Ca
         try:
             await together([_upload(link, orders, result, part, resume, complain) for part in result.parts])
             uploaded = True
+            fail_at(orders.who, result.round, "uploaded")
             in_time = await persist(link, lambda: link.submit(_update(result)), complain)
             return Sent(result.order_id, late=not in_time)
         except OrderClosed:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from attune.common.errors import Forbidden, HomeMismatch, NoModel
+from attune.common.faults import fail_at
 from attune.common.methods.method import assign, options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.models.registry import build
@@ -130,9 +131,11 @@ class Learner:
         parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
         if cancelled():
             raise Cancelled("this work was replaced")
+        fail_at(self.name, order.round, "trained")
         sequence = self.newest.sequence + 1 if self.newest else 1
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
+        fail_at(self.name, order.round, "order-committed")
         self.theta, self.received, self.served, self.baselines.local = theta, received, served, local
         self.versions = dict(self.newest.versions)
         return self.newest
@@ -156,6 +159,7 @@ class Learner:
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
         def first(done: float) -> None:
+            fail_at(self.name, order.round, "training")
             progress(done / passes)
 
         def second(done: float) -> None:
@@ -241,7 +245,7 @@ def make_learner(plan: Plan, shard: LazyShard, name: str, home: Home, options: O
     # Threads are counted for each thread that computes, so this is set in the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
-    return Learner(plan, prepare(shard.load(), plan), name, Orders(home.orders), device, options.keep, options.baseline)
+    return Learner(plan, prepare(shard.load(), plan), name, Orders(home.orders, name), device, options.keep, options.baseline)
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:

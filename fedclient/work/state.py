@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
-from attune.common.durable import PUBLIC, committed_folder, sweep, write_file
+from attune.common.durable import PUBLIC, committed_folder, discard_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
+from attune.common.faults import fail_at
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
@@ -37,14 +37,14 @@ def check_order_id(order_id: str) -> str:
 
 
 class Orders:
-    """The folders under `path`. One process at a time (the home's lock sees to it).
+    """The folders under `path` of the device `who`. One process at a time (the home's lock sees to it).
 
     Beside the newest order the one before it is kept, until the next is committed: should a file of the newest be damaged,
     the device goes on from there.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, who: str = "") -> None:
+        self.path, self.who = path, who
         self.damage: list[str] = []  # what was found damaged, and given up because there is an older order to go on from
         self._present: str | None = None  # the newest order
 
@@ -121,6 +121,7 @@ class Orders:
             result = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up, files=digests)
             result = msgspec.structs.replace(result, check=_check_of(result))
             write_file(folder / UPDATE, msgspec.json.format(msgspec.json.encode(result)), PUBLIC)
+            fail_at(self.who, result.round, "state-written")
         self._keep({result.order_id, self._present})
         self._present = result.order_id
         return result
@@ -128,7 +129,7 @@ class Orders:
     def _keep(self, order_ids: Collection[str | None]) -> None:
         for folder in self.path.glob("*/"):
             if folder.name not in order_ids:
-                shutil.rmtree(folder, ignore_errors=True)
+                discard_folder(folder)
 
     def _results(self) -> tuple[list[Result], list[str]]:
         """Those that can be read, the newest first; and a line for each that cannot."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from attune.common.errors import AttuneError, FederationFailed
+from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
@@ -150,6 +151,7 @@ class Coordinator:
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         record = self.round.record
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))
+        fail_at(SERVER, 0, "plan-committed")
         await self.lab.settle()
         self.plan, self.max_bytes = plan, started.max_bytes
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
@@ -193,6 +195,7 @@ class Coordinator:
         if record != self._saved_record:
             await self.troubles.overcome("writing the record", lambda: self._ledger.put_record(record))
             self._saved_record = record
+            fail_at(SERVER, record.round, "record-written")
 
     async def _follow(self, effects: Iterable[events.Effect]) -> bool:
         """Carries effects out; returns whether an update that was reported counts."""
@@ -234,6 +237,7 @@ class Coordinator:
         await self.turn(self._commit, closing)
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
         await self._executors.disk(self.inbox.clear, "train", number)
+        fail_at(SERVER, number, "inbox-cleared")
 
     async def _aggregated(self, number: int, cohort: frozenset[str]) -> Closing:
         """What the round came to, written beside the present state. Doing it again writes the same."""
@@ -258,8 +262,10 @@ class Coordinator:
             f"committing round {closing.number}",
             lambda: self._ledger.commit_round(record, closing.outcome.slots, closing.rows, closing.marks),
         )
+        fail_at(SERVER, closing.number, "committed")
         self.round, self._saved_record = taken.state, record
         await self.lab.settle()
+        fail_at(SERVER, closing.number, "settled")
         number, rounds = closing.number, self.settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
         LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate))
@@ -276,6 +282,7 @@ class Coordinator:
         await self.troubles.overcome(
             f"committing the evaluation after round {number}", lambda: self._ledger.commit_round(record, [], rows, marks)
         )
+        fail_at(SERVER, number, "evaluation-committed")
         await self._executors.disk(self.inbox.clear, "evaluate", number)
         LOG.info("state after round %d evaluated: %s", number, summary(rows, "served"))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
+from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
@@ -57,6 +58,7 @@ class Updates:
         """
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
+        fail_at(SERVER, OrderId.parse(target.order, name).round, "upload-whole")
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:

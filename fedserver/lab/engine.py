@@ -9,6 +9,7 @@ from functools import partial
 from typing import get_args
 
 from attune.common.errors import UpdateRefused
+from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import PartKind, assign, options_of
 from attune.common.methods.registry import method_of
 from attune.common.models.registry import build
@@ -159,6 +160,7 @@ class Engine:
         recipe = Recipe(self._closed + 1, adaptation, sorted(self._admitted), dict(entries), replaced, slots)
         recipe.save(self._blobs)
         self._next_recipe = recipe
+        fail_at(SERVER, recipe.round, "aggregated")
         return Outcome(metrics, slots)
 
     def _close(self, entries: Mapping[str, Entry], adaptation: Adaptation | None) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from attune.common.faults import SERVER, fail_at
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Entry, Row
@@ -36,11 +37,13 @@ class Inbox:
         try:
             for part, blob in parts.items():
                 moved[part] = self._blobs.move(blob, f"{INBOX}{order}/{part}.safetensors")
+            fail_at(SERVER, order.round, "inbox-renamed")
             self._blobs.put(_entry_name(order), msgspec.json.encode(Entry(row, moved)))
         except BaseException:
             for part, blob in moved.items():  # so that its device need not send them once more
                 self._blobs.move(blob, parts[part].name)
             raise
+        fail_at(SERVER, order.round, "update-accepted")
 
     def holds(self, order: OrderId) -> bool:
         return self._blobs.size(_entry_name(order)) is not None

@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from attune.common import faults
 from attune.fedclient.partition.datasets import load_dataset
 from attune.fedclient.partition.split import Partition, partition, write_shards
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot, status_of
 from attune.fedserver.view.export import export_home
 
+IN_TRAINING = "*:*:training=hang"  # a device's fault: it stays in its first batch
+IN_AGGREGATION = "server:*:aggregated=hang"  # the server's: all is staged and nothing committed
 PATIENCE_S = 120.0  # for anything that must happen at all; a quiet machine needs a few seconds
 
 
@@ -55,6 +58,9 @@ class Process:
 
         found: re.Match[str] = until(look, f"{pattern!r} in {self.log}:\n{self.text}")
         return found
+
+    def await_fault(self) -> None:
+        self.wait_for("^fault: ")
 
     def code(self) -> int:
         """The exit status, once it has ended."""
@@ -95,36 +101,26 @@ class Federation:
         folder.mkdir(parents=True, exist_ok=True)
         self.home = folder / "attune" / "server"
         self.environment = os.environ | {"ATTUNE_HOME": str(folder / "attune"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-        self.environment["STRUCK_AT"] = str(folder / "struck")
         self.processes: list[Process] = []
         self.port = 0
         self._started = 0
 
-    def server(self, *flags: str, slow: bool = False) -> Server:
-        """Starts (again) a server; a later one takes the port of the first. slow: see slow_server.py."""
-        command = [*self._program("fedserver", "slow_server.py" if slow else None), "--host", "127.0.0.1"]
-        server = Server([*command, "--port", str(self.port), *flags], self._log("server"), self.environment, self.home)
+    def server(self, *flags: str, fault: str = "") -> Server:
+        """Starts (again) a server; a later one takes the port of the first. fault: see common/faults.py."""
+        command = [_script("fedserver"), "--host", "127.0.0.1", "--port", str(self.port), *flags]
+        server = Server(command, self._log("server"), self._with(fault), self.home)
         self.port = server.port
         self.processes.append(server)
         return server
 
-    def device(self, shard: Path, *flags: str, name: str | None = None, stuck: bool = False) -> Process:
-        """Starts (again) the device of a shard. stuck: see stuck_device.py."""
+    def device(self, shard: Path, *flags: str, name: str | None = None, fault: str = "") -> Process:
+        """Starts (again) the device of a shard. fault: see common/faults.py."""
         name = name or shard.name
-        command = [*self._program("fedclient", "stuck_device.py" if stuck else None), "--data", str(shard), "--device", "cpu"]
+        command = [_script("fedclient"), "--data", str(shard), "--device", "cpu"]
         command += ["--server", f"localhost:{self.port}", "--name", name, *flags]
-        process = Process(command, self._log(name), self.environment)
+        process = Process(command, self._log(name), self._with(fault))
         self.processes.append(process)
         return process
-
-    @property
-    def struck_at(self) -> Path:
-        """The file that a slow server or a stuck device touches."""
-        return Path(self.environment["STRUCK_AT"])
-
-    def await_strike(self) -> None:
-        until(self.struck_at.exists, f"{self.struck_at}")
-        self.struck_at.unlink()
 
     def devices(self, shards: Sequence[Path], *flags: str) -> list[Process]:
         return [self.device(shard, *flags) for shard in shards]
@@ -184,9 +180,8 @@ class Federation:
                 process.popen.kill()
                 process.popen.wait()
 
-    @staticmethod
-    def _program(name: str, launcher: str | None) -> list[str]:
-        return [_script(name)] if launcher is None else [sys.executable, str(Path(__file__).with_name(launcher))]
+    def _with(self, fault: str) -> dict[str, str]:
+        return self.environment | {faults.VARIABLE: fault}
 
     def _log(self, name: str) -> Path:
         self._started += 1

@@ -12,7 +12,7 @@ import pytest
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from tests.e2e.hand import Hand
-from tests.e2e.harness import Federation, Process, Server, tabular_shard
+from tests.e2e.harness import IN_TRAINING, Federation, Process, Server, tabular_shard
 
 FLAGS = (
     *("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "3"),
@@ -41,7 +41,7 @@ def ended(federation_at: Callable[[str], Federation], tmp_path_factory: pytest.T
     shards = {name: tabular_shard(folder / name, seed) for seed, name in enumerate(("frozen", "late"))}
     federation = federation_at("comings")
     server = federation.server(*FLAGS)
-    frozen = federation.device(shards["frozen"], stuck=True)
+    frozen = federation.device(shards["frozen"], fault=IN_TRAINING)
     server.wait_for("^frozen connected")
     hands = {name: Hand(server.port, server.join_token, name) for name in ("one", "two", "newcomer")}
     streams = {name: hands[name].connect(DECLARED) for name in ("one", "two")}

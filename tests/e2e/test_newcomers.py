@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.numpy import load
 
-from tests.e2e.harness import Federation
+from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, Federation
 
 FLAGS = ("--rounds", "2", "--min-clients", "2", "--set", "train.local_epochs=1", "--set", "round.adapt_rounds=2")
 
@@ -31,20 +31,20 @@ def test_a_newcomer_to_a_finished_federation_is_fitted_through_kills_and_nothing
     models = {shard.name: (federation.model(shard) / "model.safetensors").read_bytes() for shard in (one, two)}
 
     # While the newcomer trains: the server is killed, comes back, and serves an old device at once.
-    newcomer = federation.device(three, stuck=True)
-    federation.await_strike()
+    newcomer = federation.device(three, fault=IN_TRAINING)
+    newcomer.await_fault()
     status = federation.status()
     assert (status["state"], status["round"], status["rounds"], status["adapting"]) == ("training", 2, 2, [three.name])
     server.kill()
     newcomer.kill()
-    server = federation.server(slow=True)
+    server = federation.server(fault=IN_AGGREGATION)
     back = federation.device(one)
     assert back.code() == 0, back.text
     assert federation.status()["adapting"] == [three.name]
 
     # While its update is taken in.
     newcomer = federation.device(three)
-    federation.await_strike()
+    server.await_fault()
     assert federation.status()["state"] == "aggregating"
     server.kill()
     server = federation.server()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Federation, run_to_the_end
+from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, Federation, run_to_the_end
 
 FEDTP = ("--rounds", "3", "--set", "train.local_epochs=1")
 FEDMCSA = (
@@ -79,8 +79,8 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
 
     # In training: two updates are in, the third device is at work. Both the server and that device are killed.
     server = federation.server()
-    devices[three.name] = federation.device(three, stuck=True)
-    federation.await_strike()
+    devices[three.name] = federation.device(three, fault=IN_TRAINING)
+    devices[three.name].await_fault()
     accepted = {f"train-1-{name}" for name in names[:2]}
     status = federation.await_status(lambda status: [entry["name"] for entry in status["awaited"]] == [three.name])
     assert (status["state"], federation.inbox()) == ("training", accepted)
@@ -96,9 +96,9 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     assert federation.inbox() == accepted
 
     # In the midst of aggregating, when the new state is written and not yet true.
-    server = federation.server(slow=True)
+    server = federation.server(fault=IN_AGGREGATION)
     devices[three.name] = federation.device(three)
-    federation.await_strike()
+    server.await_fault()
     assert federation.status()["state"] == "aggregating"
     server.kill()
     assert federation.inbox() == accepted | {f"train-1-{three.name}"}
@@ -130,9 +130,9 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
 def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation_at, three_shards):
     """FedMCSA keeps state for devices outside the cohort, on both sides: none of it may be lost or counted twice."""
     federation = federation_at("killed-mcsa")
-    server = federation.server("--min-clients", "3", *FEDMCSA, slow=True)
+    server = federation.server("--min-clients", "3", *FEDMCSA, fault=IN_AGGREGATION)
     devices = federation.devices(three_shards)
-    federation.await_strike()
+    server.await_fault()
     server.kill()
     devices[0].kill()
     federation.server()

@@ -8,24 +8,10 @@ import sys
 
 import pytest
 
+from attune.common import faults
 from tests.e2e.harness import Federation, Process, digit_shards
 
 FLAGS = ("--exit-when-done", "--min-clients", "3", "--rounds", "2", "--set", "train.local_epochs=1")
-# The second device to train stays in its first batch: the first one's update is in, the third one's is not.
-STUCK = """
-import os, pathlib, time
-from attune.fedclient import cli
-from attune.fedclient.work import trainer
-real, calls = trainer.Trainer.train, []
-def train(self, theta, received, x, y, seeds, progress, cancelled, *more):
-    calls.append(1)
-    def stay(done):
-        pathlib.Path(os.environ["STRUCK_AT"]).touch()
-        time.sleep(3600)
-    return real(self, theta, received, x, y, seeds, progress if len(calls) < 2 else stay, cancelled, *more)
-trainer.Trainer.train = train
-cli.main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +32,10 @@ def federation_at(tmp_path):
         federation.close()
 
 
-def fleet(federation, shards, log, code=None):
-    command = [sys.executable, *(["-c", code] if code else ["-m", "attune.fedclient.cli"])]
-    command += [
-        "--data",
-        f"{shards[0].parent}/*",
-        "--server",
-        f"localhost:{federation.port}",
-        "--device",
-        "cpu",
-        "--name",
-        "edge",
-    ]
-    process = Process(command, federation.folder / log, federation.environment)
+def fleet(federation, shards, log, fault=""):
+    command = [sys.executable, "-m", "attune.fedclient.cli", "--data", f"{shards[0].parent}/*", "--device", "cpu"]
+    command += ["--server", f"localhost:{federation.port}", "--name", "edge"]
+    process = Process(command, federation.folder / log, federation.environment | {faults.VARIABLE: fault})
     federation.processes.append(process)
     return process
 
@@ -85,8 +62,9 @@ def test_a_fleet_and_separate_processes_give_the_same_bits(federation_at, shards
 
     federation = federation_at("hosted")
     server = federation.server(*FLAGS)
-    stuck = fleet(federation, shards, "stuck.log", STUCK)
-    federation.await_strike()
+    # They train one after the other: the first one's update may be in, the third one's is not.
+    stuck = fleet(federation, shards, "stuck.log", f"edge-{shards[1].name}:1:training=hang")
+    stuck.await_fault()
     stuck.kill()
     again = fleet(federation, shards, "again.log")
     assert again.code() == 0, again.text

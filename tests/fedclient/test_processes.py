@@ -6,26 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from attune.common import faults
 from attune.common.wire.files import read_tensors
 
-SLOW = """
-import os, sys, time
-import attune.fedclient.work.trainer as trainer
-real = trainer.Trainer.train
-def slow(self, *args, **kwargs):
-    open(os.environ["TRAINING"], "w").close()
-    def stall(done, tell=args[5]):
-        time.sleep(0.5)
-        tell(done)
-    return real(self, *args[:5], stall, *args[6:], **kwargs)
-trainer.Trainer.train = slow
-from attune.fedclient.cli import main
-main()
-"""
+SLOW = "kiel:*:training=sleep:0.5"
 
 
 @pytest.fixture
@@ -34,15 +21,22 @@ def device(bench):
     started = []
 
     def start(*more, slow=False):
-        command = [sys.executable, *(["-c", SLOW] if slow else ["-m", "attune.fedclient.cli"])]
-        command += ["--data", str(bench.shard), "--server", f"127.0.0.1:{bench.server.port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "attune.fedclient.cli",
+            "--data",
+            str(bench.shard),
+            "--server",
+            f"127.0.0.1:{bench.server.port}",
+        ]
         command += ["--home", str(bench.folder / "home"), "--device", "cpu", *more]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"TRAINING": str(bench.folder / "training")},
+            env=os.environ | {faults.VARIABLE: SLOW if slow else ""},
         )
         started.append(process)
         return process
@@ -53,12 +47,11 @@ def device(bench):
         process.communicate()
 
 
-def wait_for(path, process):
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def await_training(process):
+    for line in process.stderr:
+        if line.startswith("fault: kiel:1:training"):
+            return
+    raise AssertionError(f"ended ({process.wait()}) before its first batch")
 
 
 def test_kill_in_mid_training_then_the_same_identity_and_the_same_bits(bench, device, make_bench):
@@ -66,7 +59,7 @@ def test_kill_in_mid_training_then_the_same_identity_and_the_same_bits(bench, de
     expected = read_tensors(undisturbed.run(home=bench.folder / "undisturbed") / "model.safetensors")
 
     process = device("--name", "kiel", "--token", bench.server.token(), slow=True)
-    wait_for(bench.folder / "training", process)
+    await_training(process)
     process.send_signal(signal.SIGKILL)
     assert process.wait(10) == -signal.SIGKILL
     assert not list((bench.folder / "home" / "orders").glob("train-1-kiel"))
@@ -85,7 +78,7 @@ def test_kill_in_mid_training_then_the_same_identity_and_the_same_bits(bench, de
 @pytest.mark.parametrize(("which", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_it_at_once(bench, device, which, code):
     process = device("--name", "kiel", "--token", bench.server.token(), slow=True)
-    wait_for(bench.folder / "training", process)
+    await_training(process)
     process.send_signal(which)
     _, err = process.communicate(timeout=10)
     assert process.returncode == code

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attune.common import durable
 from attune.common.config import TrainSettings
 from attune.common.durable import PUBLIC, committed_folder, replaced, sweep, write_file
 from attune.common.errors import DiskFull
@@ -209,3 +210,22 @@ def test_what_a_kill_left_is_not_taken_over(tmp_path: Path) -> None:
 def test_there_is_one_place_that_syncs() -> None:
     found = [path for side in ("common", "fedclient", "fedserver") for path in (ROOT / side).rglob("*.py")]
     assert [str(path.relative_to(ROOT)) for path in found if "fsync(" in path.read_text()] == ["common/durable.py"]
+
+
+def test_a_folder_that_is_removed_is_never_there_by_half(tmp_path, monkeypatch):
+    folder = tmp_path / "order"
+    folder.mkdir()
+    (folder / "update.json").write_bytes(b"{}")
+
+    def killed(path, ignore_errors=False):
+        if Path(path).exists():
+            (Path(path) / "update.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            durable.discard_folder(folder)
+    assert not folder.exists()
+    durable.sweep(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,105 @@
+"""A TCP proxy that cuts, throttles and falls silent when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+
+READ_BYTES = 1 << 14
+UP, DOWN = "up", "down"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Both sides of a connection are reset once so many bytes went through it in one direction."""
+
+    direction: str
+    after_bytes: int
+
+
+class Proxy:
+    """From `port`, a free one of this machine, to `to`; on a thread of its own.
+
+    cuts: of the first connections that carry so much, one each; later ones stay. rate_bytes: a second and direction; 0: any.
+    """
+
+    def __init__(self, to: int, cuts: list[Cut] | None = None, rate_bytes: float = 0.0) -> None:
+        self.to, self.rate_bytes = to, rate_bytes
+        self.cuts = list(cuts or [])
+        self.silent_until = 0.0
+        self.passed = {UP: 0, DOWN: 0}
+        self.connections = 0
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self._thread.start()
+        ready.wait()
+
+    def silence(self, seconds: float) -> None:
+        """Nothing passes for so long; connections stay open, and new ones are taken."""
+        self.silent_until = time.monotonic() + seconds
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self, ready: threading.Event) -> None:
+        async def start() -> None:
+            server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+            self.port = server.sockets[0].getsockname()[1]
+            ready.set()
+
+        asyncio.set_event_loop(self._loop)
+        self._loop.create_task(start())
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0.01))
+        self._loop.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.to)
+        except OSError:
+            writer.transport.abort()
+            return
+        writers = (writer, there_writer)
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(self._pipe(UP, reader, there_writer, writers), self._pipe(DOWN, there_reader, writer, writers))
+        for each in writers:
+            each.close()
+
+    async def _pipe(
+        self,
+        direction: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        both: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+    ) -> None:
+        carried = 0
+        while data := await reader.read(READ_BYTES):
+            while (left_s := self.silent_until - time.monotonic()) > 0:  # noqa: ASYNC110 - no event tells that a time is over
+                await asyncio.sleep(left_s)
+            cut = next(
+                (cut for cut in self.cuts if cut.direction == direction and carried + len(data) >= cut.after_bytes), None
+            )
+            if cut is not None:
+                self.cuts.remove(cut)
+                data = data[: cut.after_bytes - carried]
+            carried += len(data)
+            self.passed[direction] += len(data)
+            writer.write(data)
+            await writer.drain()
+            if cut is not None:
+                for each in both:
+                    each.transport.abort()
+                return
+            if self.rate_bytes:
+                await asyncio.sleep(len(data) / self.rate_bytes)
+        with contextlib.suppress(OSError):
+            writer.write_eof()

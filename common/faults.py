@@ -1,0 +1,143 @@
+"""Faults on demand: a process ends, stands still or errs at a named step, so that tests need not patch the code.
+
+Off unless the environment variable ATTUNE_FAIL_AT is set, to one or more of WHO:ROUND:STEP=ACTION, separated by commas:
+
+    ATTUNE_FAIL_AT="server:2:committed=kill,kiel:1:training=hang"
+
+WHO is `server` or a device's name, or `*`. With a ROUND (0 before the first) a fault strikes once in a process; with `*` it
+strikes every time. STEPS lists the steps. ACTION is one of
+
+    kill           the process ends as by kill -9
+    stop           the process stands still as by SIGSTOP, until somebody sends SIGCONT
+    hang           the thread stands still for good
+    sleep:SECONDS  the thread stands still for so long
+    raise-NAME     an OSError with the errno NAME is raised, such as raise-ENOSPC for a full disk
+
+A fault that strikes says so on stderr first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from attune.common.errors import SettingError, nearest
+
+VARIABLE = "ATTUNE_FAIL_AT"
+ANY = "*"
+SERVER = "server"
+SERVER_STEPS = {
+    "settings-written": "the settings bind the home (round 0)",
+    "plan-committed": "the plan and the first state are in the database (round 0)",
+    "certificate-issued": "a certificate is in the database, and not yet sent (round 0)",
+    "record-written": "the record of a step is in the database, and nobody was told",
+    "upload-whole": "a blob that was uploaded has arrived and is durable",
+    "inbox-renamed": "the blobs of an update are in the inbox, and the entry that makes them count is not",
+    "update-accepted": "the entry is durable, and the receipt not sent",
+    "aggregated": "the files of the next state are written, and nothing is committed",
+    "committed": "the round is in the database, and the old files are still there",
+    "settled": "the files of the old state are gone, and nobody was told of the new one",
+    "inbox-cleared": "the inbox holds no update that is not needed any more",
+    "evaluation-committed": "an evaluation is in the database",
+}
+DEVICE_STEPS = {
+    "key-written": "the key is durable, and no certificate asked for (round 0)",
+    "certificate-kept": "the certificate is durable (round 0)",
+    "plan-kept": "the plan is durable (round 0)",
+    "order-fetched": "all that the order needs is there",
+    "training": "after each batch of local training",
+    "trained": "an order is carried out, and nothing of it written",
+    "state-written": "state and update are written, and not yet in place",
+    "order-committed": "state and update are in place",
+    "uploaded": "the blobs of an update are sent, and the update is not",
+    "submitted": "the receipt is here",
+    "model-saved": "the finished model is durable",
+}
+STEPS = SERVER_STEPS | DEVICE_STEPS
+HANG_S = 86400.0
+_FORM = "WHO:ROUND:STEP=ACTION, such as server:2:committed=kill"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """round: None means every round."""
+
+    who: str
+    round: int | None
+    step: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.who}:{ANY if self.round is None else self.round}:{self.step}={self.action}"
+
+    def meets(self, who: str, round_: int, step: str) -> bool:
+        return self.step == step and self.who in (ANY, who) and self.round in (None, round_)
+
+
+_armed: list[Fault] = []
+
+
+def fail_at(who: str, round_: int, step: str) -> None:
+    """Nothing, unless a fault was asked for here. who: `server` or the device's name. Errors: OSError if that is the fault."""
+    if _armed:
+        _strike(who, round_, step)
+
+
+def arm(text: str) -> None:
+    """The faults of this process from here on, in place of those before; none for an empty text. Errors: SettingError."""
+    _armed[:] = [_parsed(entry.strip()) for entry in text.split(",") if entry.strip()]
+
+
+def _parsed(entry: str) -> Fault:
+    place, equals, action = entry.partition("=")
+    who, _, rest = place.partition(":")
+    round_, _, step = rest.partition(":")
+    if not equals or not who or not (round_ == ANY or round_.isdecimal()):
+        raise SettingError(f"{VARIABLE} takes {_FORM}; not {entry!r}")
+    if step not in STEPS:
+        raise SettingError(f"{VARIABLE}: unknown step {step!r}{nearest(step, STEPS)}")
+    _check_action(action)
+    return Fault(who, None if round_ == ANY else int(round_), step, action)
+
+
+def _check_action(action: str) -> None:
+    kind, _, detail = action.partition(":")
+    known = action in ("kill", "stop", "hang")
+    known = known or (kind == "sleep" and detail.replace(".", "", 1).isdecimal())
+    if not known and not hasattr(errno, action.removeprefix("raise-")):
+        raise SettingError(f"{VARIABLE}: unknown action {action!r} (known: kill, stop, hang, sleep:SECONDS, raise-ENOSPC)")
+
+
+def _strike(who: str, round_: int, step: str) -> None:
+    fault = next((each for each in _armed if each.meets(who, round_, step)), None)
+    if fault is None:
+        return
+    if fault.round is not None:
+        _armed.remove(fault)
+    # Not through print: a process that is killed next flushes nothing.
+    os.write(2, f"fault: {who}:{round_}:{step}={fault.action}\n".encode())
+    _act(fault.action)
+
+
+def _act(action: str) -> None:
+    kind, _, seconds = action.partition(":")
+    match kind:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait()  # the signal may take a moment to arrive
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(HANG_S)
+        case "sleep":
+            time.sleep(float(seconds))
+        case _:
+            number = getattr(errno, action.removeprefix("raise-"))
+            raise OSError(number, os.strerror(number))
+
+
+arm(os.environ.get(VARIABLE, ""))

@@ -1,0 +1,272 @@
+"""One small federation of real processes below one folder, for chaos: started, watched, started again, and looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from attune.common import faults
+from attune.fedserver.stores.sqlite import SqliteLedger
+from benchmarks.rough import Proxy
+from tests.e2e.harness import tabular_shard
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 0.02
+BY_THE_CLOCK = ("seconds", "bytes_down")  # who was killed downloads again
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
+
+
+class Red(Exception):
+    """What a run must never come to."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a federation is: everything that decides its bits. settings: as for --set. hosted: all devices in one process."""
+
+    name: str
+    devices: int
+    settings: tuple[str, ...]
+    hosted: bool = False
+
+    @property
+    def shards(self) -> list[str]:
+        return [f"s{number}" for number in range(1, self.devices + 1)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a federation leaves: digests of the server's slots and of the devices' models, and what they reported."""
+
+    slots: dict[str, str]
+    models: dict[str, str]
+    rows: dict[str, dict[str, Any]]
+
+    def differences(self, other: Outcome) -> list[str]:
+        lines = []
+        for what in ("slots", "models", "rows"):
+            one, two = getattr(self, what), getattr(other, what)
+            differing = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
+            if differing:
+                lines.append(f"{what} differ: {', '.join(differing)}")
+        return lines
+
+
+class Zygote:
+    """The process that forks (tests/chaos/zygote.py)."""
+
+    def __init__(self) -> None:
+        environment = os.environ | THREADS | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
+        command = [sys.executable, "-m", "tests.chaos.zygote"]
+        pipe = subprocess.PIPE
+        self._popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment)
+        self._answer()
+
+    def fork(self, words: Sequence[str], environment: dict[str, str], log: Path) -> int:
+        command = {"words": list(words), "environment": environment, "log": str(log)}
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(f"{json.dumps(command)}\n")
+        self._popen.stdin.flush()
+        return int(self._answer())
+
+    def _answer(self) -> str:
+        assert self._popen.stdout is not None
+        if not select.select([self._popen.stdout], [], [], 120)[0]:
+            raise RuntimeError("the zygote does not answer")
+        return self._popen.stdout.readline()
+
+    def close(self) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        self._popen.wait(30)
+
+
+class Child:
+    """A forked server, device or fleet. what: its name, by which it is started again."""
+
+    def __init__(self, what: str, pid: int, log: Path) -> None:
+        self.what, self.pid, self.log = what, pid, log
+
+    def __str__(self) -> str:
+        return f"{self.what} (exit {self.exit}):\n{self.text[-3000:]}"
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def exit(self) -> int | None:
+        """The exit status; below 0: the signal that ended it; None: it runs."""
+        path = self.log.with_suffix(".exit")
+        return int(path.read_text()) if path.exists() else None
+
+    def signal(self, number: int) -> None:
+        if self.exit is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+
+class Site:
+    """The federation. Every process is a child of `zygote`, and is gone when the site is closed."""
+
+    def __init__(self, folder: Path, zygote: Zygote, shape: Shape, patience_s: float) -> None:
+        self.folder, self.shape = folder, shape
+        self._zygote = zygote
+        self._deadline = time.monotonic() + patience_s
+        self._patience_s = patience_s
+        folder.mkdir(parents=True)
+        for number, shard in enumerate(shape.shards):
+            tabular_shard(folder / "shards" / shard, number)
+        self.server_home, self.devices_home = folder / "server", folder / "devices"
+        self.port = 0
+        self.proxy: Proxy | None = None
+        self.clock_jumps = False
+        self.children: dict[str, Child] = {}  # those that were started last
+        self.logs: list[Path] = []
+        self.accepted: set[str] = set()  # orders whose updates were seen in the inbox when the server was down
+        self.token = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for child in self.children.values():
+            child.signal(signal.SIGKILL)
+        if self.proxy is not None:
+            self.proxy.close()
+
+    # --- starting
+
+    @property
+    def groups(self) -> list[str]:
+        """What the processes of devices are called: shards, or the one fleet."""
+        return ["fleet"] if self.shape.hosted else self.shape.shards
+
+    def start_server(self, fault: str = "") -> Child:
+        """Until it listens. Errors: Red if it does not; a fault may have ended it before."""
+        assignments = [*self.shape.settings, f"round.min_clients={self.shape.devices}"]
+        if self.clock_jumps:
+            words = ["jumping-server", str(self.server_home), str(self.port), *assignments]
+        else:
+            words = ["fedserver", "--home", str(self.server_home), "--host", "127.0.0.1", "--port", str(self.port)]
+            words += [word for each in assignments for word in ("--set", each)]
+        child = self._fork("server", words, fault)
+
+        def listens() -> bool:
+            found = re.search(r"listens on \S+:(\d+) ", child.text)
+            if found:
+                self.port = int(found[1])
+                token = re.search(r"--token (\S+)", child.text)
+                self.token = token[1] if token else self.token
+            return bool(found and self.token) or child.exit is not None
+
+        self.until(listens, "the server to listen")
+        return child
+
+    def start_device(self, group: str, fault: str = "") -> Child:
+        port = self.proxy.port if self.proxy else self.port
+        words = ["fedclient", "--server", f"localhost:{port}", "--token", self.token, "--device", "cpu"]
+        if group.startswith("fleet"):
+            members = self.shape.shards
+            if group != "fleet":  # one of several: every fifth device is in it
+                number, of = (int(part) for part in group.removeprefix("fleet").split("of"))
+                members = members[number::of]
+            words += ["--home", str(self.devices_home), "--name", "edge"]
+            words += [word for shard in members for word in ("--data", str(self.folder / "shards" / shard))]
+        else:
+            words += ["--home", str(self.devices_home / group), "--name", f"edge-{group}"]
+            words += ["--data", str(self.folder / "shards" / group)]
+        return self._fork(group, words, fault)
+
+    def _fork(self, what: str, words: Sequence[str], fault: str) -> Child:
+        log = self.folder / f"{len(self.logs):02}-{what}.log"
+        self.logs.append(log)
+        environment = {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault}
+        child = Child(what, self._zygote.fork(words, environment, log), log)
+        self.children[what] = child
+        return child
+
+    # --- watching
+
+    @property
+    def server(self) -> Child:
+        return self.children["server"]
+
+    def until(self, happened: Callable[[], Any], what: str) -> None:
+        """Errors: Red when the run's time is over."""
+        while not happened():
+            self.check_time(what)
+            time.sleep(LOOK_S)
+
+    def check_time(self, what: str) -> None:
+        if time.monotonic() > self._deadline:
+            running = [name for name, child in self.children.items() if child.exit is None]
+            raise Red(f"hung: waited in vain for {what}; {self._patience_s:.0f} s are over; running: {running}")
+
+    def note_inbox(self) -> None:
+        """Remembers what was accepted, while no server runs."""
+        self.accepted |= {path.parent.name for path in (self.server_home / "inbox").glob("*/update.json")}
+
+    def stop_server(self) -> None:
+        """Errors: Red if it ends other than well."""
+        self.server.signal(signal.SIGTERM)
+        self.until(lambda: self.server.exit is not None, "the server to stop")
+        if self.server.exit != 0:
+            raise Red(f"the server ended with {self.server.exit} when it was told to stop")
+
+    def tracebacks(self) -> list[str]:
+        """Logs that say what no person should be told."""
+        words = ("Traceback", "Task was destroyed", "never retrieved", "never awaited", "Exception ignored")
+        return [
+            log.name for log in self.logs if log.exists() and any(word in log.read_text(errors="replace") for word in words)
+        ]
+
+    # --- what is left
+
+    def snapshot(self) -> Any:
+        async def read() -> Any:
+            ledger = SqliteLedger(self.server_home / "state.sqlite")
+            try:
+                return await ledger.snapshot()
+            finally:
+                await ledger.close()
+
+        return asyncio.run(read())
+
+    def outcome(self) -> Outcome:
+        """Of a site at rest. Errors: Red for a slot whose file is not what the ledger says, and for a lost update."""
+        found = self.snapshot()
+        rows = {f"{row.work}-{row.round}-{row.client}": msgspec.structs.asdict(row) for row in found.rows}
+        lost = sorted(self.accepted - rows.keys())
+        if lost:
+            raise Red(f"lost: accepted, and no row: {', '.join(lost)}")
+        slots = {f"{slot.part} {slot.key}": f"{slot.digest} {slot.file}" for slot in found.slots}
+        for slot in found.slots:
+            path = self.server_home / "state" / slot.file
+            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() not in slot.digest:
+                raise Red(f"{path.name} is not what the ledger says")
+        models = {
+            shard: hashlib.sha256((self.devices_home / shard / "model" / "model.safetensors").read_bytes()).hexdigest()
+            for shard in self.shape.shards
+        }
+        kept = {name: {key: row[key] for key in row if key not in BY_THE_CLOCK} for name, row in rows.items()}
+        return Outcome(slots, models, kept)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
