@@ -29,7 +29,7 @@ class Blob:
     size: int
 
 
-class Source(Protocol):
+class Readable(Protocol):
     """Bytes that are there, read by position. Several threads may read; reading after `close` raises OSError."""
 
     @property
@@ -220,7 +220,7 @@ def hash_span(source: _Read, start: int, end: int, digest: Digest) -> None:
         digest.update(piece)
 
 
-def digest_in(source: Source) -> str:
+def digest_in(source: Readable) -> str:
     """Of all bytes. Errors: Truncated."""
     found = Digest()
     hash_span(source, 0, source.size, found)

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from attune.common.durable import replaced
-from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Source, Target, hash_span
+from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, hash_span
 from attune.common.wire.checks import check_spec
 from attune.common.wire.digest import Digest, digest_of
 from attune.common.wire.header import (
@@ -127,8 +127,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
     Owns its source. Errors: those of parse_header.
     """
 
-    def __init__(self, where: Path | Source, limits: Limits | None = None) -> None:
-        self._source: Source = LocalFile(where) if isinstance(where, Path) else where
+    def __init__(self, where: Path | Readable, limits: Limits | None = None) -> None:
+        self._source: Readable = LocalFile(where) if isinstance(where, Path) else where
         self._name = self._source.name
         try:
             self._layout = self._read_layout(limits or Limits())
@@ -189,12 +189,12 @@ class TensorFile(Mapping[str, torch.Tensor]):
         self.close()
 
 
-def read_tensors(where: Path | Source, limits: Limits | None = None) -> Tensors:
+def read_tensors(where: Path | Readable, limits: Limits | None = None) -> Tensors:
     """Everything, in one read into one buffer of which the tensors are views. Errors: as TensorFile."""
     return read_checked(where, None, limits)
 
 
-def read_checked(where: Path | Source, digest: str | None, limits: Limits | None = None) -> Tensors:
+def read_checked(where: Path | Readable, digest: str | None, limits: Limits | None = None) -> Tensors:
     """As `read_tensors`, of bytes that must have this digest. Errors: DigestMismatch as well, naming the file."""
     limits = limits or Limits()
     source = LocalFile(where) if isinstance(where, Path) else where

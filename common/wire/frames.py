@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attune.common.wire.malformed import BadOffset
 
 if TYPE_CHECKING:
-    from attune.common.wire.blobs import Source
+    from attune.common.wire.blobs import Readable
 
 FRAME_BYTES = 1 << 20  # between two asyncio ends 1 MiB is the sweet spot: smaller and larger frames are both slower
 
@@ -18,7 +18,7 @@ def _longest() -> int:
     return FRAME_BYTES
 
 
-def read_frames(source: Path | Source, offset: int, frame_bytes: Callable[[], int] = _longest) -> Iterator[bytes]:
+def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int] = _longest) -> Iterator[bytes]:
     """What is there from `offset` to its end, in frames as long as `frame_bytes` says each time (the last may be shorter).
 
     A source is closed at the end, and when the iterator goes. Errors: BadOffset, at once.
@@ -29,7 +29,7 @@ def read_frames(source: Path | Source, offset: int, frame_bytes: Callable[[], in
     return _frames(source, offset, frame_bytes)
 
 
-def _frames(source: Path | Source, offset: int, frame_bytes: Callable[[], int]) -> Iterator[bytes]:
+def _frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int]) -> Iterator[bytes]:
     if isinstance(source, Path):
         with source.open("rb", buffering=0) as file:
             file.seek(offset)

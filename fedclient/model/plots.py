@@ -55,7 +55,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Source:
+class Drawn:
     """What pictures are made of; all models have the same classes."""
 
     shard: str
@@ -64,7 +64,7 @@ class Source:
     images: int
 
 
-def rollout(source: Source) -> page.Section:
+def rollout(source: Drawn) -> page.Section:
     first = source.judged[0]
     chosen = spread(first.true, source.images)
     maps = [judged.maps(chosen) for judged in source.judged]
@@ -77,7 +77,7 @@ def rollout(source: Source) -> page.Section:
     return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)
 
 
-def confusion(source: Source) -> page.Section:
+def confusion(source: Drawn) -> page.Section:
     """Of the classes that occur, as true or as found."""
     occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.found)})
     counts = []
@@ -88,7 +88,7 @@ def confusion(source: Source) -> page.Section:
     return drawings.confusions(counts, [str(source.classes[k]) for k in occurring])
 
 
-def classes(source: Source) -> page.Section:
+def classes(source: Drawn) -> page.Section:
     present = sorted({int(k) for k in source.judged[0].true})
     shares = []
     for judged in source.judged:
@@ -97,7 +97,7 @@ def classes(source: Source) -> page.Section:
     return drawings.by_class(shares, [str(source.classes[k]) for k in present])
 
 
-PICTURES: dict[str, Callable[[Source], page.Section]] = {"rollout": rollout, "confusion": confusion, "classes": classes}
+PICTURES: dict[str, Callable[[Drawn], page.Section]] = {"rollout": rollout, "confusion": confusion, "classes": classes}
 
 
 def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str]) -> list[str]:
@@ -107,7 +107,7 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
     Errors: NoModel, those of load_shard and of preparing its test part, and SettingError for a wanted picture that cannot be.
     """
     models, loaded = [Model(model_folder(folder)) for folder in folders], load_shard(shard)
-    source = Source(loaded.name, models[0].info.classes, judge(models, loaded), images)
+    source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
     sections, left_out = page.drawn(PICTURES, source, wanted)
     title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"
     return [*map(str, page.write(out, title, sections)), *left_out]

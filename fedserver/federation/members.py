@@ -21,6 +21,7 @@ NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
+SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
 
 
 class Members:
@@ -46,16 +47,18 @@ class Members:
                 if other != name:
                     planning.check_like(profile, reference, name)
         stream = Stream(name, profile, software)
-        self._streams.enter(stream)
-        self._turns.start(self._coordinator.turn(self._welcome, stream))
+        note = SECOND_STREAM if self._streams.enter(stream) else ""
+        self._turns.start(self._coordinator.turn(self._welcome, stream, note))
         return stream
 
-    async def _welcome(self, stream: Stream) -> None:
+    async def _welcome(self, stream: Stream, note: str) -> None:
         name, profile = stream.name, stream.profile
         if not self._streams.is_current(stream):
             return
         labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
-        await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note="", labels=labels)
+        await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
+        if note:
+            LOG.warning("%s: %s", name, note)
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software[:40])
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan))

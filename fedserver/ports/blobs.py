@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from attune.common.errors import HomeMismatch
-from attune.common.wire.blobs import Blob, Source, Target
+from attune.common.wire.blobs import Blob, Readable, Target
 from attune.fedserver.core.records import Slot
 
 STATE, INBOX, UPLOADS, SERVED, REDO = "state/", "inbox/", "uploads/", "serve/", "redo/"
@@ -83,7 +83,7 @@ class Blobs(Protocol):
         """
         ...
 
-    def open(self, blob: Blob) -> Source:
+    def open(self, blob: Blob) -> Readable:
         """Its bytes. At the first time in a process they are held against the digest. Errors: Damaged."""
         ...
 

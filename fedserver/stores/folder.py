@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attune.common.durable import disk_errors, replaced, sweep_files, sync, write_file
 from attune.common.errors import UploadBusy
-from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Source, check_space, read_into, write_all
+from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, check_space, read_into, write_all
 from attune.common.wire.digest import digest_of
 from attune.fedserver.ports.blobs import INBOX, REDO, SERVED, STATE, UPLOADS, Damaged
 from attune.fedserver.stores.trust import Trust
@@ -105,7 +105,7 @@ class FolderBlobs(Trust):
                 sync(folder.parent)
         return path
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> Readable:
         try:
             return LocalFile(self._folder / name)
         except FileNotFoundError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from attune.common.errors import UploadBusy
-from attune.common.wire.blobs import Blob, Buffer, Source
+from attune.common.wire.blobs import Blob, Buffer, Readable
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import Truncated
 from attune.fedserver.ports.blobs import Damaged
@@ -86,7 +86,7 @@ class MemoryBlobs(Trust):
     def sweep(self) -> None:
         """Nothing: what is unfinished has no name."""
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> Readable:
         return Buffer(name, self._data[name])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from attune.common.errors import WireError
-from attune.common.wire.blobs import Blob, Source, digest_in
+from attune.common.wire.blobs import Blob, Readable, digest_in
 from attune.fedserver.ports.blobs import Damaged
 
 
@@ -16,10 +16,10 @@ class Trust(ABC):
         self._known: dict[str, str] = {}  # name -> digest
 
     @abstractmethod
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> Readable:
         """Errors: KeyError."""
 
-    def open(self, blob: Blob) -> Source:
+    def open(self, blob: Blob) -> Readable:
         source = self._opened(blob)
         if self._known.get(blob.name) != blob.digest:
             try:
@@ -36,13 +36,13 @@ class Trust(ABC):
         finally:
             source.close()
 
-    def _opened(self, blob: Blob) -> Source:
+    def _opened(self, blob: Blob) -> Readable:
         try:
             return self._source(blob.name)
         except KeyError:
             raise Damaged(f"{blob.name} is missing: restore it from a backup") from None
 
-    def _compare(self, source: Source, blob: Blob) -> None:
+    def _compare(self, source: Readable, blob: Blob) -> None:
         self._known.pop(blob.name, None)
         try:
             found = digest_in(source) if source.size == blob.size else None

@@ -26,7 +26,7 @@ T = TypeVar("T")
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
 
 
-class Source:
+class Drawn:
     """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
 
     def __init__(self, home: Home, labels: Path | None) -> None:
@@ -44,7 +44,7 @@ class Source:
             self.groups, self.coloured_by = read_labels(labels, [device.name for device in found.devices])
 
     def __repr__(self) -> str:
-        return f"Source({self._home.path}, {self.closed} rounds)"
+        return f"Drawn({self._home.path}, {self.closed} rounds)"
 
     def tensors(self, key: str, read: Callable[[TensorFile], T]) -> T | None:
         """`read` of the slot `key`, of whichever part has one; None if none has."""
@@ -61,19 +61,19 @@ class Source:
         raise AssertionError("the last attempt returns or raises")
 
 
-def accuracy(source: Source) -> page.Section:
+def accuracy(source: Drawn) -> page.Section:
     if not any(source.summary.curves.values()):
         raise SettingError("no device has reported an accuracy: none has a test part")
     return plot_accuracy.curves(source.summary)
 
 
-def clients(source: Source) -> page.Section:
+def clients(source: Drawn) -> page.Section:
     if not any(client.after is not None for client in source.summary.clients):
         raise SettingError("no device has reported an accuracy after local training")
     return plot_accuracy.bars(source.summary)
 
 
-def attention(source: Source) -> page.Section:
+def attention(source: Drawn) -> page.Section:
     def read(file: TensorFile) -> tuple[list[str], dict[str, plot_clients.Matrix]]:
         names, found = matrices.read(file)
         return names, {unit: A_SS.double().numpy() for unit, A_SS in found.items()}
@@ -90,7 +90,7 @@ def attention(source: Source) -> page.Section:
     return plot_clients.attention(found, names, source.groups, f"round {source.closed} of {source.summary.method}")
 
 
-def embeddings(source: Source) -> page.Section:
+def embeddings(source: Drawn) -> page.Section:
     def read(file: TensorFile) -> tuple[list[str], plot_clients.Matrix]:
         names, z_NE = embedding_rows.read(file)
         return names, z_NE.double().numpy()
@@ -102,13 +102,13 @@ def embeddings(source: Source) -> page.Section:
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 
 
-def metrics(source: Source) -> page.Section:
+def metrics(source: Drawn) -> page.Section:
     if not plot_metrics.by_round(source.rows):
         raise SettingError("no device has reported a number")
     return plot_metrics.metrics(source.rows)
 
 
-PICTURES: dict[str, Callable[[Source], page.Section]] = {
+PICTURES: dict[str, Callable[[Drawn], page.Section]] = {
     "accuracy": accuracy,
     "clients": clients,
     "attention": attention,
@@ -123,7 +123,7 @@ def plot_home(home: Home, out: Path, labels: Path | None, wanted: Sequence[str])
     Without `wanted`: all pictures that there can be, and why there cannot be the others.
     Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
     """
-    source = Source(home, labels)
+    source = Drawn(home, labels)
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"

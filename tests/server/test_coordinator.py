@@ -66,8 +66,17 @@ class Server:
 
 
 @pytest.fixture(params=["memory", "disk"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """In memory nothing is opened: neither a database nor a file."""
     if request.param == "memory":
+
+        def refuse(*arguments: Any, **more: Any) -> Any:
+            raise AssertionError(f"opened in a world that is in memory: {arguments}")
+
+        import attune.fedserver.lab.engine  # noqa: F401 (imports open files)
+
+        for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
+            monkeypatch.setattr(target, refuse)
         ledger = MemoryLedger()
         return World(lambda: ledger, MemoryBlobs())
     return World(lambda: SqliteLedger(tmp_path / "state.sqlite"), FolderBlobs(tmp_path))
@@ -262,6 +271,7 @@ def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
         await server.coordinator.turn(asyncio.sleep, 0)
         device = await server.ledger.device("a")
         assert device is not None and device.connected, "the end of the old stream changes nothing"
+        assert "two processes use its identity" in device.note
         server.members.disconnect(new)
         await server.coordinator.turn(asyncio.sleep, 0)
         device = await server.ledger.device("a")
