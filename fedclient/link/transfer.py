@@ -32,6 +32,7 @@ from attune.fedclient.work.state import Orders
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
 ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had
 SAID_AFTER = 4  # failures in a row of one transfer
+ASKS = 8  # for a blob that the server does not know: half a minute
 RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
 
 T = TypeVar("T")
@@ -67,13 +68,25 @@ async def persist(link: Link, attempt: Callable[[], Awaitable[T]], complain: Com
 
 
 async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str], None]) -> dict[str, Tensor]:
-    """The tensors of a blob, checked against `expected`. Errors: UnknownBlob, Forbidden, WireError."""
+    """The tensors of a blob, checked against `expected`. Errors: UnknownBlob, Forbidden, WireError.
+
+    A server that was started again offers a blob only once it has sent its order again. So a blob that it does not know is
+    asked for some times: whoever has another order by then cancels this.
+    """
+    unknown = 0
     for attempt in range(1, ATTEMPTS + 1):
         limit_bytes = layout_of(expected).size + ROOM_BYTES
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, f"the part {ref.part} from the server")
 
         async def go_on(buffer: ReceiveBuffer = buffer) -> None:
-            await link.read(ref.digest, buffer.offset, buffer.write)
+            nonlocal unknown
+            try:
+                await link.read(ref.digest, buffer.offset, buffer.write)
+            except UnknownBlob as error:
+                unknown += 1
+                if unknown == ASKS:
+                    raise
+                raise Broken(str(error)) from error
             if buffer.offset < buffer.size:
                 raise Broken("the server ended a download early")
 

@@ -34,6 +34,7 @@ from attune.fedserver.federation.turns import Turns
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab, Outcome
 from attune.fedserver.ports.ledger import Ledger, Snapshot
+from attune.fedserver.stores.age import check_age
 from attune.fedserver.stores.inbox import Inbox
 
 LOG = logging.getLogger("fedserver")
@@ -75,7 +76,7 @@ class Coordinator:
         self.plan: Plan | None = None
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self._clock, self._federation = settings.rules, clock, federation
-        self._ledger, self._executors = ledger, executors
+        self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._orders = Orders(settings, ledger, self.streams, lab)
         self.book = self._orders.book
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
@@ -86,9 +87,12 @@ class Coordinator:
         return f"Coordinator({self.round.record.phase} round={self.round.record.round}, {self.streams!r})"
 
     async def start(self) -> None:
-        """Takes up the step at which the last process stopped. Errors: those of the lab for a damaged state."""
+        """Takes up the step at which the last process stopped. Errors: HomeMismatch for a ledger older than the
+        state; those of the lab for a damaged state.
+        """
         await self._ledger.disconnect_all(self._clock.unix())
         found = await self._ledger.snapshot()
+        await self._executors.disk(check_age, self._blobs, found.record.round)
         await self._executors.disk(self.inbox.clear_except, *found.record.open_orders, found.record.round)
         handed_in = await self._executors.disk(self.inbox.names, *found.record.open_orders)
         reported = await self._reported(found)

@@ -275,7 +275,8 @@ class Damaged(Trial):
         if self._backup is None or child.exit != REFUSES:
             return False
         said = [line for line in child.text.splitlines() if line.startswith(("fedserver: ", "fedclient: "))]
-        if len(said) != 1 or not any(name in said[0] for name in (self._backup[0].name, str(self._backup[0].parent))):
+        named = (self._backup[0].name.removesuffix("-wal").removesuffix("-shm"), str(self._backup[0].parent))
+        if len(said) != 1 or not any(name in said[0] for name in named):
             raise Red(f"exit {child.exit} without one line that names {self._backup[0].name}: {said}")
         path, data = self._backup
         path.write_bytes(data)

@@ -14,6 +14,7 @@ from attune.common.errors import (
     LimitExceeded,
     OrderClosed,
     Stalled,
+    UnknownBlob,
     UpdateRefused,
     UploadBusy,
     UploadTakenOver,
@@ -23,7 +24,7 @@ from attune.common.wire.malformed import DigestMismatch
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient import backoff
 from attune.fedclient.link.port import Link
-from attune.fedclient.link.transfer import ATTEMPTS, fetch, send
+from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch, send
 from attune.fedclient.messages import BlobRef, Result, SendRefused, Sent
 from attune.fedclient.work.state import Orders
 from tests.link.server import Scripted
@@ -114,6 +115,24 @@ def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged
             return await fetch(link, BlobRef("shared", digest, len(data)), expected, [].append)
 
     assert play(scenario)["head.weight"].equal(TENSORS["head.weight"])
+
+
+def test_a_download_waits_for_a_restarted_server_to_know_the_order_again(play, committed):
+    orders, _ = committed
+    data = orders.blob(ORDER, "shared").read_bytes()
+    unknown = UnknownBlob("kiel was not offered this blob")
+
+    async def scenario(link: Link, server: Scripted):
+        digest = server.offer(data)
+        server.downloads_fail = [unknown, unknown]
+        async with stream(link):
+            await fetch(link, BlobRef("shared", digest, len(data)), manifest_of(TENSORS), [].append)
+            server.downloads_fail = [unknown] * ASKS
+            with pytest.raises(UnknownBlob):
+                await fetch(link, BlobRef("shared", digest, len(data)), manifest_of(TENSORS), [].append)
+            assert not server.downloads_fail
+
+    play(scenario)
 
 
 def test_a_job_that_is_cancelled_in_the_moment_its_upload_breaks_does_not_go_on(play, committed):

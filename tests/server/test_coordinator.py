@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from attune.common.errors import DiskFull, LedgerBusy
+from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy
 from attune.common.plan import Profile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import Order, OrderId, Phase
@@ -408,3 +409,28 @@ def test_work_in_turns_is_done_in_the_order_asked_and_carried_through() -> None:
         assert turns.busy_s == 0.0
 
     asyncio.run(scenario())
+
+
+def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:
+    """As after a damaged journal of the database, or with a backup of the database alone."""
+
+    async def two_rounds(server: Server) -> None:
+        a, b = server.connect("a", "b")
+        for number in (1, 2):
+            for stream in (a, b):
+                assert await server.answer((await next_order(stream)).id)
+            await server.closed(number)
+
+    process(world, two_rounds)
+    blobs = [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))]
+
+    async def older() -> None:
+        ledger = world.ledger()
+        record = (await ledger.snapshot()).record
+        await ledger.put_record(msgspec.structs.replace(record, round=0))
+        await ledger.close()
+
+    asyncio.run(older())
+    with pytest.raises(HomeMismatch, match="of a later one"):
+        process(world, two_rounds)
+    assert [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))] == blobs
