@@ -105,7 +105,7 @@ class Peer:
             message = self._heard.get(timeout=CALL_S)
             if isinstance(message, grpc.RpcError):
                 raise message
-            if (kind := message.WhichOneof("message")) is not None:
+            if (kind := message.WhichOneof("message")) not in (None, "beat"):  # a beat only shows that the server lives
                 return kind, getattr(message, kind)
 
     def progress(self, order: Any) -> None:
