@@ -42,7 +42,8 @@ def difference(won: int, lost: int, n: int) -> tuple[float, float]:
     """
     if n < 1:
         return -1.0, 1.0
-    low, high = _crossing(won, lost, n, Z), _crossing(won, lost, n, -Z)
+    observed = (won - lost) / n  # -1 and 1 are never quite reached by halving
+    low, high = min(observed, _crossing(won, lost, n, Z)), max(observed, _crossing(won, lost, n, -Z))
     if mcnemar(won, lost) > 1 - LEVEL:
         low, high = min(low, 0.0), max(high, 0.0)
     return low, high
