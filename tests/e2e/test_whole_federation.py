@@ -134,7 +134,7 @@ def test_the_summary_follows_from_the_metrics(fedtp):
 def test_both_commands_draw_pictures(fedtp, tmp_path):
     status = fedtp.federation.status()
     fedtp.federation.command("fedserver", "plot", "--out", str(tmp_path / "server"))
-    page = check_pictures(tmp_path / "server", {"accuracy", "clients", "embeddings"})
+    page = check_pictures(tmp_path / "server", {"accuracy", "clients", "embeddings", "metrics"})
     assert page.row("personalized model, latest: over all test samples")[1] == f"{status['accuracy']['over_samples']:.4f}"
     shard = fedtp.shards[0]
     fedtp.federation.command("fedclient", "plot", "--data", str(shard), "--out", str(tmp_path / "device"))
