@@ -23,6 +23,7 @@ import numpy as np
 
 from attune.common.config import Count, CountOrZero, convert, read_toml
 from attune.fedclient.data.holdout import hold_out
+from attune.fedclient.data.shard import load_shard
 from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, table
 
 EVERY_METHOD = "*"
@@ -138,9 +139,12 @@ def validation(shards: Path, share: float, seed: int) -> Path:
         made = out / folder.name
         made.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "meta.json", made)
-        with np.load(folder / "train.npz") as arrays:
-            for part, places in zip(("train", "test"), hold_out(arrays["y"], share, seed), strict=True):
-                np.savez(made / f"{part}.npz", x=arrays["x"][places], y=arrays["y"][places])
+        shard = load_shard(folder)
+        with np.load(folder / "train.npz") as file:
+            arrays = dict(file)
+        parts = hold_out(arrays["y"], share, seed, shard.kind, shard.groups)
+        for part, places in zip(("train", "test"), parts, strict=True):
+            np.savez(made / f"{part}.npz", **{name: array[places] for name, array in arrays.items()})
     return out
 
 

@@ -30,7 +30,12 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy_after: Accuracy | None = None  # the same after local training
     accuracy_common: Accuracy | None = None  # of the common model: what is served on a cold start
     accuracy_local: Accuracy | None = None  # of a model trained on this device alone
-    kept: Choice | None = None  # which of these models the device predicts with; evaluations only
+    better_than_common: Count | None = None  # test samples on which the device's own model does better than the common one
+    worse_than_common: Count | None = None
+    better_than_local: Count | None = None
+    worse_than_local: Count | None = None
+    accuracy_kept: Accuracy | None = None  # of what the device predicts with: one of these models, or a blend of them
+    kept: Choice | None = None  # which of these models the device predicts with, or counts most; evaluations only
     test_samples: Count | None = None
     seconds: Seconds | None = None  # of work on the device
     bytes_up: Count | None = None

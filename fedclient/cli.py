@@ -97,7 +97,7 @@ _timeout_option = click.option(
 @_timeout_option
 @click.option(
     "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
-    help="best: the better model on samples held out of training; personalized: always the personalized model.",
+    help="best: a blend of the models, weighted on samples held out of training; personalized: the own model alone.",
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 from attune.common.interval import wilson
+from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from attune.fedclient.messages import Result
+
+SAID: dict[Finding, str] = {
+    "better": "helps here",
+    "worse": "does not help here",
+    "unclear": "makes no difference that so few test samples could show",
+}
 
 
 class Console:
@@ -79,24 +86,27 @@ def line_of(result: Result, *who: str) -> str:
 
 
 def comparison_of(result: Result) -> list[str]:
-    """A line for each compared model with its 95 % interval; then whether personalization helps here, and which model stays."""
-    found = {name: value for name, value in result.accuracies.items() if value is not None}
-    own, others = found.get("personalized"), {name: value for name, value in found.items() if name != "personalized"}
-    if own is None or not others:
+    """A line for each compared model with its 95 % interval; then whether the own model is better here, and what is kept."""
+    comparisons = comparisons_of(result)
+    if not comparisons:
         return []
-    tested = result.test_samples or 0
     lines = []
-    for name, value in found.items():
-        low, high = wilson(value, tested)
-        lines.append(f"{name:<12}  accuracy {value:.3f} ({low:.3f} to {high:.3f})")
-    best_other = max(others, key=lambda name: others[name])
-    low, high = wilson(own, tested)
-    if low <= others[best_other] <= high:
-        lines.append(f"personalization and the {best_other} model are too close to tell apart on {tested} test samples")
-    elif own > others[best_other]:
-        lines.append(f"personalization helps here: {own - others[best_other]:+.3f} over the {best_other} model")
-    else:
-        lines.append(f"personalization does not help here: {own - others[best_other]:+.3f} against the {best_other} model")
-    held = result.validation_samples
-    chosen = f"chosen on {held} samples held out of training" if held else "not chosen"
-    return [*lines, f"kept: the {result.choice} model ({chosen})"]
+    for name, value in result.accuracies.items():
+        if value is not None:
+            low, high = wilson(value, result.test_samples or 0)
+            lines.append(f"{name:<12}  accuracy {value:.3f} ({low:.3f} to {high:.3f})")
+    for each in comparisons:
+        lines.append(
+            f"against the {each.rival} model: better on {each.better} of {each.samples} test samples, worse on {each.worse}: "
+            f"{each.difference:+.3f} ({each.low:+.3f} to {each.high:+.3f})"
+        )
+    subject = "personalization" if result.own == "personalized" else "the federation"
+    lines.append(f"{subject} {SAID[finding_of(comparisons)]}")
+    return [*lines, _kept(result)]
+
+
+def _kept(result: Result) -> str:
+    if not result.weights:
+        return f"kept: the {result.own} model (not chosen)"
+    shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())
+    return f"kept: a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"

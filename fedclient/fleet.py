@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from attune.common.errors import AttuneError, SettingError
 from attune.fedclient import app
@@ -21,6 +23,7 @@ from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
+from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
 from attune.fedclient.work.worker import Worker
 
 TURNS = 2  # one device trains while the next one downloads
@@ -103,17 +106,31 @@ def _text(error: Exception) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """First a line with the mean accuracy; then a line for each device: name, accuracy, which model it keeps, path."""
+    """First a line with the mean accuracy, and one with how many devices are better with their own model.
+
+    Then a line for each device: name, accuracy, the model with the largest weight, whether the own model is better, path.
+    """
     width = max(len(outcome.name) for outcome in outcomes)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     found = [result.accuracy for result in results if result.accuracy is not None]
     mean = f", mean accuracy {sum(found) / len(found):.3f}" if found else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
+    findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
+    count = Counter(finding for finding in findings.values() if finding is not None)
+    if count:
+        said = (f"{finding} {count[finding]}" for finding in get_args(Finding) if count[finding])
+        lines.append(f"their own model against the others, on the same test samples: {', '.join(said)}")
     for outcome in outcomes:
         accuracy, kept = (outcome.result.accuracy, outcome.result.choice) if outcome.result else (None, "-")
         text = "-" if accuracy is None else f"{accuracy:.3f}"
-        lines.append(f"{outcome.name:<{width}}  {text:>5}  {kept:<12}  {outcome.path or 'failed'}")
+        finding = findings[outcome.name] or "-"
+        lines.append(f"{outcome.name:<{width}}  {text:>5}  {kept:<12}  {finding:<7}  {outcome.path or 'failed'}")
     return lines
+
+
+def _finding(result: Result | None) -> Finding | None:
+    comparisons = comparisons_of(result) if result else []
+    return finding_of(comparisons) if comparisons else None
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:

@@ -71,7 +71,9 @@ class Result(Metrics, frozen=True, kw_only=True):
     round: int
     trained: bool
     samples: int  # training samples
-    validation_samples: int = 0  # by which the model that is kept was chosen; 0: there was no choice
+    own: Choice = "personalized"  # what the model is that the method leads to on this device
+    validation_samples: int = 0  # by which the weights were found; 0: there was no choice
+    weights: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
     parts: tuple[Part, ...] = ()
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
@@ -81,19 +83,31 @@ class Result(Metrics, frozen=True, kw_only=True):
 
     @property
     def choice(self) -> Choice:
-        """Which model the device predicts with."""
-        return self.kept or "personalized"
+        """Which model the device predicts with, or counts most."""
+        return self.kept or self.own
 
     @property
     def accuracies(self) -> dict[Choice, float | None]:
         """Of each model that the device could keep, on its test part."""
-        personalized = self.accuracy_after if self.trained else self.accuracy_before
-        return {"personalized": personalized, "common": self.accuracy_common, "local": self.accuracy_local}
+        own = self.accuracy_after if self.trained else self.accuracy_before
+        return {self.own: own} | {name: value for name, value in self._others().items() if name != self.own}
+
+    def _others(self) -> dict[Choice, float | None]:
+        return {"common": self.accuracy_common, "local": self.accuracy_local}
+
+    @property
+    def rivals(self) -> dict[Choice, tuple[int, int]]:
+        """What the own model was compared with: on how many test samples it does better, and on how many worse."""
+        counts: dict[Choice, tuple[int | None, int | None]] = {
+            "common": (self.better_than_common, self.worse_than_common),
+            "local": (self.better_than_local, self.worse_than_local),
+        }
+        return {name: (better, worse) for name, (better, worse) in counts.items() if better is not None and worse is not None}
 
     @property
     def accuracy(self) -> float | None:
-        """Of the model that is kept."""
-        return self.accuracies[self.choice]
+        """Of what the device predicts with."""
+        return self.accuracies[self.choice] if self.accuracy_kept is None else self.accuracy_kept
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ import msgspec
 from attune.common import homes
 from attune.common.errors import AttuneError, NoModel
 from attune.common.plan import Plan
-from attune.common.wire.blobs import LocalFile, digest_in
 from attune.fedclient import shards
 from attune.fedclient.address import Address
 from attune.fedclient.home import Home
 from attune.fedclient.model.artifact import read_info
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import Orders, damaged_files
 
 
 def damages(home: Home) -> Iterator[str]:
@@ -38,11 +37,9 @@ def damages(home: Home) -> Iterator[str]:
 
 def _model(home: Home) -> Iterator[str]:
     try:
-        info = read_info(home.model)
-        with LocalFile(home.model / "model.safetensors") as file:
-            if info.digest and digest_in(file) != info.digest:
-                yield f"{file.name} is damaged: start fedclient again to fetch the model"
-    except (AttuneError, OSError) as error:
+        for line in damaged_files(home.model, read_info(home.model).files):
+            yield f"{line}: start fedclient again to fetch the model"
+    except AttuneError as error:
         yield f"{home.model} is damaged ({error}): start fedclient again to fetch the model"
 
 

@@ -17,6 +17,7 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     classes: list[Label] | None = None  # all that may occur anywhere in the federation, in the order of the class indices
     kind: Kind | None = None
     vocabulary: int | None = None  # tokens only
+    groups: str | None = None  # an array beside the training samples: those with the same value are held out together
     standardise: bool = True  # series and tabular: by the device's own statistics; false where all clients have one scale
 
 

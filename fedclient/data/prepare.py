@@ -89,16 +89,14 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
     check_labelled_alike(shard, spec)
+    seed = derive(plan.seed, "validation")
+    y_train = labels.to_indices(shard.train_y, plan.classes, f"the training part of shard {shard.name}")
+    fitted, held = hold_out(y_train, plan.train.validation, seed, shard.kind, shard.groups)
     scaled = shard.standardise and shard.kind in ("series", "tabular")
-    standardiser = Standardiser.fit(_numbers(shard.train_x)) if scaled else None
+    standardiser = Standardiser.fit(_numbers(shard.train_x[fitted])) if scaled else None
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
-    y = [
-        torch.from_numpy(labels.to_indices(part, plan.classes, f"the {name} part of shard {shard.name}"))
-        for name, part in (("training", shard.train_y), ("test", shard.test_y))
-    ]
-    fitted, held = (
-        torch.from_numpy(part) for part in hold_out(y[0].numpy(), plan.train.validation, derive(plan.seed, "validation"))
-    )
+    y_test = labels.to_indices(shard.test_y, plan.classes, f"the test part of shard {shard.name}")
+    y = [torch.from_numpy(part) for part in (y_train, y_test)]
     return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from attune.common.config import TrainSettings
 from attune.common.errors import ShardError
 from attune.common.plan import Kind, Label, Profile
 from attune.common.seeds import derive
-from attune.fedclient.data import kinds, labels
+from attune.fedclient.data import holdout, kinds, labels
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.meta import Meta, read_meta
 
@@ -34,6 +35,7 @@ class Shard:
     vocabulary: int  # 0 unless the kind is tokens
     standardise: bool  # series and tabular only
     warnings: tuple[str, ...]
+    groups: Array | None = None  # (N,) of the training samples: those of one group overlap or belong together
 
     @property
     def per_position(self) -> bool:
@@ -56,9 +58,9 @@ class Shard:
 def load_shard(path: Path, seed: int = 0) -> Shard:
     """The shard at `path`, completely checked.
 
-    Without a test part, floor(N/4) of the N training samples are held out: the first ones of a permutation that depends
-    on `seed` and N alone. Classes are not stratified, both parts keep the order of the file, and of fewer than 4 samples none
-    is held out.
+    Without a test part, floor(N/4) of the N training samples are held out: of images and tables the first ones of a permutation
+    that depends on `seed` and N alone, and classes are not stratified; where samples overlap, as fedclient.data.holdout says.
+    Both parts keep the order of the file, and of fewer than 4 samples none is held out.
     Errors: ShardError (unreadable, empty, arrays missing or of different lengths, a wrong meta.json, tokens out of range),
     NonFiniteFeatures (NaN or infinity), UndeclaredLabels (labels outside the `classes` of meta.json).
     """
@@ -70,8 +72,11 @@ def load_shard(path: Path, seed: int = 0) -> Shard:
     train_x, train_y = _part(path, "training", train_x, train_y, kind)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
+    groups = _groups(path, meta, len(train_x))
     if test is None:
-        train_x, train_y, test_x, test_y = _hold_out(train_x, train_y, seed)
+        held = _held_out(train_y, seed, kind, groups)
+        train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
+        groups = None if groups is None else groups[~held]
     elif not test[0].size and not test[1].size:
         test_x, test_y = train_x[:0], train_y[:0]
     else:
@@ -89,6 +94,7 @@ def load_shard(path: Path, seed: int = 0) -> Shard:
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
         standardise=meta.standardise,
         warnings=_warnings(train_y, test_y),
+        groups=groups,
     )
     _check_labels(shard)
     return shard
@@ -127,11 +133,27 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array,
     return x, y
 
 
-def _hold_out(x: Array, y: Array, seed: int) -> tuple[Array, Array, Array, Array]:
-    generator = np.random.default_rng(derive(seed, "hold-out", len(x)))
-    held = np.zeros(len(x), dtype=bool)
-    held[generator.permutation(len(x))[: len(x) // 4]] = True
-    return x[~held], y[~held], x[held], y[held]
+def _groups(path: Path, meta: Meta, samples: int) -> Array | None:
+    """The array that meta.json names, one value for each training sample. Errors: ShardError."""
+    if meta.groups is None:
+        return None
+    groups = read_arrays(path / "train.npz", (meta.groups,))[0]
+    if groups.shape != (samples,):
+        raise ShardError(
+            f"`groups` of {path} is {meta.groups!r} of shape {groups.shape}; it needs a value for each sample, ({samples},)"
+        )
+    return groups
+
+
+def _held_out(y: Array, seed: int, kind: Kind, groups: Array | None) -> npt.NDArray[np.bool_]:
+    count, seed = len(y) // 4, derive(seed, "hold-out", len(y))
+    if groups is not None:
+        return holdout.by_group(y, groups, count, seed)
+    if kind in holdout.NEIGHBOURS:
+        return holdout.last(y, count)
+    held = np.zeros(len(y), dtype=bool)
+    held[np.random.default_rng(seed).permutation(len(y))[:count]] = True
+    return held
 
 
 def _check_alike(path: Path, train_x: Array, test_x: Array, train_y: Array, test_y: Array) -> None:

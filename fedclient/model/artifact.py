@@ -1,6 +1,7 @@
-"""The finished model: two files that need neither server nor federation to predict.
+"""The finished model: files that need neither server nor federation to predict.
 
-model/model.safetensors holds the tensors; model/model.json what they are, how features are prepared and what classes mean.
+model/model.safetensors holds the tensors; model/model.json what they are, how features are prepared and what classes mean. Of
+a blend, model.safetensors is the model with the largest weight, and each of the others has a file of its name.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data import labels
 from attune.fedclient.data.prepare import Standardiser, check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.work.blend import Member, classes_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.hardware import choose
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.predictors.model import Model as PlainModel
-from attune.fedclient.work.trainer import Trainer
+from attune.fedclient.work.trainer import Tensors, Trainer
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -46,27 +48,52 @@ class ModelInfo(msgspec.Struct, frozen=True):
     classes: list[Label]  # class index -> original label
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
-    kept: Choice = "personalized"  # which of the device's models this is
-    accuracy: float | None = None  # its own, on the device's test part
+    kept: Choice = "personalized"  # which of the device's models this is, or counts most
+    own: Choice = "personalized"  # which of them predicts as the method does
+    weights: dict[Choice, float] = {}  # of a blend; a model alone has none
+    accuracy: float | None = None  # what is predicted with, on the device's test part
     accuracies: dict[Choice, float] = {}  # of each model that was compared, on the same
     samples: int = 0
     test_samples: int = 0
     round: int = 0
-    digest: str = ""  # of model.safetensors
+    files: dict[str, str] = {}  # file beside this one -> digest
+
+    @property
+    def title(self) -> str:
+        """The method, and which of the device's models this is unless it is the method's own."""
+        if self.weights:
+            return f"{self.method}, blend"
+        return self.method if self.kept == self.own else f"{self.method}, {self.kept} model"
 
 
-def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Tensor]) -> Path:
-    """Writes both files beside `folder`, then puts them in its place. Errors: DiskFull."""
+def save(folder: Path, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path:
+    """Writes all files beside `folder`, then puts them in its place. Errors: DiskFull."""
     old = folder.with_name(f"{folder.name}.old")
     with committed_folder(folder) as fresh:
-        blob = write_tensors(fresh / "model.safetensors", tensors, durable=True)
-        info = msgspec.structs.replace(info, digest=blob.digest)
+        files = {}
+        for name, each in tensors.items():
+            blob = write_tensors(fresh / _file_of(name, info), each, durable=True)
+            files[blob.name] = blob.digest
+        info = msgspec.structs.replace(info, files=files)
         write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
     shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _file_of(name: Choice, info: ModelInfo) -> str:
+    return f"{'model' if name == info.kept else name}.safetensors"
+
+
+def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
+    """Errors: NoModel."""
+    try:
+        # Homes of older versions have no digests.
+        return read_checked(path, info.files.get(path.name))
+    except (OSError, WireError) as error:
+        raise NoModel(f"{error}: start fedclient again to fetch the model") from None
 
 
 def save_model(learner: Learner, folder: Path) -> Path:
@@ -87,6 +114,8 @@ def save_model(learner: Learner, folder: Path) -> Path:
         train=plan.train,
         standardiser=standardiser.to_dict() if standardiser else None,
         kept=result.choice,
+        own=result.own,
+        weights=dict(result.weights),
         accuracy=result.accuracy,
         accuracies={name: value for name, value in result.accuracies.items() if value is not None},
         samples=result.samples,
@@ -111,14 +140,17 @@ class Model:
         self.info = info = read_info(folder)
         options = {**info.method_options, "name": info.method}
         method = method_from_options(options)
-        try:
-            # Homes of older versions have no digest.
-            self.tensors = read_checked(folder / "model.safetensors", info.digest or None)
-        except (OSError, WireError) as error:
-            raise NoModel(f"{error}: start fedclient again to fetch the model") from None
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
-        predictor = predictor_for(method, options) if info.kept == "personalized" else PlainModel(ModelSettings())
-        self.trainer = Trainer(build(info.model, 0), objective_for(method, options), predictor, info.train, choose(device))
+        network, where = build(info.model, 0), choose(device)
+
+        def member(name: Choice, weight: float) -> Member:
+            predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())
+            trainer = Trainer(network, objective_for(method, options), predictor, info.train, where)
+            return Member(weight, trainer, _tensors_in(folder / _file_of(name, info), info))
+
+        self.members = {name: member(name, weight) for name, weight in (info.weights or {info.kept: 1.0}).items()}
+        # The model that counts most, for what looks into a model.
+        self.trainer, self.tensors = self.members[info.kept].trainer, self.members[info.kept].tensors
 
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
@@ -128,7 +160,7 @@ class Model:
 
         Errors: ShapeMismatch, NonFiniteFeatures.
         """
-        found, classes = self._classes(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        found, classes = self.classes_of(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
         if self.info.model.per_position:
             return [[classes[index] for index in row] for row in found.tolist()]
         return [classes[index] for index in found.tolist()]
@@ -145,11 +177,10 @@ class Model:
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
         y = labels.to_indices(shard.test_y, self.info.classes, f"the test part of shard {shard.name}")
-        right = self._classes(features) == y
+        right = self.classes_of(features) == y
         return float(right.mean()), len(right)
 
-    def _classes(self, features: Tensor) -> npt.NDArray[np.int64]:
-        """(N,), or (N, T) where every position has a label."""
+    def classes_of(self, features: Tensor) -> npt.NDArray[np.int64]:
+        """The positions in `classes`, (N,), or (N, T) where every position has a label."""
         torch.set_num_threads(1)
-        found = [logits.argmax(-1) for _, logits in self.trainer.logits(self.tensors, features)]
-        return torch.cat(found).cpu().numpy() if found else np.empty(0, dtype=np.int64)
+        return np.asarray(classes_of(list(self.members.values()), features))

@@ -16,11 +16,11 @@ class Evaluation:
     accuracy: float
     samples: int
     round: int
-    kept: str  # which of the device's models this is
+    kept: str  # which of the device's models this is, or counts most
+    title: str  # the method, and which of the device's models this is
 
     def __str__(self) -> str:
-        what = self.method if self.kept == "personalized" else f"{self.method}, {self.kept} model"
-        return f"{self.name} ({what}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
+        return f"{self.name} ({self.title}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
 
 
 def of(home: Home, shard: Path) -> Evaluation:
@@ -31,7 +31,7 @@ def of(home: Home, shard: Path) -> Evaluation:
     model = Model(home.model)
     accuracy, samples = model.evaluate(load_shard(shard))
     info = model.info
-    return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept)
+    return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept, info.title)
 
 
 def means(evaluations: Sequence[Evaluation]) -> dict[str, float]:

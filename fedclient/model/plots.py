@@ -38,12 +38,10 @@ class Judged:
 
     @cached_property
     def found(self) -> Ints:
-        torch.set_num_threads(1)
-        scores = [logits.argmax(-1).reshape(-1) for _, logits in self.model.trainer.logits(self.model.tensors, self.features)]
-        return torch.cat(scores).cpu().numpy()
+        return self.model.classes_of(self.features).reshape(-1)
 
     def maps(self, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
-        """The rollout over these samples: (len(chosen), h, w). Errors: SettingError."""
+        """The rollout over these samples: (len(chosen), h, w). Of a blend, that of what counts most. Errors: SettingError."""
         if self.model.info.model.kind != "images":
             raise SettingError(f"a rollout is over images, and this model takes {self.model.info.model.kind}")
         network = self.model.trainer.network
@@ -137,8 +135,8 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
 
 
 def titles(infos: Sequence[Any]) -> list[str]:
-    """A title for each model: its method, and if that is not enough, which of the device's models it is, and the device."""
-    plain = [info.method if info.kept == "personalized" else f"{info.method}, {info.kept} model" for info in infos]
+    """A title for each model: its own, and if that is not enough, which of the device's models it is, and the device."""
+    plain = [info.title for info in infos]
     count = Counter(plain)
     with_name = [title if count[title] == 1 else f"{title} ({info.name})" for title, info in zip(plain, infos, strict=True)]
     count = Counter(with_name)

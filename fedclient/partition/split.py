@@ -42,6 +42,7 @@ class Partition:
     normaliser: features.Normaliser | None = None
     noise: float = 0.0  # of the last client
     notes: tuple[str, ...] = ()
+    group: str = ""  # as in Cut
     settings: dict[str, Any] = field(default_factory=dict)  # scheme and settings in force, for the record
 
     def counts(self, part: str = "train") -> Counts:
@@ -102,6 +103,7 @@ def partition(
         normaliser=features.normaliser(cut.dataset, how),
         noise=noise,
         notes=cut.notes,
+        group=cut.group,
         settings={"scheme": scheme, "settings": plain, "seed": seed, "normalise": how, "noise": noise},
     )
 
@@ -151,14 +153,17 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
         listed = ", ".join(stale[:8]) + (f" and {len(stale) - 8} more" if len(stale) > 8 else "")
         raise ShardError(f"{out} holds shards of another partition ({listed}); remove them or choose another --out")
     data = parts.dataset
-    meta = Meta(classes=data.classes, kind=data.kind, vocabulary=data.vocabulary or None, standardise=data.standardise)
+    meta = Meta(data.classes, data.kind, data.vocabulary or None, parts.group or None, data.standardise)
     try:
         for client, name in enumerate(parts.names):
             folder = out / name
             folder.mkdir(parents=True, exist_ok=True)
             for part in ("train", "test"):
                 x, y = parts.arrays(client, part)
-                np.savez(folder / f"{part}.npz", x=x, y=y)
+                arrays: dict[str, Any] = {"x": x, "y": y}
+                if parts.group and part == "train":
+                    arrays[parts.group] = data.further(parts.group)[parts.train[client]]
+                np.savez(folder / f"{part}.npz", **arrays)
             (folder / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
         (out / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(_record(parts))) + b"\n")
     except OSError as error:

@@ -1,20 +1,24 @@
-"""The models with which a device compares its own: the common one, and on request a local one; and which it keeps."""
+"""The models with which a device compares its own (the common one, and on request a local one), and the weights of its blend.
+
+V samples, T labels of a sample.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
-from attune.common.methods.settings.objectives import SgdSettings
+from attune.common.methods.method import Method, PartKind
+from attune.common.methods.settings.objectives import ObjectiveSettings, SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.work.blend import weights_of
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
@@ -50,42 +54,48 @@ class Baselines:
     def candidates(self, common: Tensors) -> Candidates:
         """The models there are, each with what evaluates it.
 
-        common: what a device of which nothing is known is served; the tensors that are not in it are as they began.
+        common: what a device of which nothing is known is served; empty if that is no model that could be used.
         """
         found: dict[Choice, tuple[Trainer, Tensors]] = {}
         if common:
-            found["common"] = (self._trainer, self._initial() | common)
+            found["common"] = (self._trainer, common)
         if self.local is not None:
             found["local"] = (self._trainer, self.local)
         return found
 
 
-def accuracies(candidates: Candidates, data: Prepared) -> dict[Choice, float]:
-    """The accuracy of each on the test part; empty without a test part."""
+def own_name(method: Method, part_of: Mapping[str, PartKind]) -> Choice:
+    """What the model is that a method leads to: the common one or a local one, if nothing in it tells devices apart."""
+    if method.predictor == "model" and set(part_of.values()) == {"private"}:
+        return "local"
+    if method.predictor == "model" and set(part_of.values()) == {"shared"} and method.evaluate == "served":
+        return "common"
+    return "personalized"
+
+
+def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> bool:
+    """Whether a device of which nothing is known can be served a whole model. Else some of its tensors are as they began: those
+    that never leave a device, or a head that the objective does not train."""
+    return "private" not in part_of.values() and settings.uses_head
+
+
+def right_on_test(candidates: Candidates, data: Prepared) -> dict[Choice, torch.Tensor]:
+    """Which labels of the test part each finds, (N,) or (N, T) bool; none where there is no test part."""
     if not len(data.test_x):
         return {}
-    return {name: trainer.evaluate(tensors, data.test_x, data.test_y) for name, (trainer, tensors) in candidates.items()}
+    return {name: trainer.right(tensors, data.test_x, data.test_y) for name, (trainer, tensors) in candidates.items()}
 
 
-def best(candidates: Candidates, data: Prepared) -> Choice:
-    """The best on the samples held out of training; without such samples, the personalized model."""
-    if not len(data.validation_x):
-        return "personalized"
-    x, y = data.validation_x, data.validation_y
-    return choose({name: trainer.right(tensors, x, y) for name, (trainer, tensors) in candidates.items()})
+def compared(own: torch.Tensor, rival: torch.Tensor) -> tuple[int, int]:
+    """(better, worse): on how many samples the own model finds more labels than the rival, and on how many fewer.
 
-
-def choose(right: Mapping[Choice, torch.Tensor]) -> Choice:
-    """The personalized model, unless another one is clearly better.
-
-    right: for every model, on the same V validation samples, which it labels rightly, (V,) bool, or (V, T) where each of T
-    positions has a label. Clearly: the sum of the differences between two models exceeds one standard error, the root of the
-    sum of their squares; with one label a sample, of the number of samples that only one of the two labels rightly. The
-    positions of a sequence are not independent, so a sequence has one difference.
+    Arguments as `right_on_test` gives them. The positions of a sequence are not independent, so a sequence counts once.
     """
-    best: Choice = "personalized"
-    for name, right_V in right.items():
-        gain_V = (right_V.double() - right[best].double()).view(len(right_V), -1).sum(dim=1)
-        if float(gain_V.sum()) > math.sqrt(float(gain_V.square().sum())):
-            best = name
-    return best
+    gain_N = (own.long() - rival.long()).view(len(own), -1).sum(dim=1)
+    return int((gain_N > 0).sum()), int((gain_N < 0).sum())
+
+
+def weighed(candidates: Candidates, data: Prepared) -> dict[Choice, float]:
+    """How much each model counts, by the samples held out of training."""
+    x, y = data.validation_x, data.validation_y
+    return weights_of({name: trainer.probability(tensors, x, y) for name, (trainer, tensors) in candidates.items()})

@@ -19,6 +19,7 @@ from attune.common.errors import Forbidden, HomeMismatch, NoModel
 from attune.common.faults import fail_at
 from attune.common.methods.method import assign, options_of
 from attune.common.methods.registry import method_from_options
+from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
@@ -30,11 +31,12 @@ from attune.fedclient.home import Home
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
+from attune.fedclient.work.blend import Member, classes_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.state import Orders, check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
 
-RECEIVED, LOCAL, KEPT = "received", "local", "kept"  # what is committed beside the model's tensors
+RECEIVED, LOCAL, KEPT = "received", "local", "kept-{}"  # what is committed beside the model's tensors
 
 
 class Learner:
@@ -57,9 +59,12 @@ class Learner:
         self.plan, self.name, self.orders, self.keep = plan, name, orders, keep
         options = {**plan.method_options, "name": plan.method}
         method = method_from_options(options)
+        settings = options_of(method, options)
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
-        self.returns: dict[str, str] = {kind: part.returns for kind, part in options_of(method, options).aggregators.items()}
+        self.own = baselines.own_name(method, self.part_of)
+        self.has_rival = self.own == "personalized" and baselines.has_common(self.part_of, settings.objective)
+        self.returns: dict[str, str] = {kind: part.returns for kind, part in settings.aggregators.items()}
         objective, predictor = objective_for(method, options), predictor_for(method, options)
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
@@ -77,7 +82,7 @@ class Learner:
             self.versions = dict(self.newest.versions)
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
-        self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local")
+        self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local" and self.own != "local")
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -91,7 +96,7 @@ class Learner:
 
         Errors: Forbidden.
         """
-        refs = {ref.digest: ref for ref in (*order.cold_start, *order.downloads)}
+        refs = {ref.digest: ref for ref in (*self._cold_start(order), *order.downloads)}
         return [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
 
     def carry_out(
@@ -113,6 +118,7 @@ class Learner:
             order_id=order.id,
             round=order.round,
             trained=order.train,
+            own=self.own,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             bytes_down=bytes_down,
@@ -126,7 +132,7 @@ class Learner:
         else:
             common = self._common(order, fetched, received)
             result, kept = self._compared(result, theta, received, common, seeds, cancelled)
-            beside |= {} if kept is None else {KEPT: kept}
+            beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         beside |= {} if local is None else {LOCAL: local}
         parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
         if cancelled():
@@ -171,46 +177,63 @@ class Learner:
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
         return result, trained.tensors, self.baselines.trained(data, seeds, second, cancelled)
 
+    def _cold_start(self, order: Order) -> tuple[BlobRef, ...]:
+        return order.cold_start if self.has_rival else ()
+
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
         """The common model: what a device of which nothing is known is served. Empty if the order does not name it."""
         common: Tensors = {}
-        for ref in order.cold_start:
+        for ref in self._cold_start(order):
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
         return common
 
     def _compared(
         self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
-    ) -> tuple[Result, Tensors | None]:
-        """(the result with the accuracy of every model, the tensors of the kept model if they are not theta)."""
+    ) -> tuple[Result, dict[Choice, Tensors]]:
+        """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one)."""
         data = self.data
         own = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        candidates: baselines.Candidates = {"personalized": (self.trainer, own), **self.baselines.candidates(common)}
-        found = baselines.accuracies(candidates, data)
-        kept = baselines.best(candidates, data) if self.keep == "best" else "personalized"
+        candidates: baselines.Candidates = {self.own: (self.trainer, own), **self.baselines.candidates(common)}
+        right = baselines.right_on_test(candidates, data)
+        found = {name: float(each.double().mean()) for name, each in right.items()}
+        counts = {name: baselines.compared(right[self.own], each) for name, each in right.items() if name != self.own}
+        choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
+        weights = baselines.weighed(candidates, data) if choosing else {}
+        members = [Member(weight, *candidates[name]) for name, weight in weights.items()]
+        blended = classes_of(members, data.test_x) == data.test_y.cpu() if members and right else None
         result = msgspec.structs.replace(
             result,
-            accuracy_before=found.get("personalized"),
+            accuracy_before=found.get(self.own),
             accuracy_common=found.get("common"),
             accuracy_local=found.get("local"),
-            kept=kept,
-            validation_samples=len(data.validation_x) if self.keep == "best" else 0,
+            accuracy_kept=found.get(self.own) if blended is None else float(blended.double().mean()),
+            kept=max(weights, key=lambda name: weights[name]) if weights else self.own,
+            weights=weights,
+            validation_samples=len(data.validation_x) if choosing else 0,
+            **{
+                f"{side}_than_{name}": n
+                for name, both in counts.items()
+                for side, n in zip(("better", "worse"), both, strict=True)
+            },
         )
-        return result, None if kept == "personalized" else candidates[kept][1]
+        return result, {name: candidates[name][1] for name in weights if name != self.own}
 
     def _handed_in(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors) -> Tensors:
         if self.returns[part] == "change":
             return {name: theta[name] - received[name] for name in names}
         return {name: theta[name] for name in names}
 
-    def finished(self) -> Tensors:
-        """What the device predicts with now: all that a finished model needs. Errors: NoModel before the first order."""
+    def finished(self) -> dict[Choice, Tensors]:
+        """What the device predicts with now: all that a finished model needs, of each model that counts.
+
+        Errors: NoModel before the first order.
+        """
         if self.newest is None:
             raise NoModel("no order was carried out yet")
-        kept = self.orders.beside(self.newest, KEPT)
-        if kept is not None:
-            return kept
-        data = self.data
-        return self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, self._seeds(self.newest.round))
+        data, seeds = self.data, self._seeds(self.newest.round)
+        own = self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, seeds)
+        names = self.newest.weights or {self.own: 1.0}
+        return {name: self.orders.beside(self.newest, KEPT.format(name)) or own for name in names}
 
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)

@@ -56,7 +56,7 @@ class Orders:
         sweep(self.path)
         readable, damage = self._results()
         for result in list(readable):
-            found = list(damages(self.path / result.order_id, result))
+            found = list(damaged_files(self.path / result.order_id, result.files))
             if not found:
                 break
             damage += found
@@ -74,7 +74,7 @@ class Orders:
     def damaged(self) -> list[str]:
         """A line for each file that is not what was written; changes nothing."""
         readable, damage = self._results()
-        return damage + [line for result in readable for line in damages(self.path / result.order_id, result)]
+        return damage + [line for result in readable for line in damaged_files(self.path / result.order_id, result.files)]
 
     def state(self, result: Result) -> Tensors:
         """All tensors of the model after this order."""
@@ -148,9 +148,9 @@ class Orders:
         return sorted(readable, key=lambda result: result.sequence, reverse=True), damage
 
 
-def damages(folder: Path, result: Result) -> Iterator[str]:
-    """A line for each file of an order in `folder` whose bytes are not those that were written."""
-    for name, digest in result.files.items():
+def damaged_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
+    """A line for each of these files in `folder` (name -> digest) whose bytes are not those that were written."""
+    for name, digest in files.items():
         try:
             with LocalFile(folder / name) as file:
                 if digest_in(file) != digest:

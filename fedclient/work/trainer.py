@@ -95,6 +95,15 @@ class Trainer:
             found.append(logits.argmax(-1) == some_y)
         return torch.cat(found).cpu()
 
+    def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """What prepared tensors give to the labels y (N,) or (N, T) of x (N, ...): in y's shape, on the CPU."""
+        found = []
+        for at, logits in self.logits(prepared, x):
+            some_y = y[at : at + len(logits)].to(self.device)
+            check_scores(logits, some_y)
+            found.append(logits.float().softmax(-1).gather(-1, some_y.unsqueeze(-1)).squeeze(-1))
+        return torch.cat(found).cpu()
+
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
         tensors = self._on_device(prepared)

@@ -262,6 +262,14 @@ def test_natural_refusals(dataset_of, settings, message):
         partition(natural_data(dataset_of, [7] * 4 + [12] * 4 + [7] * 4), "natural", **settings)
 
 
+def test_groups_of_the_split_are_groups_of_the_shards(dataset_of, tmp_path):
+    person, run = np.repeat([0, 1], 12), np.arange(24) // 3
+    data = dataset_of([(24, 0)], {"person": person, "run": run})
+    parts = partition(data, "natural", by="person", group="run")
+    for folder, train in zip(write_shards(tmp_path, parts), parts.train, strict=True):
+        assert load_shard(folder).groups.tolist() == run[train].tolist()
+
+
 def test_stratified_and_grouped_by_hand():
     y = np.array([0] * 8 + [1] * 4)
     assert np.bincount(y[stratified(y, 0.25, np.random.default_rng(0))]).tolist() == [2, 1]

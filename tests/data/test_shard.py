@@ -60,6 +60,25 @@ def test_hold_out_is_a_seeded_quarter(write):
     assert all(Y[int(x[0]) // 2] == y for x, y in zip(shard.train_x, shard.train_y, strict=True))
 
 
+def test_windows_that_overlap_are_tested_on_the_end_of_the_recording(write):
+    x, y = np.arange(24 * 3, dtype=np.float32).reshape(24, 3, 1), [0, 1] * 12
+    assert load_shard(write(x, y)).test_x[:, 0, 0].tolist() == [54.0, 57.0, 60.0, 63.0, 66.0, 69.0]
+
+
+def test_samples_of_a_group_stay_together(write):
+    x, people = np.arange(24, dtype=np.float32).reshape(12, 2), np.repeat([7, 8, 9], [3, 3, 6])
+    folder = write(x, [0, 1] * 6, meta={"groups": "person"})
+    with pytest.raises(ShardError, match="lacks person"):
+        load_shard(folder)
+    np.savez(folder / "train.npz", x=x, y=[0, 1] * 6, person=people[:5])
+    with pytest.raises(ShardError, match=r"'person' of shape \(5,\)"):
+        load_shard(folder)
+    np.savez(folder / "train.npz", x=x, y=[0, 1] * 6, person=people)
+    shard = load_shard(folder)
+    assert len(shard.test_x) == 3 and len(set(shard.test_x[:, 0] // 6)) == 1, "one of the two groups of three"
+    assert sorted(shard.groups.tolist()) in ([7] * 3 + [9] * 6, [8] * 3 + [9] * 6)
+
+
 def test_one_sample_is_enough(write):
     shard = load_shard(write(X[:1], Y[:1]))
     assert shard.profile().samples == 1 and shard.profile().test_samples == 0 and shard.test_x.shape == (0, 2)

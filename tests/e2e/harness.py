@@ -188,11 +188,13 @@ class Federation:
         return self.folder / f"{self._started:02}-{name}.log"
 
 
-def run_to_the_end(federation: Federation, shards: Sequence[Path], *flags: str) -> tuple[Server, list[Process]]:
+def run_to_the_end(
+    federation: Federation, shards: Sequence[Path], *flags: str, device_flags: Sequence[str] = ()
+) -> tuple[Server, list[Process]]:
     """A server that leaves when done and a device for each shard, all ended well."""
     minimum = ("--min-clients", str(len(shards)))
     server = federation.server("--exit-when-done", *minimum, *flags)
-    devices = federation.devices(shards)
+    devices = federation.devices(shards, *device_flags)
     codes = [process.code() for process in (*devices, server)]
     assert not any(codes), "\n".join(process.text for process in (*devices, server))
     return server, devices

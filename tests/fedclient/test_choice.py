@@ -1,6 +1,9 @@
-"""Which model a device keeps, what it says about it, and the interval that it is said with."""
+"""How several models are blended, what a device says about them, and the intervals that it is said with."""
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import pytest
 import torch
@@ -8,37 +11,47 @@ import torch
 from attune.common.interval import wilson
 from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import Result
-from attune.fedclient.work.baselines import choose
+from attune.fedclient.work.baselines import compared
+from attune.fedclient.work.blend import weights_of
 
 
-def right(text: str) -> torch.Tensor:
-    return torch.tensor([letter == "1" for letter in text])
+def test_weights_are_the_likeliest_of_all():
+    """Against every mixture on a grid: log likelihood plus log prior, the latter of Dirichlet(2, 2, 2)."""
+    generator = torch.Generator().manual_seed(4)
+    p_KV = torch.rand(3, 9, generator=generator, dtype=torch.float64) ** torch.tensor([[1.0], [3.0], [0.5]])
+    found = weights_of(dict(zip(("personalized", "common", "local"), p_KV, strict=True)))
+
+    def posterior(weights):
+        likelihood = sum(math.log(sum(w * float(p) for w, p in zip(weights, p_K, strict=True))) for p_K in p_KV.T)
+        return likelihood + sum(map(math.log, weights))
+
+    steps = [i / 50 for i in range(1, 50)]
+    best = max(((a, b, 1 - a - b) for a, b in itertools.product(steps, steps) if a + b < 0.999), key=posterior)
+    assert tuple(found.values()) == pytest.approx(best, abs=0.02)
+    assert posterior(tuple(found.values())) >= posterior(best)
 
 
-@pytest.mark.parametrize(
-    ("personalized", "common", "local", "kept"),
-    [
-        ("1111", "1110", "1101", "personalized"),
-        ("1010", "1010", "0101", "personalized"),  # the same, and as good
-        ("1110", "1111", "0000", "personalized"),  # one more is no more than its own standard error
-        ("1100", "1111", "0000", "common"),  # two more: 2 > sqrt(2)
-        ("1111000000", "0000111111", "0000000000", "personalized"),  # 6 won, 4 lost: 2 < sqrt(10)
-        ("0000000000", "1111000000", "1111111100", "local"),  # the best of those that are better
-        ("0000000000", "1111000000", "1111100000", "common"),  # local is not clearly better than common
-    ],
-)
-def test_another_model_must_be_clearly_better(personalized, common, local, kept):
-    assert choose({"personalized": right(personalized), "common": right(common), "local": right(local)}) == kept
+def test_few_samples_move_the_weights_little_and_many_decide():
+    def weight(samples):
+        right = torch.full((samples,), 0.9)
+        return weights_of({"personalized": right, "local": right / 9})["personalized"]
+
+    assert 0.5 < weight(2) < 0.75 < weight(10) < 0.95 < weight(200)
+
+
+def test_a_certain_error_rules_nothing_out():
+    wrong_once = torch.tensor([0.0] + [1.0] * 9)
+    assert weights_of({"personalized": wrong_once, "local": torch.full((10,), 0.5)})["personalized"] > 0.5
 
 
 def test_the_positions_of_one_sequence_are_no_evidence_of_their_own():
-    own, once, twice = (torch.tensor(rows, dtype=torch.bool) for rows in ([[0] * 4] * 2, [[1] * 4, [0] * 4], [[1] * 4] * 2))
-    assert choose({"personalized": own, "common": once}) == "personalized"  # gains 4 and 0: 4 = sqrt(16)
-    assert choose({"personalized": own, "common": twice}) == "common"  # 4 and 4: 8 > sqrt(32)
-
-
-def test_alone_it_stays():
-    assert choose({"personalized": right("0000")}) == "personalized"
+    own, rival = torch.tensor([[0.9] * 4, [0.2] * 4]), torch.tensor([[0.1] * 4, [0.3] * 4])
+    long = weights_of({"personalized": own, "common": rival})
+    short = weights_of({"personalized": own[:, 0], "common": rival[:, 0]})
+    assert long == pytest.approx(short)
+    right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    other = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 1]], dtype=torch.bool)
+    assert compared(right, other) == (1, 1), "as good, better, worse"
 
 
 def test_wilson_by_hand():
@@ -50,28 +63,50 @@ def test_wilson_by_hand():
     assert wilson(0.5, 0) == (0.0, 1.0)
 
 
-def result(own, common, local=None, samples=100, **more):
-    found = {"accuracy_before": own, "accuracy_common": common, "accuracy_local": local, "test_samples": samples}
-    return Result(order_id="evaluate-2-kiel", round=2, trained=False, samples=80, **found, **more)
+def result(before, common, local=None, samples=100, **more):
+    """A device's evaluation; of each rival (accuracy, own model better, worse)."""
+    said = {"accuracy_before": before, "test_samples": samples}
+    for name, rival in (("common", common), ("local", local)):
+        if rival is not None:
+            said |= dict(zip((f"accuracy_{name}", f"better_than_{name}", f"worse_than_{name}"), rival, strict=True))
+    return Result(order_id="evaluate-2-kiel", round=2, trained=False, samples=80, **said, **more)
 
 
 @pytest.mark.parametrize(
     ("own", "common", "local", "said"),
     [
-        (0.9, 0.4, 0.7, "personalization helps here: +0.200 over the local model"),
-        (0.4, 0.9, None, "personalization does not help here: -0.500 against the common model"),
-        (0.90, 0.88, None, "personalization and the common model are too close to tell apart on 100 test samples"),
+        (0.9, (0.4, 55, 5), (0.7, 22, 2), "personalization helps here"),
+        (0.9, (0.4, 55, 5), (0.89, 4, 3), "personalization makes no difference that so few test samples could show"),
+        (0.4, (0.9, 2, 52), None, "personalization does not help here"),
+        (0.6, (0.1, 55, 5), (0.8, 2, 22), "personalization does not help here"),
+        (0.90, (0.88, 7, 5), None, "personalization makes no difference that so few test samples could show"),
+        # p = 0.0391 against each: one comparison would do, two are not enough.
+        (0.9, (0.84, 8, 1), (0.84, 8, 1), "personalization makes no difference that so few test samples could show"),
+        (0.9, (0.84, 8, 1), None, "personalization helps here"),
     ],
 )
 def test_a_device_is_told_whether_it_helps(own, common, local, said):
     lines = comparison_of(result(own, common, local))
-    assert said in lines
     assert lines[0].startswith(f"personalized  accuracy {own:.3f} (")
-    assert lines[-1] == "kept: the personalized model (not chosen)"
+    assert lines[-2:] == [said, "kept: the personalized model (not chosen)"]
+
+
+def test_each_rival_is_compared_on_the_same_samples():
+    lines = comparison_of(result(0.9, (0.8, 12, 2), samples=50))
+    assert "against the common model: better on 12 of 50 test samples, worse on 2: +0.200 (+0.061 to +0.345)" in lines
+
+
+def test_the_subject_is_the_federation_where_nothing_is_personal():
+    lines = comparison_of(result(0.9, None, (0.4, 55, 5), own="common"))
+    assert lines[0].startswith("common        accuracy 0.900 (")
+    assert "the federation helps here" in lines
+    assert not any("personal" in line for line in lines[:-1])
 
 
 def test_what_is_kept_is_named_with_its_reason():
-    kept = result(0.4, 0.9, kept="common", validation_samples=9)
-    assert comparison_of(kept)[-1] == "kept: the common model (chosen on 9 samples held out of training)"
-    assert kept.accuracy == 0.9
+    weights = {"personalized": 0.25, "common": 0.75}
+    kept = result(0.4, (0.9, 2, 52), kept="common", validation_samples=9, weights=weights, accuracy_kept=0.88)
+    said = "kept: a blend of personalized 0.25, common 0.75 (weighted on 9 samples held out of training)"
+    assert comparison_of(kept)[-1] == said
+    assert kept.accuracy == 0.88
     assert comparison_of(result(0.5, None)) == []

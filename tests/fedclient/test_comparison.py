@@ -1,4 +1,4 @@
-"""A device compares its own model with the common one and with local training, keeps the best, and survives a restart."""
+"""A device compares its own model with the common one and with local training, blends them, and survives a restart."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from attune.common.config import TrainSettings
-from attune.common.models.registry import build, default_spec
-from attune.common.models.structure import tensors_of
+from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.messages import BlobRef, Order
+from attune.fedclient.model.artifact import Model, save_model
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
 
@@ -50,7 +50,7 @@ def rule(learner, sign):
 def evaluate(learner, own, common, number=1):
     refs = BlobRef("shared", f"own{number}", 1), BlobRef("shared", f"common{number}", 1)
     order = Order(f"evaluate-{number}-kiel", number, False, (refs[0],), (), (refs[1],))
-    assert [ref.digest for ref, _ in learner.missing(order)] == [f"common{number}", f"own{number}"]
+    assert [ref.digest for ref, _ in learner.missing(order)][-1] == f"own{number}"
     fetched = {refs[0].digest: rule(learner, own), refs[1].digest: rule(learner, common)}
     return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
 
@@ -59,34 +59,83 @@ def train(learner, number):
     return learner.carry_out(Order(f"train-{number}-kiel", number, True), {}, 0, lambda done: None, lambda: False)
 
 
-def test_the_best_model_is_kept_also_after_a_restart(make):
-    learner = make("fedavg")
+def test_the_better_model_counts_more_also_after_a_restart(make):
+    learner = make("fedavg+ft")
     result = evaluate(learner, own=-1, common=1)
     assert (result.accuracy_before, result.accuracy_common, result.accuracy_local) == pytest.approx((0.0, 1.0, None), abs=0.05)
     assert (result.kept, result.validation_samples, result.samples) == ("common", 12, 48)
-    assert result.accuracy == result.accuracy_common
+    assert (result.better_than_common, result.worse_than_common, result.better_than_local) == (0, 30, None)
+    # Twelve samples and one said beforehand for it, one said beforehand for the other one.
+    assert result.weights == pytest.approx({"personalized": 1 / 14, "common": 13 / 14}, abs=0.01)
+    assert result.accuracy == result.accuracy_kept == result.accuracy_common
     good = rule(learner, 1)
-    for each in (learner, make("fedavg")):
-        assert all(each.finished()[name].equal(good[name]) for name in good)
+    for each in (learner, make("fedavg+ft")):
+        finished = each.finished()
+        assert finished.keys() == {"personalized", "common"}
+        assert all(finished["common"][name].equal(good[name]) for name in good)
     assert all(learner.theta[name].equal(rule(learner, -1)[name]) for name in good), "its own model goes on as it was"
 
 
-def test_the_personalized_model_stays_where_it_is_as_good_or_wanted_or_nothing_was_held_out(make):
-    assert evaluate(make("fedavg", "a"), own=1, common=1).kept == "personalized"
-    assert evaluate(make("fedavg", "b"), own=1, common=-1).kept == "personalized"
-    wanted = evaluate(make("fedavg", "c", keep="personalized"), own=-1, common=1)
-    assert (wanted.kept, wanted.validation_samples, wanted.accuracy) == ("personalized", 0, wanted.accuracy_before)
-    learner = make("fedavg", "d", validation=0.0)
-    assert (evaluate(learner, own=-1, common=1).kept, len(learner.data.train_x)) == ("personalized", 60)
+def test_the_own_model_stays_alone_where_that_is_wanted_or_nothing_was_held_out(make):
+    wanted = evaluate(make("fedavg+ft", "a", keep="personalized"), own=-1, common=1)
+    assert (wanted.kept, wanted.weights, wanted.accuracy) == ("personalized", {}, wanted.accuracy_before)
+    learner = make("fedavg+ft", "b", validation=0.0)
+    result = evaluate(learner, own=-1, common=1)
+    assert (result.kept, result.validation_samples, len(learner.data.train_x)) == ("personalized", 0, 60)
+    assert learner.finished().keys() == {"personalized"}
+
+
+def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
+    learner = make("fedavg+ft", baseline="local")
+    for number in (1, 2):
+        train(learner, number)
+    result = evaluate(learner, own=-1, common=1, number=3)
+    assert result.weights.keys() == {"personalized", "common", "local"}
+    model = Model(save_model(learner, tmp_path / "model"))
+    assert model.evaluate(shard) == (result.accuracy, 30)
+    assert (model.info.title, model.info.kept, model.info.accuracy) == ("fedavg+ft, blend", result.kept, result.accuracy)
+    probabilities = [
+        (result.weights[name], each.trainer.logits(each.tensors, learner.data.test_x)) for name, each in model.members.items()
+    ]
+    mixed = sum(weight * torch.cat([logits for _, logits in found]).softmax(-1) for weight, found in probabilities)
+    assert model.classes_of(learner.data.test_x).tolist() == mixed.argmax(-1).tolist()
+
+
+def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
+    """FedAvg's model is the common one, and is not its own rival; of training alone it is the local one."""
+    common = evaluate(make("fedavg", "a", baseline="local"), own=1, common=1)
+    assert (common.own, common.kept, common.rivals.keys()) == ("common", "common", {"local"})
+    assert common.accuracies.keys() == {"common", "local"}
+    alone = make("local", "b", baseline="local")
+    train(alone, 1)
+    result = alone.carry_out(Order("evaluate-1-kiel", 1, False), {}, 0, lambda done: None, lambda: False)
+    assert (result.own, result.kept, result.rivals, result.weights) == ("local", "local", {}, {})
+    assert result.accuracy == result.accuracy_local == result.accuracy_before
+
+
+@pytest.mark.parametrize(
+    ("method", "has"),
+    [("fedavg+ft", True), ("fedrod", True), ("ditto", True), ("fedamp", True)]
+    + [(method, False) for method in ("fedper", "fedrep", "pfedgp", "fedavg", "local")],
+)
+def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has):
+    """A head that never leaves a device is to a stranger as it began."""
+    learner = make(method, method, model="dnn")
+    ref = BlobRef("attended" if method == "fedamp" else "shared", "stranger", 1)
+    order = Order("evaluate-1-kiel", 1, False, cold_start=() if method == "local" else (ref,))
+    assert [found.digest for found, _ in learner.missing(order)] == (["stranger"] if has else [])
+    fetched = {"stranger": {name: learner.theta[name] for name in learner.part_of}}
+    result = learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
+    assert ("common" in result.rivals, result.accuracy_common is not None) == (has, has or method == "fedavg")
 
 
 def test_a_blob_that_is_served_and_common_is_fetched_once(make):
-    learner = make("fedavg")
+    learner = make("ditto")
     ref = BlobRef("shared", "same", 1)
     order = Order("evaluate-1-kiel", 1, False, (ref,), (), (ref,))
     assert [missing for missing, _ in learner.missing(order)] == [ref]
     result = learner.carry_out(order, {"same": rule(learner, 1)}, 0, lambda done: None, lambda: False)
-    assert result.accuracy_common == result.accuracy_before
+    assert result.accuracy_common == 1.0
     again = Order("evaluate-2-kiel", 2, False, (), (), (ref,))
     assert learner.missing(again) == []
     assert learner.carry_out(again, {}, 0, lambda done: None, lambda: False).accuracy_common == result.accuracy_common
@@ -105,16 +154,6 @@ def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(m
     alone, compared = make("local", "alone-mlr"), make("fedavg", "compared-mlr", baseline="local")
     result = evaluate(compared, own=-1, common=-1, number=3)
     assert result.kept == "local"
-    assert result.accuracy == result.accuracy_local == alone.newest.accuracy_after
-    assert all(make("fedavg", "compared-mlr").finished()[name].equal(alone.theta[name]) for name in alone.theta)
-
-
-def test_parts_that_never_leave_a_device_are_to_a_stranger_as_they_began(make):
-    learner = make("local")
-    train(learner, 1)
-    candidates = learner.baselines.candidates({"weight": torch.ones(2)})
-    initial = tensors_of(build(learner.plan.model, learner.plan.seed))
-    common = candidates["common"][1]
-    assert common["weight"].equal(torch.ones(2))
-    assert all(common[name].equal(initial[name]) for name in initial)
-    assert "local" not in candidates
+    assert result.accuracy_local == alone.newest.accuracy_after
+    local = make("fedavg", "compared-mlr").finished()["local"]
+    assert all(local[name].equal(alone.theta[name]) for name in alone.theta)

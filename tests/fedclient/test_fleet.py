@@ -88,6 +88,18 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
     assert "another fedclient is running" in second
 
 
+def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
+    def ended(name, better, worse):
+        counts = {"better_than_common": better, "worse_than_common": worse}
+        result = Result(order_id="e", round=2, trained=False, samples=80, test_samples=40, accuracy_before=0.7, **counts)
+        return fleet.Outcome(name, tmp_path / name, result)
+
+    shown = fleet.table([ended("a", 9, 0), ended("b", 1, 12), ended("c", 4, 3), ended("d", 0, 0), fleet.Outcome("e")])
+    assert shown[1] == "their own model against the others, on the same test samples: better 1, worse 1, unclear 2"
+    assert [line.split()[3] for line in shown[2:]] == ["better", "worse", "unclear", "unclear", "-"]
+    assert len(fleet.table([fleet.Outcome("e")])) == 2, "nothing was compared"
+
+
 def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, folder, tmp_path):
     bench.server.works, bench.server.rounds = ["evaluate"], [0]
     server, home = f"127.0.0.1:{bench.server.port}", str(tmp_path / "homes")

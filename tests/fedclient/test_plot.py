@@ -30,7 +30,7 @@ def model(folder, method="fedavg", name="a", kind="vit", shape=(4, 6, 1), seed=0
     data = {3: "images", 2: "series", 1: "tabular"}[len(shape)]
     spec = default_spec(data, shape, len(classes), 0, kind, TINY if kind == "vit" else {})
     info = artifact.ModelInfo(name, "federation", method, {}, spec, list(classes), TrainSettings(), kept=kept)
-    artifact.save(folder / "model", info, tensors_of(build(spec, seed)))
+    artifact.save(folder / "model", info, {kept: tensors_of(build(spec, seed))})
     return folder
 
 
@@ -94,10 +94,20 @@ def test_models_side_by_side_are_told_apart(tmp_path):
 
 def test_what_a_model_is_called():
     info = [
-        SimpleNamespace(method=m, kept=k, name=n)
-        for m, k, n in (("x", "local", "a"), ("x", "local", "b"), ("y", "personalized", "a"))
+        SimpleNamespace(title=title, name=name)
+        for title, name in (("x, local model", "a"), ("x, local model", "b"), ("y", "a"))
     ]
     assert titles(info) == ["x, local model (a)", "x, local model (b)", "y"]
+
+
+def test_a_model_is_called_by_its_method_if_it_is_the_methods_own():
+    def title(**changed):
+        spec = default_spec("tabular", (4,), 2, 0, "mlr", {})
+        return artifact.ModelInfo("a", "federation", "x", {}, spec, [0, 1], TrainSettings(), **changed).title
+
+    assert title() == title(kept="common", own="common") == "x"
+    assert title(kept="common") == "x, common model"
+    assert title(kept="common", weights={"personalized": 0.4, "common": 0.6}) == "x, blend"
 
 
 def test_a_model_without_attention_has_the_other_pictures(tmp_path):

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from attune.common import homes
 from attune.common.config import TrainSettings
+from attune.common.metrics import Choice
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.cli import main
 from attune.fedclient.home import DeviceInfo, Home
@@ -29,7 +30,9 @@ def fill(home: Home) -> Path:
     for number in (1, 2):
         result = Result(order_id=f"train-{number}-kiel", round=number, trained=True, samples=1, sequence=number)
         orders.commit(result, {"v": torch.zeros(2)}, {}, {"shared": W})
-    save(home.model, ModelInfo("kiel", "f", "fedavg", {}, SPEC, [0, 1], TrainSettings()), W)
+    weights: dict[Choice, float] = {"personalized": 0.7, "common": 0.3}
+    info = ModelInfo("kiel", "f", "fedavg+ft", {}, SPEC, [0, 1], TrainSettings(), weights=weights)
+    save(home.model, info, {"personalized": W, "common": W})
     return home.path
 
 
@@ -57,6 +60,7 @@ def test_a_whole_home_is_whole_and_left_as_it_is(home: Path) -> None:
         "orders/train-1-kiel/shared.safetensors",
         "orders/train-2-kiel/update.json",
         "model/model.safetensors",
+        "model/common.safetensors",
         "model/model.json",
         "plan.json",
     ],

@@ -142,7 +142,7 @@ def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: l
     info = ModelInfo("kiel", "f", "fedavg", {}, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], TrainSettings())
     for _ in range(2):
         log.clear()
-        save(tmp_path / "model", info, W)
+        save(tmp_path / "model", info, {"personalized": W})
     folder, final = tmp_path / ".filling-model", tmp_path / "model"
     assert log == [
         *whole(folder / "model.safetensors"),

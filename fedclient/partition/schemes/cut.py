@@ -27,6 +27,7 @@ class Cut:
     test: tuple[Positions, ...]
     clients: tuple[str, ...] = ()  # their names, if the data have names
     notes: tuple[str, ...] = ()  # what the user should know
+    group: str = ""  # a label array of the data set: samples of a group stay on one side of every further cut
 
 
 def generator(seed: int, scheme: str, *what: str | int) -> np.random.Generator:

@@ -44,7 +44,7 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
         raise SettingError(f"no client of {data.name} by {settings.by!r} can be used. {' '.join(notes)}")
     kept = some(len(found), clients, generator(seed, "natural"), f"by {settings.by!r}")
     names, train, test = zip(*(found[place] for place in kept), strict=True)
-    return Cut(data, train, test, folders(names), notes)
+    return Cut(data, train, test, folders(names), notes, settings.group)
 
 
 def _test_part(

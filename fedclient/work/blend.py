@@ -1,0 +1,61 @@
+"""Several models that predict together: a weighted mean of their probabilities, with weights by held-out likelihood.
+
+K models, V validation samples, T labels of a sample, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attune.common.metrics import Choice
+from attune.fedclient.work.objectives.base import Tensors
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
+
+PSEUDO_COUNT = 1.0  # samples that each model is said to explain beforehand: draws the weights of few samples to equal ones
+FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without being ruled out
+ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model of the blend, and what computes it."""
+
+    weight: float
+    trainer: Trainer
+    tensors: Tensors
+
+
+def weights_of(probability: Mapping[Choice, Tensor]) -> dict[Choice, float]:
+    """Weights >= 0 that sum to 1 and are the likeliest a posteriori for the mixture of these models.
+
+    probability: what each gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one sample.
+    The prior is Dirichlet(1 + PSEUDO_COUNT); the method is expectation maximisation for mixing proportions (Dempster, Laird,
+    Rubin, J. of the Royal Statistical Society B 1977).
+    """
+    p_KVT = torch.stack([each.double().reshape(len(each), -1).clamp_min(FLOOR) for each in probability.values()])
+    w_K = torch.full((len(p_KVT),), 1.0 / len(p_KVT), dtype=torch.float64)
+    for _ in range(ITERATIONS):
+        share_KVT = w_K.view(-1, 1, 1) * p_KVT
+        count_K = (share_KVT / share_KVT.sum(dim=0)).mean(dim=2).sum(dim=1) + PSEUDO_COUNT
+        w_K = count_K / count_K.sum()
+    return dict(zip(probability, w_K.tolist(), strict=True))
+
+
+def classes_of(members: Sequence[Member], x: Tensor) -> Tensor:
+    """The class that each sample of x (N, ...) is given, (N,), or each position, (N, T); on the CPU. One member at least."""
+    found = []
+    for at in range(0, len(x), EVALUATION_BATCH):
+        some_x = x[at : at + EVALUATION_BATCH]
+        scores = [_scores(member, some_x, len(members) > 1) for member in members]
+        found.append(torch.stack(scores).sum(dim=0).argmax(-1).cpu())
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+
+def _scores(member: Member, x: Tensor, mixed: bool) -> Tensor:
+    """Of at most EVALUATION_BATCH samples. A model alone needs no probabilities: its logits have the same order."""
+    [(_, logits)] = member.trainer.logits(member.tensors, x)
+    return member.weight * logits.float().softmax(-1) if mixed else logits

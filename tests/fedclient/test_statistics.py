@@ -1,0 +1,85 @@
+"""Paired tests and intervals, against numbers worked out by hand, brute force, and their own promise."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from attune.common.interval import Z
+from attune.fedclient.messages import Result
+from attune.fedclient.work.comparison import comparisons_of, finding_of
+from attune.fedclient.work.statistics import difference, holm, mcnemar
+
+
+def test_mcnemar_by_hand():
+    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
+    assert mcnemar(5, 0) == mcnemar(0, 5) == pytest.approx(2 / 32)
+    assert mcnemar(12, 2) == pytest.approx(2 * (1 + 14 + 91) / 2**14)
+    assert mcnemar(5200, 4800) == pytest.approx(6.7e-5, rel=0.05), "many: the normal distribution at z = 3.99, corrected"
+
+
+def test_holm_by_hand():
+    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"a": 0.06, "b": 0.03, "c": 0.06})
+    assert holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
+    assert holm({}) == {}
+
+
+def score(won, lost, n, delta):
+    """The score statistic with the nuisance share found by brute force over the likelihood."""
+    best, found = -math.inf, 0.0
+    for share_lost in np.linspace(max(0.0, -delta), (1 - delta) / 2, 20001)[1:-1]:
+        share_won = share_lost + delta
+        rest = 1 - share_won - share_lost
+        if share_won > 0 and rest > 0:
+            value = won * math.log(share_won) + lost * math.log(share_lost) + (n - won - lost) * math.log(rest)
+            if value > best:
+                best, found = value, share_lost
+    return (won - lost - n * delta) / math.sqrt(n * (2 * found + delta * (1 - delta)))
+
+
+@pytest.mark.parametrize(("won", "lost", "n"), [(12, 2, 50), (3, 9, 20), (30, 31, 100), (20, 3, 400)])
+def test_the_interval_ends_where_the_score_statistic_says_so(won, lost, n):
+    low, high = difference(won, lost, n)
+    assert low < (won - lost) / n < high
+    assert (score(won, lost, n, low), score(won, lost, n, high)) == pytest.approx((Z, -Z), abs=2e-3)
+
+
+def test_interval_and_test_agree():
+    for n, won, lost in ((n, won, lost) for n in (10, 40) for won in range(11) for lost in range(11) if won + lost <= n):
+        low, high = difference(won, lost, n)
+        assert -1 <= low <= (won - lost) / n <= high <= 1
+        assert (low <= 0 <= high) == (mcnemar(won, lost) > 0.05), (n, won, lost)
+    assert difference(0, 0, 0) == (-1.0, 1.0)
+    assert difference(0, 0, 20)[1] == pytest.approx(Z**2 / (20 + Z**2))
+
+
+def answers(rng, models, n, accuracy):
+    """(models, n) bool: equally accurate models, whose answers agree because samples are of different difficulty."""
+    easy = rng.beta(2 * accuracy, 2 * (1 - accuracy), n)
+    return rng.random((models, n)) < easy
+
+
+@functools.cache
+def finding(samples, counts):
+    """Of a device with (better, worse) against each rival."""
+    said = {"test_samples": samples}
+    for name, (better, worse) in zip(("common", "local"), counts, strict=False):
+        said |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
+    return finding_of(comparisons_of(Result(order_id="e", round=1, trained=False, samples=80, **said)))
+
+
+@pytest.mark.parametrize("samples", [20, 50, 100])
+@pytest.mark.parametrize("rivals", [1, 2])
+def test_of_equal_models_at_most_one_finding_in_twenty_is_wrong(samples, rivals):
+    """1000 devices at each of three accuracies; two standard errors of a share of 0.05 are 0.014."""
+    rng = np.random.default_rng(7)
+    for accuracy in (0.5, 0.8, 0.95):
+        wrong = 0
+        for _ in range(1000):
+            own, *others = answers(rng, 1 + rivals, samples, accuracy)
+            counts = tuple((int((own & ~rival).sum()), int((rival & ~own).sum())) for rival in others)
+            wrong += finding(samples, counts) != "unclear"
+        assert wrong / 1000 <= 0.05 + 0.014, (accuracy, wrong / 1000)
