@@ -47,9 +47,9 @@ CHAOS := PYTHONPATH=.package:. $(BIN)/python -m tests.chaos
 chaos: install
 	$(CHAOS)
 
-# What CI runs: twice every kind of fault.
+# What CI runs: twice every kind of fault. The machine may be busy, so a seed counts as red when it was red twice.
 chaos-quick: install
-	$(CHAOS) --runs 40 --longest 4
+	$(CHAOS) --runs 40 --longest 4 --tries 2
 
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)

@@ -88,25 +88,32 @@ class Lab:
 @click.option("--patience", "patience_s", type=float, default=150.0, show_default=True, help="Seconds that a run may last.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("chaos.jsonl"), show_default=True, help="Results go here.")
 @click.option("--keep", is_flag=True, help="Leave the folder of a red run.")
-def main(runs: int, seed: int, only: tuple[int, ...], longest_s: float, patience_s: float, out: Path, keep: bool) -> None:
+@click.option("--tries", type=int, default=1, show_default=True, help="A seed is red that was red so often in a row.")
+def main(
+    runs: int, seed: int, only: tuple[int, ...], longest_s: float, patience_s: float, out: Path, keep: bool, tries: int
+) -> None:
     """Seeded runs of small federations under faults."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     lab = Lab(folder, longest_s, patience_s + 2 * longest_s, keep)
     red = 0
     try:
         for number in only or range(seed, seed + runs):
-            found = lab.run(number)
-            with out.open("a") as file:
-                file.write(json.dumps(found) + "\n")
-            words = "green" if found["green"] else f"RED: {found['why']}\n    again: {found['again']}"
-            print(f"{number:5} {found['kind']:26} {found['shape']:8} {found['seconds']:5.1f} s  {words}", flush=True)
-            red += not found["green"]
+            red += not any(_told(lab.run(number), out) for _ in range(tries))
     finally:
         lab.close()
         if not (keep and red):
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{len(only) or runs} runs, {red} red")
     sys.exit(1 if red else 0)
+
+
+def _told(found: dict[str, Any], out: Path) -> bool:
+    """Whether the run was green, once it is written down and printed."""
+    with out.open("a") as file:
+        file.write(json.dumps(found) + "\n")
+    words = "green" if found["green"] else f"RED: {found['why']}\n    again: {found['again']}"
+    print(f"{found['seed']:5} {found['kind']:26} {found['shape']:8} {found['seconds']:5.1f} s  {words}", flush=True)
+    return bool(found["green"])
 
 
 if __name__ == "__main__":

@@ -83,4 +83,4 @@ def test_signals_end_it_at_once(bench, device, which, code):
     _, err = process.communicate(timeout=10)
     assert process.returncode == code
     assert "Traceback" not in err
-    assert "start again to go on" in err
+    assert "start again to continue" in err
