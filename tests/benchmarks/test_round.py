@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
+from attune.fedserver.home import Home
+from attune.fedserver.view.beside import snapshot
 from benchmarks import round as benchmark
 from benchmarks.model import Freight
 from benchmarks.table import COLUMNS, ROWS, write
@@ -46,8 +47,8 @@ def test_the_command_measures_a_federation_in_which_everything_travels(monkeypat
     def keep(work, *arguments):
         with federation(work, *arguments) as processes:
             yield processes
-            with sqlite3.connect(work / "server" / "state.sqlite") as database:
-                moved.extend(database.execute("SELECT bytes_down, bytes_up FROM metrics WHERE work = 'train'"))
+            rows = snapshot(Home(work / "server")).rows
+            moved.extend((row.bytes_down, row.bytes_up) for row in rows if row.work == "train")
 
     monkeypatch.setattr(benchmark, "federation", keep)
     said = CliRunner().invoke(
