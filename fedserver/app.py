@@ -33,7 +33,6 @@ from attune.fedserver.stores.sqlite import SqliteLedger
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 3600.0
-STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 JOIN_USES, JOIN_TTL_S = 100, 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 

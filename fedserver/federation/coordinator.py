@@ -75,7 +75,7 @@ class Coordinator:
         self.round = Round()
         self.plan: Plan | None = None
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
-        self._rules, self._clock, self._federation = settings.rules, clock, federation
+        self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._orders = Orders(settings, ledger, self.streams, lab)
         self.book = self._orders.book
@@ -90,7 +90,7 @@ class Coordinator:
         """Takes up the step at which the last process stopped. Errors: HomeMismatch for a ledger older than the
         state; those of the lab for a damaged state.
         """
-        await self._ledger.disconnect_all(self._clock.unix())
+        await self._ledger.disconnect_all(self.clock.unix())
         found = await self._ledger.snapshot()
         await self._executors.disk(check_age, self._blobs, found.record.round)
         await self._executors.disk(self.inbox.clear_except, *found.record.open_orders, found.record.round)
@@ -102,7 +102,7 @@ class Coordinator:
             self.plan, self.max_bytes = found.plan, started.max_bytes
             for name in started.remade:
                 LOG.warning("%s was damaged; it was made again from the round before, with the same bits", name)
-        await self.dispatch(events.Resumed(self._clock.monotonic()))
+        await self.dispatch(events.Resumed(self.clock.monotonic()))
         if self.round.record.phase is events.Phase.DONE:
             self.finished.set()
 
@@ -129,11 +129,11 @@ class Coordinator:
 
     async def report(self, order: events.OrderId) -> bool:
         """The update (or evaluation) for this order is durable in the inbox. False: too late, it does not count."""
-        event = events.Reported(order.client, order.round, self._clock.monotonic(), order.work)
+        event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work)
         counts = await self.turn(self.handle, event)
         if counts is None:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
-            taken = step(self._rules, self.round, event, self._clock.unix())
+            taken = step(self._rules, self.round, event, self.clock.unix())
             self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
         return counts
 
@@ -187,7 +187,7 @@ class Coordinator:
 
         Returns whether an update that is reported counts.
         """
-        before, taken = self.round.record, step(self._rules, self.round, event, self._clock.unix())
+        before, taken = self.round.record, step(self._rules, self.round, event, self.clock.unix())
         record = taken.state.record
         if before.phase is events.Phase.EVALUATING and record.phase is not before.phase:
             await self._commit_evaluation(record)
@@ -220,7 +220,7 @@ class Coordinator:
         return counts
 
     async def _open(self, work: str, number: int, devices: Sequence[str]) -> None:
-        span_s = left_s(self._rules, self.round, self._clock.monotonic())
+        span_s = left_s(self._rules, self.round, self.clock.monotonic())
         await self.troubles.overcome(
             f"opening round {number}",
             lambda: self._orders.open(sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
@@ -228,7 +228,7 @@ class Coordinator:
 
     async def _close_round(self, number: int, cohort: frozenset[str]) -> None:
         """Aggregates without a turn, so that devices come and go meanwhile, and commits in one."""
-        self._closing_since = self._clock.monotonic()
+        self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
             closing = await self.troubles.overcome(step_name, lambda: self._aggregated(number, cohort))
@@ -238,7 +238,8 @@ class Coordinator:
             return
         finally:
             self._closing_since = None
-        await self.turn(self._commit, closing)
+        if not await self.turn(self._commit, closing):
+            return  # the step has failed: what the cohort sent stays for the next try
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
         await self._executors.disk(self.inbox.clear, "train", number)
         fail_at(SERVER, number, "inbox-cleared")
@@ -258,9 +259,9 @@ class Coordinator:
             outcome = await self.lab.aggregate(updates)
         return Closing(number, [entry.row for entry in entries.values()], marks, outcome)
 
-    async def _commit(self, closing: Closing) -> None:
-        """The commit point of a round: the new state, the record and the metrics become durable together."""
-        taken = step(self._rules, self.round, events.Aggregated(self._clock.monotonic()), self._clock.unix())
+    async def _commit(self, closing: Closing) -> bool:
+        """The commit point of a round: the new state, the record and the metrics become durable together; then True."""
+        taken = step(self._rules, self.round, events.Aggregated(self.clock.monotonic()), self.clock.unix())
         record = taken.state.record
         await self.troubles.overcome(
             f"committing round {closing.number}",
@@ -275,6 +276,7 @@ class Coordinator:
         LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
         await self._follow(taken.effects)
+        return True
 
     async def _commit_evaluation(self, record: events.Record) -> None:
         number = record.round
@@ -301,7 +303,7 @@ class Coordinator:
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
-        self.round = step(self._rules, self.round, events.Failed(str(self.error)), self._clock.unix()).state
+        self.round = step(self._rules, self.round, events.Failed(str(self.error)), self.clock.unix()).state
         with contextlib.suppress(Exception):  # what failed may be the ledger itself
             await self._ledger.put_record(self.round.record)
             self._saved_record = self.round.record
@@ -312,21 +314,21 @@ class Coordinator:
     @property
     def stuck_s(self) -> float:
         """For how long the present step has made no headway; 0: nothing is under way."""
-        closing_s = 0.0 if self._closing_since is None else self._clock.monotonic() - self._closing_since
+        closing_s = 0.0 if self._closing_since is None else self.clock.monotonic() - self._closing_since
         return max(self.turns.busy_s, closing_s)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         due = next_wake(self._rules, self.round, now)
         if due is not None:
             delay_s = max(0.0, due - now) + 0.01
             self._timer = asyncio.get_running_loop().call_later(delay_s, lambda: self.turns.start(self._tick()))
 
     async def _tick(self) -> None:
-        await self.dispatch(events.Tick(self._clock.monotonic()))
+        await self.dispatch(events.Tick(self.clock.monotonic()))
 
 
 def _reopened(record: events.Record, damaged: set[str]) -> events.Record:

@@ -11,7 +11,6 @@ from attune.common.errors import AttuneError, OrderClosed, UpdateRefused
 from attune.common.plan import Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
-from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.ports.ledger import Ledger
@@ -27,8 +26,8 @@ SECOND_STREAM = "connected while its older stream was open: it came back after a
 class Members:
     """What the services call when a device says something on its stream, or the stream ends."""
 
-    def __init__(self, coordinator: Coordinator, ledger: Ledger, clock: Clock = Clock()) -> None:  # noqa: B008 - immutable
-        self._coordinator, self._ledger, self._clock = coordinator, ledger, clock
+    def __init__(self, coordinator: Coordinator, ledger: Ledger) -> None:
+        self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
 
     def __repr__(self) -> str:
@@ -108,7 +107,7 @@ class Members:
             stream = self._streams.get(name)
             if stream is not None and stream.progress != quarter:
                 stream.progress = quarter
-                await self._ledger.update_device(name, progress=quarter)
+                await self._update(name, progress=quarter)
             await self._coordinator.dispatch(events.Progressed(name, self._clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:

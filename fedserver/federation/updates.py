@@ -47,14 +47,14 @@ class Updates:
         return sink
 
     async def write(self, name: str, target: Target, sink: Sink, frames: Sequence[bytes]) -> None:
-        """The next frames. Errors: OrderClosed if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def complete(self, name: str, target: Target, sink: Sink) -> None:
         """Checks the digest and makes the blob durable.
 
-        Errors: OrderClosed as for `write`, Truncated, DigestMismatch, DiskFull.
+        Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
         """
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
