@@ -66,6 +66,7 @@ class Lab:
             except Red as red:
                 why = str(red)
             finally:
+                site.kill_all()
                 trials.unmount(site)
             if why and self._keep:
                 print(f"kept: {site.folder}")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from tests.chaos.site import LOOK_S, Child, Outcome, Red, Site
 
-MAX_STARTS = 40  # of one process
+MAX_STARTS = 40  # of all processes of a run
+RESTART_S = 0.5  # until who ended with an error is started again, as a service unit does; who was killed comes back at once
 
 
 class Trial:
@@ -64,6 +65,7 @@ def run(site: Site, trial: Trial, groups: list[str] | None = None) -> Outcome:
 def _watch(site: Site, trial: Trial, groups: list[str]) -> None:
     """Until every device has its model."""
     began, starts = time.monotonic(), 0
+    due: dict[str, float] = {}  # when who ended with an error is started again
     while any(site.children[group].exit != 0 for group in groups) or not trial.rested(site):
         site.check_time("every device to have its model")
         trial.tick(site, time.monotonic() - began)
@@ -71,6 +73,9 @@ def _watch(site: Site, trial: Trial, groups: list[str]) -> None:
             child = site.children[what]
             if child.exit is None or (what != "server" and child.exit == 0):
                 continue
+            if child.exit > 0 and time.monotonic() < due.setdefault(what, time.monotonic() + RESTART_S):
+                continue
+            due.pop(what, None)
             starts += 1
             if starts > MAX_STARTS:
                 raise Red(f"{what} ends again and again")

@@ -28,6 +28,7 @@ from tests.e2e.harness import tabular_shard
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.02
+GONE_S = 10.0  # that the processes of a run may take to be gone after SIGKILL
 BY_THE_CLOCK = ("seconds", "bytes_down")  # who was killed downloads again
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
 
@@ -146,10 +147,17 @@ class Site:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for child in self.children.values():
-            child.signal(signal.SIGKILL)
+        self.kill_all()
         if self.proxy is not None:
             self.proxy.close()
+
+    def kill_all(self) -> None:
+        """Until every process is gone."""
+        for child in self.children.values():
+            child.signal(signal.SIGKILL)
+        deadline = time.monotonic() + GONE_S
+        while any(child.exit is None for child in self.children.values()) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
 
     # --- starting
 
@@ -269,4 +277,6 @@ class Site:
         return Outcome(slots, models, kept)
 
     def remove(self) -> None:
+        """With every process: one that still runs would write into the folder of the next try."""
+        self.kill_all()
         shutil.rmtree(self.folder, ignore_errors=True)
