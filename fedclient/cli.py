@@ -20,6 +20,7 @@ import click
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.pages import LARGE_PAGES
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault(*LARGE_PAGES)
 
 DEFAULT_TIMEOUT_S = 300.0
 F = TypeVar("F", bound=Callable[..., Any])

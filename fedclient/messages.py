@@ -79,6 +79,7 @@ class Result(Metrics, frozen=True, kw_only=True):
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
     sequence: int = 0
     files: Mapping[str, str] = msgspec.field(default_factory=dict)  # file beside this one -> digest
+    state_parts: tuple[str, ...] = ()  # parts handed in whose files are part of the state
     check: str = ""  # digest of all the rest of this file
 
     @property

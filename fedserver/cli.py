@@ -14,6 +14,7 @@ import click
 from attune.common import homes
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, HomeMismatch, SettingError
+from attune.common.pages import LARGE_PAGES
 
 if TYPE_CHECKING:
     from attune.fedserver.home import Home
@@ -25,6 +26,7 @@ HOME = click.option("--home", type=click.Path(path_type=Path), default=None, hel
 def main() -> None:
     """The entry point: an AttuneError becomes one line on stderr and its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault(*LARGE_PAGES)
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -162,6 +163,19 @@ class TensorFile(Mapping[str, torch.Tensor]):
         tensor_N = torch.empty(end - start, dtype=DTYPES[self.manifest[name].dtype])
         self._fill(tensor_N, name, start)
         return tensor_N
+
+    def blocks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(start, elements) of a tensor in C order, flat, `count` at a time (the last may be fewer).
+
+        All in one buffer: a block is gone when the next is asked for. Errors: as an access.
+        """
+        spec = self.manifest[name]
+        size = math.prod(spec.shape)
+        buffer_N = torch.empty(min(count, size), dtype=DTYPES[spec.dtype])
+        for start in range(0, size, count):
+            block_N = buffer_N[: min(count, size - start)]
+            self._fill(block_N, name, start)
+            yield start, block_N
 
     def _fill(self, tensor_N: torch.Tensor, name: str, start: int) -> None:
         if tensor_N.numel():

@@ -38,11 +38,13 @@ class Orders:
         known = {device.name: device for device in await self._ledger.devices()}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
+            if name in known and known[name].progress:
+                await self._ledger.update_device(name, progress=0.0)
+        for name in devices:
             blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
             order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
             self._streams.send(name, order)
-            await self._ledger.update_device(name, progress=0.0)
 
     async def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
         """Marks for those of `names` that were served the state after `state_round`."""

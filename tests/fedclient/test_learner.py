@@ -252,19 +252,19 @@ def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
         assert ends[1][name].device.type == "cpu"
 
 
-def test_what_is_wholly_handed_in_is_written_once(make, tmp_path, monkeypatch):
-    import os
-
-    learner = make("fedavg")
-    result = carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+@pytest.mark.parametrize(
+    ("method", "files"), [("fedavg", {"shared"}), ("fedper", {"shared", "state"}), ("fedtp", {"shared", "generated", "state"})]
+)
+def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, method, files):
+    """fedper keeps its head, which no part has; of what fedtp generates the change is handed in, so the state has it too."""
+    learner = make(method)
+    returns = tuple(sorted(files - {"state"}))
+    result = carry_out(learner, Order("train-1-kiel", 1, True, (), returns))
     folder = tmp_path / "home" / "train-1-kiel"
-    assert (folder / "state.safetensors").samefile(folder / "shared.safetensors")
-
-    def refused(*_):
-        raise PermissionError("no second names here")
-
-    monkeypatch.setattr(os, "link", refused)
-    result = carry_out(learner, Order("train-2-kiel", 2, True, (), ("shared",)))
-    folder = tmp_path / "home" / "train-2-kiel"
-    assert not (folder / "state.safetensors").samefile(folder / "shared.safetensors")
-    assert (folder / "state.safetensors").read_bytes() == learner.orders.blob(result.order_id, "shared").read_bytes()
+    written = {path.stem: read_tensors(path) for path in folder.glob("*.safetensors")}
+    assert written.keys() - {"received"} == files
+    private = {name for name, part in learner.part_of.items() if part != "shared"}
+    assert written.get("state", {}).keys() == private
+    state = Orders(learner.orders.path).state(result)
+    assert state.keys() == learner.theta.keys()
+    assert all(torch.equal(state[name], learner.theta[name]) for name in state)

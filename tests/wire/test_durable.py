@@ -99,9 +99,14 @@ def test_a_devices_order_is_committed_by_one_rename(tmp_path: Path, log: list[tu
     folder = tmp_path / "orders" / ".filling-train-1-kiel"
     Orders(tmp_path / "orders").commit(result("train-1-kiel"), {"v": torch.zeros(2)}, {"optimiser": W}, {"shared": W})
     files = ["shared.safetensors", "state.safetensors", "optimiser.safetensors", "update.json"]
-    steps = [step for name in files for step in whole(folder / name)]
     final = folder.with_name("train-1-kiel")
-    assert log == [*steps, ("sync", str(folder)), ("rename", str(final)), ("sync", str(final.parent))]
+    assert log == [
+        *[("rename", str(folder / name)) for name in files],
+        *[("sync", str(folder / name)) for name in sorted(files)],  # each once, and all before the folder has its name
+        ("sync", str(folder)),
+        ("rename", str(final)),
+        ("sync", str(final.parent)),
+    ]
     assert {path.name for path in final.iterdir()} == set(files)
 
 
@@ -145,9 +150,11 @@ def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: l
         save(tmp_path / "model", info, {"personalized": W})
     folder, final = tmp_path / ".filling-model", tmp_path / "model"
     assert log == [
-        *whole(folder / "model.safetensors"),
-        *whole(folder / "model.json"),
+        ("rename", str(folder / "model.safetensors")),
+        ("rename", str(folder / "model.json")),
         ("rename", str(tmp_path / "model.old")),
+        ("sync", str(folder / "model.json")),
+        ("sync", str(folder / "model.safetensors")),
         ("sync", str(folder)),
         ("rename", str(final)),
         ("sync", str(tmp_path)),

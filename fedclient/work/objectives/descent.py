@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
+from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Loss, Tensors, Trained
 
 
@@ -171,7 +172,7 @@ def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _check(values: Tensor, settings: TrainSettings) -> None:
-    if not torch.isfinite(values).all():
+    if not is_finite(values):
         raise TrainingDiverged(
             f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
             "lower train.lr or set train.clip_norm on the server"
