@@ -58,6 +58,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_blob_bytes: Count = 8 << 30
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
+    inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16  # 1 Mbit/s carries it within a beat
     keepalive_s: Positive = 2.0
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
     certificate_days: Count = 90

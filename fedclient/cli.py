@@ -20,7 +20,6 @@ import click
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
-from attune.common.pages import LARGE_PAGES
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault(*LARGE_PAGES)
 
 DEFAULT_TIMEOUT_S = 300.0
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,6 +18,7 @@ class BlobRef:
     digest: str  # ALGORITHM:HEX
     size: int  # bytes
     version: int = 0
+    data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class UploadTarget:
 
 @dataclass(frozen=True)
 class Update:
-    """What is handed in for an order once its blobs are uploaded."""
+    """What is handed in for an order, whose blobs are uploaded or (small ones) in it."""
 
     order_id: str
     parts: tuple[BlobRef, ...]

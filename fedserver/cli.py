@@ -14,7 +14,6 @@ import click
 from attune.common import homes
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, HomeMismatch, SettingError
-from attune.common.pages import LARGE_PAGES
 
 if TYPE_CHECKING:
     from attune.fedserver.home import Home
@@ -26,7 +25,6 @@ HOME = click.option("--home", type=click.Path(path_type=Path), default=None, hel
 def main() -> None:
     """The entry point: an AttuneError becomes one line on stderr and its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault(*LARGE_PAGES)
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -73,9 +71,10 @@ def cli(
         return
     overrides = load_settings(config, assignments, _as_settings(flags))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    from attune.fedserver.malloc import bound_heaps
+    from attune.fedserver.malloc import LARGE_PAGES, bound_heaps
 
     bound_heaps()
+    os.environ.setdefault(*LARGE_PAGES)
     from attune.fedserver.app import Options, run
 
     asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), overrides))

@@ -33,8 +33,8 @@ class Members:
     def __repr__(self) -> str:
         return f"Members({self._streams!r})"
 
-    def connect(self, name: str, profile: Profile, software: str) -> Stream:
-        """A device's new stream; it owns the device's orders from now on.
+    def connect(self, name: str, profile: Profile, software: str, inline_bytes: int = 0) -> Stream:
+        """A device's new stream; it owns the device's orders from now on. inline_bytes: of blobs that it takes in an order.
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
         """
@@ -45,7 +45,7 @@ class Members:
             for other, reference in self._streams.profiles().items():
                 if other != name:
                     planning.check_like(profile, reference, name)
-        stream = Stream(name, profile, software)
+        stream = Stream(name, profile, software, inline_bytes)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
         self._turns.start(self._coordinator.turn(self._welcome, stream, note))
         return stream
@@ -60,7 +60,7 @@ class Members:
             LOG.warning("%s: %s", name, note)
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software)
         if self._coordinator.plan is not None:
-            self._streams.send(name, events.Welcome(self._coordinator.plan))
+            self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
         elif len(self._streams) >= self._settings.round.min_clients and not await self._coordinator.try_plan():
             return
         device = await self._ledger.device(name)

@@ -64,7 +64,7 @@ class BlobService:
         name = caller().name
         target = _target_of(context, name)
         pulse = self._pulses.of(name)
-        with pulse.transfer():
+        with self._updates.arrivals.stream(name, target.digest), pulse.transfer():
             sink = await self._updates.open(name, target)
             skip = sink.offset - target.offset  # what an earlier stream has already brought
             written = asyncio.ensure_future(asyncio.sleep(0))

@@ -75,6 +75,14 @@ class FolderBlobs(Trust):
         moved = Blob(name, blob.digest, blob.size)
         return moved if known is None else self.known(moved)
 
+    def sync(self, blob: Blob) -> None:
+        path = self._folder / blob.name
+        try:
+            with disk_errors(path):
+                sync(path)
+        except FileNotFoundError:
+            raise Damaged(f"{path} is missing") from None
+
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
             self._known.pop(name, None)
@@ -178,11 +186,8 @@ class _Growing:
         read_into(self._fd, target, offset, self.name)
 
     def seal(self, name: str, digest: str) -> Blob:
-        final = self._blobs.local(name)
         with disk_errors(self._path):
-            sync(self._path)
-            self._path.rename(final)
-            sync(final.parent)
+            self._path.rename(self._blobs.local(name))
         self.close()
         return self._blobs.known(Blob(name, digest, self.size))
 
