@@ -57,6 +57,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on what a peer can send, and how soon the server notices a silent peer."""
 
     max_blob_bytes: Count = 8 << 30
+    max_model_bytes: Count = 4 << 30  # of the model that the devices' data ask for
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
     keepalive_s: Positive = 2.0
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
@@ -68,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole federation.toml."""
 
     seed: int = 0
+    data: dict[str, Any] = {}  # DataSettings: what everybody's data must be
     method: dict[str, Any] = {}  # name, and the options of its parts: checked by common.methods
     model: dict[str, Any] = {}  # name, and the architecture's options: checked by common.models
     train: dict[str, Any] = {}  # TrainSettings over the method's defaults

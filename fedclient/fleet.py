@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from attune.common.errors import AttuneError, SettingError
+from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient import app
+from attune.fedclient.backoff import backoff_s
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
@@ -81,7 +82,7 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
     try:
         shard = await worker.do(LazyShard.on_disk, options.data)
         with home.locked():
-            path = await app.live(options, shard, home, own, worker)
+            path = await _lived(options, shard, home, own, worker)
         return Outcome(_name(home, label), path, own.last)
     except Exception as error:
         # Any error of one device is reported with its name, and the others continue.
@@ -89,6 +90,18 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
         return Outcome(_name(home, label), error=error)
     finally:
         console.ended(label)
+
+
+async def _lived(options: Options, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+    """As app.live; a full disk is waited for, as a service unit that restarts its device does. The others go on meanwhile."""
+    failures = 0
+    while True:
+        try:
+            return await app.live(options, shard, home, console, worker)
+        except DiskFull as full:
+            failures += 1
+            console.say(f"{full} (trying again)")
+            await asyncio.sleep(backoff_s(failures))
 
 
 def _name(home: Home, label: str) -> str:

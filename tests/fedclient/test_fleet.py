@@ -8,6 +8,7 @@ import resource
 import pytest
 from click.testing import CliRunner
 
+from attune.common import faults
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.models.registry import default_spec
@@ -86,6 +87,19 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
     first, second = fleet.failures(outcomes)
     assert first.startswith("shard1: ")
     assert "another fedclient is running" in second
+
+
+def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
+    """A fleet has no service unit for each device that would start it again."""
+    bench.server.works, bench.server.rounds = ["evaluate"], [0]
+    faults.arm("edge-shard1:0:state-written=raise-ENOSPC")
+    try:
+        outcomes = fleet.run(members(bench, folder), bench.lines)
+    finally:
+        faults.arm("")
+    assert [outcome.error for outcome in outcomes[1:]] == [None] * 2
+    assert len(bench.server.seen.streams) == 4, "it came again"
+    assert any("full" in line and "trying again" in line for line in bench.lines.lines)
 
 
 def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
