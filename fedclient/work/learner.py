@@ -87,6 +87,13 @@ class Learner:
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
 
+    @property
+    def size_bytes(self) -> int:
+        """About what it holds in memory: samples, and the tensors of its models."""
+        samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
+        models = [*self.theta.values(), *self.received.values(), *(self.baselines.local or {}).values()]
+        return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
+
     def expected(self, part: str) -> Manifest:
         """What a blob of this part must hold. Errors: Forbidden for a private part, or one that this method does not have."""
         return manifest_of(self._of_part(part, self.theta))
