@@ -126,6 +126,16 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names ({"round.clients": 5}), by section ({"round": {"clients": 5}}) or both, all by section."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        found = merge(found, value)
+    return found
+
+
 def load_settings(config: Path | None, assignments: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
     overrides: dict[str, Any] = read_toml(config) if config else {}

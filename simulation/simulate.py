@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from attune.common.alone import Stopped, run_alone
 from attune.fedclient.options import Options
 from attune.simulation import settings as given_settings
-from attune.simulation.alone import Stopped, run_alone
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.own_models import name_of
