@@ -28,6 +28,7 @@ from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
 from attune.fedclient.work.worker import Worker
 
 TURNS = 2  # one device trains while the next one downloads
+AWAKE_BYTES = 256 << 20  # of learners that wait; others are made again from what is on disk
 THREADS = 16  # for calls that block without computing, such as the diagnosis of a server that does not answer
 FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection, reserve); of the process (torch, a diagnosis)
 
@@ -68,7 +69,7 @@ def make_room(devices: int) -> None:
 async def _host(members: Sequence[Options], screen: Console) -> list[Outcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
-    with Worker(TURNS, keep=False) as worker:
+    with Worker(TURNS, AWAKE_BYTES) as worker:
         outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
     console.flush()
     return outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 
 import pytest
@@ -22,6 +23,7 @@ from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Order, Result
 from attune.fedclient.options import Options
+from attune.fedclient.work.worker import Awake
 from tests.fedclient import conftest
 
 
@@ -177,13 +179,15 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
     from attune.fedclient.model.artifact import save_model
+    from attune.fedclient.store import FolderStore
     from attune.fedclient.work.worker import LearnerSlot
 
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        slot = LearnerSlot(plan, LazyShard.held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
+        data, awake = LazyShard.held(load_shard(shard)), Awake(math.inf if keep else 0)
+        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             order = Order(f"train-{number}-kiel", number, True, (), (part,))
@@ -193,3 +197,22 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
         return slot.newest.parts, (save_model(slot.awake(), home.model) / "model.safetensors").read_bytes()
 
     assert digests(keep=True) == digests(keep=False)
+
+
+def test_who_has_waited_longest_is_put_to_sleep_first():
+    class Slot:
+        asleep = False
+
+        def sleep(self):
+            self.asleep = True
+
+    awake, (first, second, third) = Awake(100), (Slot() for _ in range(3))
+    awake.rests(first, 60)
+    awake.rests(second, 40)
+    awake.works(first)
+    awake.rests(first, 60)
+    assert not first.asleep and not second.asleep, "together they are just not too large"
+    awake.rests(third, 10)
+    assert [slot.asleep for slot in (first, second, third)] == [False, True, False]
+    awake.rests(third, 101)
+    assert first.asleep and third.asleep, "what is too large alone does not stay either"
