@@ -25,15 +25,11 @@ from attune.common.config import Count, CountOrZero, convert, read_toml
 from attune.fedclient.data.holdout import hold_out
 from attune.fedclient.data.shard import load_shard
 from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, table
+from benchmarks.rows import COLUMNS, TRIAL, figures, trial_figures
 
 EVERY_METHOD = "*"
 KEY = ("task", "method", "seed", "settings", "rounds")
-GRID_COLUMNS = (*KEY, "validation_accuracy", "seconds")
-COLUMNS = (
-    "task", "method", "seed", "settings", "model", "rounds", "clients", "mean_over_clients", "over_samples", "lowest",
-    "fedtp_mean", "fedtp_deviation", "bmta", "bmta_round", "mean_of_last", "last", "before", "after", "common", "local", "kept",
-    "seconds",
-)  # fmt: skip
+GRID_COLUMNS = (*KEY, *TRIAL)
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,31 +157,6 @@ def chosen(rows: Iterable[dict[str, str]], task: str, method: str) -> tuple[str,
     return tuple(best["settings"].split())
 
 
-def figures(ended: Ended) -> dict[str, Any]:
-    """A federation in one row, by the protocols of both papers."""
-    summary = ended.summary
-    latest, fedtp, fedmcsa = summary["latest"], summary["fedtp"] or {}, summary["fedmcsa"] or {}
-    means = {key: latest[key]["mean_over_clients"] if key in latest else None for key in ("before", "after", "common", "local")}
-    row = {
-        "model": ended.status["model"],
-        "rounds": summary["closed"],
-        "clients": len(summary["clients"]),
-        "mean_over_clients": latest["accuracy"]["mean_over_clients"],
-        "over_samples": latest["accuracy"]["over_samples"],
-        "lowest": min(client["accuracy"] for client in summary["clients"] if client["accuracy"] is not None),
-        "fedtp_mean": fedtp.get("mean"),
-        "fedtp_deviation": fedtp.get("deviation"),
-        "bmta": fedmcsa.get("bmta"),
-        "bmta_round": fedmcsa.get("bmta_round"),
-        "mean_of_last": fedmcsa.get("mean_of_last"),
-        "last": fedmcsa.get("evaluations"),
-        **means,
-        "kept": " ".join(f"{name}:{count}" for name, count in summary["kept"].items()),
-        "seconds": round(ended.seconds, 1),
-    }
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
-
-
 def carry_out(study: Study, run: Run, baseline: bool = False) -> Ended:
     settings = (*study.set, *run.task.set, *run.settings)
     flags = ["--rounds", str(run.rounds), "--seed", str(run.seed), *(word for each in settings for word in ("--set", each))]
@@ -250,8 +221,7 @@ def main(file: Path, data: Path | None, out: Path, scratch: Path, jobs: int) -> 
 
     def tried(run: Run) -> None:
         ended = carry_out(study, run)
-        accuracy = round(ended.summary["latest"]["accuracy"]["mean_over_clients"], 4)
-        trials.add([run.key | {"validation_accuracy": accuracy, "seconds": round(ended.seconds, 1)}])
+        trials.add([run.key | trial_figures(ended)])
 
     def measured(run: Run) -> None:
         ended = carry_out(study, run, study.baseline)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment, read_toml
 from attune.fedserver.core.planning import resolve
-from benchmarks import study
+from benchmarks import rows, study
 from benchmarks.coarse import write_labels
 from benchmarks.majority import constant_answers
 
@@ -43,14 +43,14 @@ def test_every_learning_rate_is_tried_with_every_alternative_of_the_method():
 
 
 def test_the_best_trial_of_that_method_on_that_task_is_chosen():
-    rows = [
+    trials = [
         trial("fedavg", "train.lr=0.1 a=1", 0.9),
         trial("fedavg", "train.lr=0.01 a=2", 0.9),
         trial("fedavg", "train.lr=1", 0.5),
         trial("fedtp", "train.lr=3", 0.99),
         trial("fedavg", "train.lr=3", 0.99, task="other"),
     ]
-    assert study.chosen(rows, "t", "fedavg") == ("train.lr=0.01", "a=2"), "of equal ones the smaller learning rate"
+    assert study.chosen(trials, "t", "fedavg") == ("train.lr=0.01", "a=2"), "of equal ones the smaller learning rate"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -98,6 +98,19 @@ def test_a_constant_answer_is_the_most_frequent_training_class(tmp_path):
     assert constant_answers(tmp_path) == {"a": (0.25, 4)}, "by the training part, not by the test part"
 
 
+def test_harmed_is_whoever_is_worse_than_a_rival_by_more_than_chance():
+    """10 to 0 against one rival: p = 2 / 2^10, twice that for two rivals; 5 to 0 is 0.0625, which may be chance."""
+
+    def client(common: tuple[int | None, int | None], local: tuple[int | None, int | None]) -> dict[str, int | None]:
+        (bc, wc), (bl, wl) = common, local
+        return {"better_than_common": bc, "worse_than_common": wc, "better_than_local": bl, "worse_than_local": wl}
+
+    nothing = (None, None)
+    clients = [client((0, 10), (3, 3)), client((10, 0), nothing), client((0, 5), nothing), client(nothing, nothing)]
+    assert rows.harmed({"clients": clients}) == 1
+    assert rows.harmed({"clients": clients[3:]}) is None
+
+
 def test_a_run_with_other_rounds_is_another_run(tmp_path):
     results = study.Results(tmp_path / "r.csv", study.COLUMNS)
     runs = [study.Run(study.Task("t", []), "fedtp", 0, ("a=1",), rounds, tmp_path) for rounds in (5, 9)]
@@ -119,6 +132,9 @@ def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path):
     [trial], [row] = (study.Results(tmp_path / f"small{kind}.csv", ()).rows() for kind in ("_grid", ""))
     assert (trial["seed"], row["seed"], row["settings"]) == ("5", "0", "train.lr=0.05")
     assert all(0 <= float(row[key]) <= 1 for key in ("mean_over_clients", "fedtp_mean", "bmta", "before", "after"))
+    pooled = ("bmta_over_samples", "mean_of_last_over_samples", "constant_over_samples", "before_over_samples", "kept_accuracy")
+    assert all(0 <= float(row[key]) <= 1 for key in pooled) and row["bmta_over_samples_round"] in ("0", "1")
+    assert 0 <= float(trial["constant_over_samples"]) <= 1 and set(row) == set(rows.COLUMNS)
     assert len((tmp_path / "small_clients.csv").read_text().splitlines()) == 3
     (tmp_path / "small.csv").unlink()
     again = CliRunner().invoke(study.main, command, catch_exceptions=False).output
