@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from attune.common.config import convert, parse_assignment, read_toml
 from attune.fedserver.core.planning import resolve
 from benchmarks import rows, study
 from benchmarks.coarse import write_labels
+from benchmarks.grid import EVERY_METHOD, SHARED, alternatives
 from benchmarks.majority import constant_answers
 
 SMALL = """
@@ -26,40 +28,19 @@ partition = ["--dataset", "digits", "--scheme", "iid", "--clients", "2"]
 [grid]
 rounds = 1
 seed = 5
-lr = [0.05]
+train = [["train.lr=0.05"]]
 """
 FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
 
 
-def trial(method: str, settings: str, accuracy: float, task: str = "t") -> dict[str, str]:
-    return {"task": task, "method": method, "settings": settings, "validation_accuracy": str(accuracy)}
-
-
-def test_every_learning_rate_is_tried_with_every_alternative_of_the_method():
-    grid = study.Grid(rounds=1, seed=0, lr=[0.01, 0.1], own={"*": [["a=1"]], "fedtp": [["b=1", "c=2"], ["b=3"]]})
-    assert study.alternatives(grid, "fedavg") == [("train.lr=0.01", "a=1"), ("train.lr=0.1", "a=1")]
-    assert study.alternatives(grid, "fedtp")[1:3] == [("train.lr=0.01", "b=3"), ("train.lr=0.1", "b=1", "c=2")]
-    assert study.alternatives(study.Grid(rounds=1, seed=0, lr=[1.0]), "fedavg") == [("train.lr=1",)]
-
-
-def test_the_best_trial_of_that_method_on_that_task_is_chosen():
-    trials = [
-        trial("fedavg", "train.lr=0.1 a=1", 0.9),
-        trial("fedavg", "train.lr=0.01 a=2", 0.9),
-        trial("fedavg", "train.lr=1", 0.5),
-        trial("fedtp", "train.lr=3", 0.99),
-        trial("fedavg", "train.lr=3", 0.99, task="other"),
-    ]
-    assert study.chosen(trials, "t", "fedavg") == ("train.lr=0.01", "a=2"), "of equal ones the smaller learning rate"
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_in_every_study_the_settings_exist_and_all_methods_have_as_many_trials(path):
+def test_in_every_study_the_settings_exist_and_all_methods_have_the_same_choices_of_training(path):
     made = convert(study.Study, read_toml(path), "")
     grid = made.grid
-    trials = {method: study.alternatives(grid, method) if grid else [()] for method in made.methods}
-    assert len({len(each) for each in trials.values()}) == 1
-    assert not grid or set(grid.own) - {study.EVERY_METHOD} <= set(made.methods)
+    trials = {method: alternatives(grid, method) if grid else [()] for method in made.methods}
+    trained = {method: {tuple(s for s in each if s.startswith(SHARED)) for each in found} for method, found in trials.items()}
+    assert len(set(map(frozenset, trained.values()))) == 1
+    assert not grid or set(grid.own) - {EVERY_METHOD} <= set(made.methods)
     assert {task.settings_of for task in made.task} <= {"", *(task.name for task in made.task)}
     for task in made.task:
         for method, settings in ((method, settings) for method, each in trials.items() for settings in each):
@@ -75,6 +56,15 @@ def test_drawn_samples_keep_their_labels(tmp_path):
     with np.load(study.shortened(tmp_path / "all.npz", 20, 3, tmp_path / "some.npz")) as some:
         assert (len(set(some["train_y"])), len(some["test_y"])) == (20, 9), "of fewer all are taken"
         assert (some["train_x"][:, 0] == 2 * some["train_y"]).all() and (some["train_coarse"] == some["train_y"] // 5).all()
+
+
+def test_data_sets_have_names_that_tasks_call_them_by(tmp_path):
+    for name in ("a.npz", "b.npz"):
+        (tmp_path / name).touch()
+    found = study.named([f"heart={tmp_path / 'a.npz'}", str(tmp_path / "b.npz")])
+    assert found == {"heart": tmp_path / "a.npz", "data": tmp_path / "b.npz"}
+    with pytest.raises(click.BadParameter, match=r"no such file: .*c\.npz"):
+        study.named([f"heart={tmp_path / 'c.npz'}"])
 
 
 def test_validation_shards_hold_training_samples_only(tmp_path):
