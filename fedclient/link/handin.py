@@ -9,17 +9,18 @@ from dataclasses import replace
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, Stalled, UnknownBlob, UploadBusy, UploadTakenOver
 from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
+from attune.common.wire.frames import read_frames
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.common.wire.pace import paced_frames
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persist, together
 from attune.fedclient.messages import BlobRef, Part, Result, SendRefused, Sent, Update, UploadTarget
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.orders import OrderStore
 
 RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
 
 
-async def send(link: Link, orders: Orders, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
+async def send(link: Link, orders: OrderStore, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
     """Hands a result in; what came of it, for the session.
 
     A server whose disk is full is told, once, that this device is in trouble, so that the round need not wait; the transfer
@@ -60,7 +61,7 @@ class _Attempt:
     """
 
     def __init__(
-        self, link: Link, orders: Orders, result: Result, resume: bool, complain: Complain, inline: bool = True
+        self, link: Link, orders: OrderStore, result: Result, resume: bool, complain: Complain, inline: bool = True
     ) -> None:
         self._link, self._orders, self._result, self._resume, self._complain = link, orders, result, resume, complain
         self._inline = inline and sum(part.size for part in result.parts) <= link.inline_bytes
@@ -88,7 +89,7 @@ class _Attempt:
         result = self._result
         parts = []
         for part in result.parts:
-            data = self._orders.blob(result.order_id, part.part).read_bytes() if self._inline else b""
+            data = b"".join(read_frames(self._orders.blob(result.order_id, part.part), 0)) if self._inline else b""
             parts.append(BlobRef(part.part, part.digest, part.size, part.version, data))
         return Update(result.order_id, tuple(parts), result.samples, metrics_of(result))
 

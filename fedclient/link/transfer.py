@@ -27,6 +27,8 @@ Complain = Callable[[Exception], None]
 
 async def together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
     """All results; the first failure cancels the rest and is raised."""
+    if len(work) < 2:
+        return [await each for each in work]
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

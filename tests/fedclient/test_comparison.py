@@ -91,7 +91,7 @@ def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
         train(learner, number)
     result = evaluate(learner, own=-1, common=1, number=3)
     assert result.weights.keys() == {"personalized", "common", "local"}
-    model = Model(save_model(learner, tmp_path / "model"))
+    model = Model.load(save_model(learner, tmp_path / "model"))
     assert model.evaluate(shard) == (result.accuracy, 30)
     assert (model.info.title, model.info.kept, model.info.accuracy) == ("fedavg+ft, blend", result.kept, result.accuracy)
     probabilities = [
@@ -139,6 +139,14 @@ def test_a_blob_that_is_served_and_common_is_fetched_once(make):
     again = Order("evaluate-2-kiel", 2, False, (), (), (ref,))
     assert learner.missing(again) == []
     assert learner.carry_out(again, {}, 0, lambda done: None, lambda: False).accuracy_common == result.accuracy_common
+
+
+def test_a_constant_answer_is_the_most_frequent_label_of_the_training_part(make, shard):
+    expected = float((shard.test_y == np.bincount(shard.train_y).argmax()).mean())
+    assert 0 < expected < 1
+    learner = make("fedavg+ft")
+    for result in (evaluate(learner, 1, 1, 1), train(learner, 2)):
+        assert result.accuracy_constant == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(make):
