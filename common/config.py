@@ -48,6 +48,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     train: Literal["sampled", "all"] = "sampled"
+    encoding: Literal["", "bf16"] = ""  # of what devices hand in, with loss; empty: none
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
     evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
     adapt_rounds: CountOrZero = 0  # rounds for newcomers to a finished federation

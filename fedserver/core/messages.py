@@ -219,6 +219,7 @@ class Order:
     returns: tuple[str, ...] = ()
     trains: tuple[str, ...] = ()
     cold_start: tuple[BlobRef, ...] = ()
+    encoding: str = ""  # of what is handed in; empty: none
 
     def carrying(self, data: Mapping[str, bytes]) -> Order:
         """The same order with these blobs (digest -> bytes) in it, each once."""

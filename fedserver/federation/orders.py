@@ -50,7 +50,8 @@ class Orders:
         for name in devices:
             blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
-            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
+            order_id, encoding = OrderId(work, number, name), self._settings.round.encoding
+            order = self.book.write(order_id, blobs, returns, left_s, record.round, cold_start, trains, encoding)
             inline = self._inline(name, order)
             for digest, blob in inline.items():
                 if digest not in data:

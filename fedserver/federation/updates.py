@@ -123,6 +123,8 @@ class Updates:
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
+            if wrong := [ref.part for ref in update.parts if ref.encoding != order.encoding]:
+                raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
             await self._take_in(order, update)
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))

@@ -15,8 +15,10 @@ from attune.common.methods.registry import method_of
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
+from attune.common.wire.encodings import encoded_manifest
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
@@ -24,6 +26,7 @@ from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.records import Entry, Slot
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update
 from attune.fedserver.lab.build import aggregators_for
+from attune.fedserver.lab.decoded import Decoded
 from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.lab.vault import Vault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs
@@ -65,9 +68,11 @@ class Engine:
         self._recipe: Recipe | None = None  # of the present state
         self._next_recipe: Recipe | None = None  # of the staged one
         self.manifests: dict[PartKind, Manifest] = {}
+        self._encoded: dict[PartKind, list[Manifest]] = {}  # what may be handed in beside it
         for part, aggregator in self._aggregators.items():
             own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
             self.manifests[part] = manifest_of(own)
+            self._encoded[part] = [encoded_manifest(self.manifests[part], encoding) for encoding in ENCODINGS]
             if not slots:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
@@ -132,7 +137,8 @@ class Engine:
         """
         who = f"{client}'s {part} update"
         with TensorFile(self._blobs.open(blob)) as update, ExitStack() as stack:
-            check_manifest(update.manifest, self.manifests[part], who)
+            if update.manifest not in self._encoded[part]:
+                check_manifest(update.manifest, self.manifests[part], who)
             slot = self._aggregators[part].slot(client) if self._returns[part] == "values" else None
             base = self._opened(self._vaults[part].blob(slot), stack) if max_norm and slot else None
             total = 0.0
@@ -188,11 +194,14 @@ class Engine:
         for part, close in sorted(closes.items()):
             with ExitStack() as stack:
                 updates = [
-                    Update(name, float(entry.row.samples or 0), self._opened(entry.parts[part], stack))
+                    Update(name, float(entry.row.samples or 0), self._decoded(part, entry.parts[part], stack))
                     for name, entry in sorted(entries.items())
                 ]
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
+
+    def _decoded(self, part: PartKind, blob: Blob, stack: ExitStack) -> TensorFile:
+        return stack.enter_context(Decoded(self._blobs.open(blob), self.manifests[part]))
 
     def _opened(self, blob: Blob, stack: ExitStack) -> TensorFile:
         return stack.enter_context(TensorFile(self._blobs.open(blob)))

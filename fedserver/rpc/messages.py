@@ -35,7 +35,7 @@ def _order(order: Order) -> pb.Order:
         round=order.id.round,
         work=WORK[order.id.work],
         downloads=_refs(order.downloads),
-        returns=[pb.Return(part=part) for part in order.returns],
+        returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
         deadline_s=order.deadline_s,
         trains=order.trains,
         cold_start=_refs(order.cold_start),

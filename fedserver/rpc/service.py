@@ -45,7 +45,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         beat = pb.ServerMessage(beat=pb.Beat(every_s=self._pulses.every_s))
         await context.write(beat)
         software = clean(hello.software, LONGEST_SOFTWARE)
-        stream = self._members.connect(name, profile_of(hello, name), software, hello.inline_bytes)
+        stream = self._members.connect(name, profile_of(hello, name), software, hello.inline_bytes, hello.encodings)
         pulse = self._pulses.open(name)
         listening = asyncio.create_task(self._listen(stream, pulse, context))
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -268,3 +270,25 @@ def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, meth
     state = Orders(learner.orders.path).state(result)
     assert state.keys() == learner.theta.keys()
     assert all(torch.equal(state[name], learner.theta[name]) for name in state)
+
+
+@pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
+def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part):
+    exact, lossy = make(method, home="exact"), make(method, home="lossy")
+    order = Order("train-1-kiel", 1, True, (), (part,))
+    expected = handed_in(exact, carry_out(exact, order), part)
+    result = carry_out(lossy, replace(order, encoding="bf16"))
+    sent = handed_in(lossy, result, part)
+    assert result.encoding == "bf16" and result.state_parts == ()
+    assert {name: tensor.dtype for name, tensor in sent.items()} == dict.fromkeys(expected, torch.bfloat16)
+    for name, tensor in expected.items():
+        assert torch.equal(sent[name], tensor.to(torch.bfloat16))
+    state = Orders(lossy.orders.path).state(result)
+    assert all(torch.equal(state[name], exact.theta[name]) for name in exact.theta)
+
+
+def test_an_encoding_that_this_device_does_not_know_fails_the_order_alone(make):
+    learner = make("fedavg")
+    with pytest.raises(WireError, match=r"int4.*update fedclient"):
+        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encoding="int4"))
+    assert learner.orders.newest() is None

@@ -222,7 +222,7 @@ class OverGrpc(FederationServicer):
     async def Submit(self, sent: pb.Update, context: Any) -> pb.Receipt:
         from attune.common.metrics import read_metrics
 
-        parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data) for ref in sent.parts)
+        parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in sent.parts)
         update = Update(sent.order_id, parts, sent.samples, read_metrics(sent.metrics_json, "kiel"))
         try:
             in_time = await self.scripted.submit("kiel", update)
@@ -257,7 +257,7 @@ def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
                     work=pb.WORK_TRAIN if order.train else pb.WORK_EVALUATE,
                     downloads=refs[0],
                     cold_start=refs[1],
-                    returns=[pb.Return(part=part) for part in order.returns],
+                    returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
                     trains=order.trains,
                     deadline_s=order.deadline_s,
                 )
