@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ async def _serve(
     blobs = FolderBlobs(home.path)
     blobs.sweep()
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
-    lab = ThreadLab(blobs, executors, settings.server.threads)
+    lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
     door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
@@ -123,8 +124,9 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
 async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    if threading.current_thread() is threading.main_thread():  # others cannot hear signals
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
     waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
         waits.add(asyncio.create_task(goodbye(coordinator)))

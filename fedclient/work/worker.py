@@ -6,33 +6,54 @@ torch is imported on that thread, by the first learner that is made: the event l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.home import Home
 from attune.fedclient.options import Options
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import Order, Result
     from attune.fedclient.work.learner import Learner
+    from attune.fedclient.work.orders import OrderStore
+    from attune.fedclient.work.trainer import Progress, Tensors
 
 T = TypeVar("T")
 
 
-class Worker:
-    """turns: the number of devices that may hold tensors at one time. keep: a waiting device keeps its tensors in memory."""
+@dataclass(frozen=True)
+class Work:
+    """An order for which all is there. The fields are those of Learner.carry_out."""
 
-    def __init__(self, turns: int = 1, keep: bool = True) -> None:
-        self.keep = keep
-        self.turn = asyncio.Semaphore(turns)
+    learner: Learner
+    order: Order
+    fetched: Mapping[str, Tensors]
+    bytes_down: int
+    progress: Progress
+    cancelled: Callable[[], bool]
+
+    def run(self) -> Result:
+        """Errors: those of Learner.carry_out."""
+        return self.learner.carry_out(self.order, self.fetched, self.bytes_down, self.progress, self.cancelled)
+
+
+class Worker:
+    """turns: how many devices may work at one time. awake_bytes: what those that wait may hold in memory meanwhile."""
+
+    def __init__(self, turns: int = 1, awake_bytes: float = math.inf) -> None:
+        self.awake = Awake(awake_bytes)
+        self.turn: contextlib.AbstractAsyncContextManager[None] = asyncio.Semaphore(turns)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
     def __repr__(self) -> str:
-        return f"<Worker, keep={self.keep}, {self.turn}>"
+        return f"<Worker, {self.awake}, {self.turn}>"
 
     def __enter__(self) -> Self:
         return self
@@ -44,25 +65,31 @@ class Worker:
         """`work(*arguments)` on the thread that tensors belong to; the event loop stays live."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
+    async def carry_out(self, work: Work) -> Result:
+        """What it comes to. Errors: those of Learner.carry_out."""
+        return await self.do(work.run)
+
 
 class LearnerSlot:
-    """One device's learner, which exists while an order is worked on; between orders only if `keep`.
+    """One device's learner, which exists while an order is worked on; between orders as long as `awake` has room for it.
 
-    A learner is made from shard, plan and the newest order on disk, as after a restart. So putting it away changes no bit.
+    A learner is made from shard, plan and the newest order that is kept, as after a restart. So putting it away changes no bit.
     `rest` may be called from any thread; everything else belongs to the worker's.
     Errors of the constructor: those of make_learner.
     """
 
-    def __init__(self, plan: Plan, shard: LazyShard, name: str, home: Home, options: Options, keep: bool) -> None:
-        self._arguments = plan, shard, name, home, options
-        self._home, self._keep = home, keep
+    def __init__(
+        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options, awake: Awake
+    ) -> None:
+        self._arguments = plan, shard, name, orders, options
+        self._name, self._awake = name, awake
         self._learner: Learner | None = None
         self._newest: Result | None = None
         self.orders = self.awake().orders
         self.rest()
 
     def __repr__(self) -> str:
-        return f"<LearnerSlot in {self._home.path}, {'at rest' if self._learner is None else 'in use'}>"
+        return f"<LearnerSlot of {self._name}, {'at rest' if self._learner is None else 'in use'}>"
 
     @property
     def newest(self) -> Result | None:
@@ -71,6 +98,7 @@ class LearnerSlot:
 
     def awake(self) -> Learner:
         """The learner, made if it is not there. Errors: those of make_learner."""
+        self._awake.works(self)
         if self._learner is None:
             from attune.fedclient.work.learner import make_learner
 
@@ -78,7 +106,40 @@ class LearnerSlot:
         return self._learner
 
     def rest(self) -> None:
-        """Drops all tensors, unless `keep` is set."""
-        if self._learner is not None and not self._keep:
+        """The device waits: its tensors may go."""
+        if self._learner is not None:
+            self._awake.rests(self, self._learner.size_bytes)
+
+    def sleep(self) -> None:
+        """Drops all tensors."""
+        if self._learner is not None:
             self._newest = self._learner.newest
             self._learner = None
+
+
+class Awake:
+    """Learners that wait and are still in memory: those that worked last, `limit_bytes` at most. Several threads may use it."""
+
+    def __init__(self, limit_bytes: float) -> None:
+        self._limit_bytes = limit_bytes
+        self._sizes: dict[LearnerSlot, int] = {}  # the one that worked last at the end
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"<Awake, {len(self._sizes)} learners of {self._bytes} bytes>"
+
+    def works(self, slot: LearnerSlot) -> None:
+        """Its tensors are not to go now."""
+        with self._lock:
+            self._bytes -= self._sizes.pop(slot, 0)
+
+    def rests(self, slot: LearnerSlot, size_bytes: int) -> None:
+        """It waits, and holds so much. Who has waited longest is put to sleep where that is too much."""
+        with self._lock:
+            self._bytes += size_bytes - self._sizes.pop(slot, 0)
+            self._sizes[slot] = size_bytes
+            while self._bytes > self._limit_bytes:
+                oldest = next(iter(self._sizes))
+                self._bytes -= self._sizes.pop(oldest)
+                oldest.sleep()

@@ -17,7 +17,7 @@ import msgspec
 
 from attune.common.errors import AttuneError, FederationFailed
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import Plan
+from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
@@ -28,16 +28,18 @@ from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.orders import Orders
+from attune.fedserver.federation.standing import Standing
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.federation.troubles import Troubles
 from attune.fedserver.federation.turns import Turns
-from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.lab import Lab, Outcome
 from attune.fedserver.ports.ledger import Ledger, Snapshot
 from attune.fedserver.stores.age import check_age
 from attune.fedserver.stores.inbox import Inbox
 
 LOG = logging.getLogger("fedserver")
+PLANNING = "making the plan"  # the name of a trouble
 
 
 T = TypeVar("T")
@@ -68,7 +70,7 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.finished = asyncio.Event()  # done, or failed
-        self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
+        self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
         self.turns, self.streams, self.troubles = Turns(), Streams(), Troubles()
         self.inbox, self.lab = Inbox(blobs), lab
@@ -77,6 +79,7 @@ class Coordinator:
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
+        self._standing = Standing(ledger, self.troubles)
         self._orders = Orders(settings, ledger, self.streams, lab)
         self.book = self._orders.book
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
@@ -139,18 +142,20 @@ class Coordinator:
 
     # --- the plan
 
-    async def try_plan(self) -> bool:
-        """False, and the server is told to stop, if no model fits both the settings and what the devices declared."""
+    async def try_plan(self, profiles: Mapping[str, Profile]) -> bool:
+        """Whether there is a plan now. Data that fit no model do not end the server: the next device may bring others."""
         try:
-            await self._make_plan()
+            await self._make_plan(profiles)
         except AttuneError as error:
-            self.error = error
-            self.unusable.set()
-        return self.error is None
+            self.troubles.set(PLANNING, str(error))
+            for name in profiles:
+                self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+            return False
+        self.troubles.clear(PLANNING)
+        return True
 
-    async def _make_plan(self) -> None:
+    async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
-        profiles = self.streams.profiles()
         plan = planning.make_plan(self.settings, profiles, self._federation)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         record = self.round.record
@@ -216,6 +221,10 @@ class Coordinator:
                     self.turns.start(self._close_round(number, frozenset(cohort)))
                 case events.Finish(devices):
                     self._finish(devices)
+                case events.PassOver(devices):
+                    await self._standing.pass_over(devices)
+                case events.AskAgain(devices):
+                    await self._standing.ask_again(devices)
         self._set_timer()
         return counts
 
@@ -300,7 +309,10 @@ class Coordinator:
             self.finished.set()
 
     async def _fail(self, error: Exception) -> None:
-        """The step cannot be carried out: the reason is in the status, and a restart tries the same step again."""
+        """The step cannot be carried out: the reason is in the status, and a restart tries the same step again.
+
+        What is damaged must be restored before that, so this process ends.
+        """
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
@@ -309,6 +321,8 @@ class Coordinator:
             await self._ledger.put_record(self.round.record)
             self._saved_record = self.round.record
         self.finished.set()
+        if isinstance(error, Damaged):
+            self.unusable.set()
 
     # --- time
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}
 SHOWN = re.compile(r"(?:^|(?<=`))((?:fedserver|fedclient)(?: [^`\n]*)?)(?=`|$)", re.MULTILINE)
 FLAG = re.compile(r"`(--[a-z][a-z-]*)")
-NAMED = re.compile(r"`((?:common|fedserver|fedclient|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`")
+NAMED = re.compile(r"`((?:common|fedserver|fedclient|simulation|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`")
 
 
 def tracked() -> list[str]:
@@ -61,7 +61,7 @@ def test_commands_and_flags_exist(path: str, page: Any) -> None:
     known = {name: flags(command) for name, command in every_command()}
     for words in shown_commands(page(path).text):
         name, rest = words[0], words[1:]
-        if rest and rest[0] in COMMANDS[name].commands:
+        if rest and f"{name} {rest[0]}" in known:
             name = f"{name} {rest.pop(0)}"
         unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known[name]
         assert not unknown, f"{' '.join(words)}: {unknown}"
@@ -78,7 +78,11 @@ def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
 def every_command() -> Iterator[tuple[str, click.Command]]:
     for name, group in COMMANDS.items():
         yield name, group
-        yield from ((f"{name} {word}", command) for word, command in group.commands.items())
+        context = click.Context(group)
+        for word in group.list_commands(context):
+            command = group.get_command(context, word)
+            assert command is not None
+            yield f"{name} {word}", command
 
 
 def flags(command: click.Command) -> set[str]:
@@ -103,7 +107,9 @@ def test_files_named_exist(path: str, page: Any) -> None:
 def test_every_package_has_its_line(page: Any) -> None:
     lines = {row[0].strip("`") for row in page("ARCHITECTURE.md").table("## Packages")}
     packages = {str(file.parent.relative_to(ROOT)) for top in COMMANDS for file in (ROOT / top).rglob("__init__.py")}
-    packages |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / "common").rglob("__init__.py")}
+    packages |= {
+        str(file.parent.relative_to(ROOT)) for top in ("common", "simulation") for file in (ROOT / top).rglob("__init__.py")
+    }
     assert lines >= packages
     assert not [line for line in lines if not (ROOT / line).is_dir()]
 
