@@ -69,6 +69,7 @@ class Learner:
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
+        self._constant = baselines.constant_answer(self.data)
         self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of)
         self.theta |= self.trainer.extras(self.theta)
         self.served: dict[str, str] = {}
@@ -128,6 +129,7 @@ class Learner:
             own=self.own,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
+            accuracy_constant=self._constant,
             bytes_down=bytes_down,
             served=served,
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},

@@ -262,10 +262,11 @@ class Coordinator:
         marks = await self._orders.fetched(record, entries, number - 1, "train")
         for name in updates:
             marks.setdefault(name, {})["contributed"] = number
+        founders = await self._orders.founders(updates)
         if record.adapting and self.settings.adaptation is not None:
-            outcome = await self.lab.adapt(updates, self.settings.adaptation)
+            outcome = await self.lab.adapt(updates, self.settings.adaptation, founders)
         else:
-            outcome = await self.lab.aggregate(updates)
+            outcome = await self.lab.aggregate(updates, founders)
         return Closing(number, [entry.row for entry in entries.values()], marks, outcome)
 
     async def _commit(self, closing: Closing) -> bool:

@@ -49,8 +49,8 @@ class ThreadLab:
         self._engine, remade = take_up(plan, slots, self._blobs, closed)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade)
 
-    async def serve(self, clients: Sequence[str]) -> Served:
-        return await self._executors.worker(self._started.serve, clients)
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
+        return await self._executors.worker(self._started.serve, clients, founders)
 
     async def cold_start(self) -> dict[str, Blob]:
         return await self._executors.worker(self._started.cold_start)
@@ -58,11 +58,11 @@ class ThreadLab:
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         await self._executors.worker(self._started.check, client, cast(PartKind, part), blob, max_norm)
 
-    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
-        return await self._executors.worker(self._started.aggregate, entries)
+    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
+        return await self._executors.worker(self._started.aggregate, entries, founders)
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
-        return await self._executors.worker(self._started.adapt, entries, adaptation)
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
+        return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
 
     async def settle(self) -> None:
         await self._executors.worker(self._started.settle)
