@@ -20,7 +20,7 @@ from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.blend import weights_of
 from attune.fedclient.work.build import family_of
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
@@ -48,7 +48,7 @@ class Baselines:
     def _initial(self) -> Tensors:
         return {name: tensor.clone() for name, tensor in tensors_of(build(self._plan.model, self._plan.seed)).items()}
 
-    def trained(self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool]) -> Work[Tensors | None]:
+    def trained(self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool]) -> Jobs[Tensors | None]:
         """The local model after one more order's worth of training; bit by bit what the method `local` does with it."""
         if self.local is None:
             return None
@@ -83,7 +83,7 @@ def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> 
     return "private" not in part_of.values() and settings.uses_head
 
 
-def right_on_test(candidates: Candidates, data: Prepared) -> Work[dict[Choice, torch.Tensor]]:
+def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
     """Which labels of the test part each finds, (N,) or (N, T) bool; none where there is no test part."""
     right: dict[Choice, torch.Tensor] = {}
     if len(data.test_x):
@@ -101,7 +101,7 @@ def compared(own: torch.Tensor, rival: torch.Tensor) -> tuple[int, int]:
     return int((gain_N > 0).sum()), int((gain_N < 0).sum())
 
 
-def weighed(candidates: Candidates, data: Prepared) -> Work[dict[Choice, float]]:
+def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, float]]:
     """How much each model counts, by the samples held out of training."""
     probability: dict[Choice, torch.Tensor] = {}
     for name, (trainer, tensors) in candidates.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attune.common.metrics import Choice
-from attune.fedclient.work.job import Work, alone
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 
@@ -51,7 +51,7 @@ def classes_of(members: Sequence[Member], x: Tensor) -> Tensor:
     return alone(classifying(members, x))
 
 
-def classifying(members: Sequence[Member], x: Tensor) -> Work[Tensor]:
+def classifying(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
     """`classes_of`, which stops at what many devices can compute together."""
     found = []
     for at in range(0, len(x), EVALUATION_BATCH):

@@ -19,10 +19,10 @@ class Job(Protocol):
         """Its result, by the definition: what any other way to compute it must agree with."""
 
 
-Work = Generator[Job, Any, T]
+Jobs = Generator[Job, Any, T]  # which come to a T
 
 
-def alone(work: Work[T]) -> T:
+def alone(work: Jobs[T]) -> T:
     """What `work` comes to, one job after the other. Errors: those of the jobs, raised where the work waits for them."""
     try:
         job = next(work)

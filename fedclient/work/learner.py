@@ -33,7 +33,7 @@ from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
 from attune.fedclient.work.blend import Member, classifying
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
-from attune.fedclient.work.job import Work, alone
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.state import Orders, check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
 
@@ -112,7 +112,7 @@ class Learner:
 
     def work(
         self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
-    ) -> Work[Result]:
+    ) -> Jobs[Result]:
         """`carry_out`, which stops at what many devices can compute together."""
         if self.newest is not None and self.newest.order_id == order.id:
             return self.newest
@@ -167,7 +167,7 @@ class Learner:
 
     def _trained(
         self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
-    ) -> Work[tuple[Result, Tensors, Tensors | None]]:
+    ) -> Jobs[tuple[Result, Tensors, Tensors | None]]:
         """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
@@ -198,7 +198,7 @@ class Learner:
 
     def _compared(
         self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
-    ) -> Work[tuple[Result, dict[Choice, Tensors]]]:
+    ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
         """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one)."""
         data = self.data
         own = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
@@ -247,7 +247,7 @@ class Learner:
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
 
-    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Work[float | None]:
+    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
         data = self.data
         if not len(data.test_x):
             return None

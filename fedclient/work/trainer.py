@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
-from attune.fedclient.work.job import Work, alone
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
 from attune.fedclient.work.objectives.batches import batches
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast
@@ -95,7 +95,7 @@ class Trainer:
         progress: Progress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
         trains: Collection[str] = (),
-    ) -> Work[Trained]:
+    ) -> Jobs[Trained]:
         """`train`, which stops at what many devices can compute together."""
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains)
         trained = yield from self.objective.work(task)
@@ -121,7 +121,7 @@ class Trainer:
         y: Tensor,
         seeds: Seeds,
         cancelled: Callable[[], bool] = lambda: False,
-    ) -> Work[Tensors]:
+    ) -> Jobs[Tensors]:
         """`prepare`, which stops at what many devices can compute together."""
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self.predictor.work(task)
@@ -131,7 +131,7 @@ class Trainer:
         """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
         return float(alone(self.right(prepared, x, y)).double().mean())
 
-    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Work[Tensor]:
+    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
         found = []
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
@@ -141,7 +141,7 @@ class Trainer:
             found.append(logits.argmax(-1) == some_y)
         return torch.cat(found).cpu()
 
-    def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Work[Tensor]:
+    def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """What prepared tensors give to the labels y (N,) or (N, T) of x (N, ...): in y's shape, on the CPU."""
         found = []
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from attune.common.methods.settings.objectives import AlternatingSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Descent, last_loss
 
@@ -20,7 +20,7 @@ class Alternating(Objective):
     def __repr__(self) -> str:
         return f"Alternating(head_epochs={self._settings.head_epochs}, body_epochs={self._settings.body_epochs})"
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """The loss reported is that of the rest's last epoch. A frozen layer's running statistics go on."""
         head_epochs, body_epochs = self._settings.head_epochs, self._settings.body_epochs
         private = {name for name in task.start if task.kinds.get(name) == "private"}

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
-from attune.fedclient.work.job import Work, alone
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.network import Network
 
 Tensors = dict[str, torch.Tensor]
@@ -104,7 +104,7 @@ class Objective(ABC):
         return {}
 
     @abstractmethod
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """Every tensor of `task.start` after local training. Errors: TrainingDiverged, Cancelled."""
 
     def run(self, task: LocalTask) -> Trained:

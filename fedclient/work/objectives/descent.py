@@ -63,6 +63,7 @@ class Descent:
     repeat: int = 1  # steps on each batch
     ahead: Ahead | None = None
     follow: Follow | None = None  # after each batch
+    by_itself: str = ""  # why it cannot be computed together with those of other devices; empty: it can
 
     def __repr__(self) -> str:
         return f"<Descent {self.purpose or 'of'} {len(self.moving)} tensors on {len(self.task.x)} samples>"
@@ -207,7 +208,12 @@ def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
 
 def _check(values: Tensor, settings: TrainSettings) -> None:
     if not torch.isfinite(values).all():
-        raise TrainingDiverged(
-            f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
-            "lower train.lr or set train.clip_norm on the server"
-        )
+        raise diverged(settings)
+
+
+def diverged(settings: TrainSettings) -> TrainingDiverged:
+    """What is raised then."""
+    return TrainingDiverged(
+        f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
+        "lower train.lr or set train.clip_norm on the server"
+    )

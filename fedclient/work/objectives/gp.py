@@ -16,7 +16,7 @@ from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import GpSettings
 from attune.fedclient.work.gp.process import LinAlgError, exact, gibbs, log_evidence, own_covariance
 from attune.fedclient.work.gp.tree import class_tree, members
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Objective, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
 from attune.fedclient.work.objectives.memory import remember
@@ -43,7 +43,7 @@ class Gp(Objective):
             raise SettingError(f"the model {type(network.model).__name__} has no layer before its head: choose another model")
         return {}
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         tree_JC = self._tree(task)
         generator = torch.Generator().manual_seed(task.seeds("gibbs"))
 
@@ -56,7 +56,7 @@ class Gp(Objective):
             return self._loss(tree_JC, features_PD, labels_P.to(features_PD.device), generator)
 
         try:
-            trained: Trained = yield Descent(task, task.settings, task.start, loss)
+            trained: Trained = yield Descent(task, task.settings, task.start, loss, by_itself=self.by_itself)
         except LinAlgError as error:
             raise TrainingDiverged(
                 f"the kernel matrix of the features is not finite any more (lr {task.settings.lr:g}): "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from attune.common.methods.settings.objectives import MamlSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Ahead, Descent
 
@@ -20,7 +20,7 @@ class Maml(Objective):
     def __repr__(self) -> str:
         return f"Maml(alpha={self._settings.alpha}, beta={self._settings.beta})"
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """As many pairs of batches as SGD would take batches; the loss reported is that behind the inner step."""
         alpha, beta = (rate or task.settings.lr for rate in (self._settings.alpha, self._settings.beta))
         outer = msgspec.structs.replace(task.settings, lr=beta)

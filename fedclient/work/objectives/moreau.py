@@ -8,7 +8,7 @@ import msgspec
 from torch import Tensor
 
 from attune.common.methods.settings.objectives import MoreauSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
@@ -31,7 +31,7 @@ class Moreau(Objective):
         """theta, a whole model."""
         return personal(tensors)
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """theta starts an order at w, as in the published code; where w may not move, it goes on from itself.
 
         Running statistics are theta's, and w takes them over.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attune.common.methods.settings.objectives import OwnModelSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
 from attune.fedclient.work.objectives.descent import Descent, last_loss
 from attune.fedclient.work.objectives.network import Network
@@ -30,7 +30,7 @@ class OwnModel(Objective):
         """v, a whole model."""
         return personal(tensors)
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """The loss reported is that of the own model, with its term. Both take as many steps."""
 
         model, own = split(task.start)

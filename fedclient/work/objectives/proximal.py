@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attune.common.methods.settings.objectives import ProximalSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Objective, Trained
 from attune.fedclient.work.objectives.descent import Descent
 
@@ -23,7 +23,7 @@ class Proximal(Objective):
     def __repr__(self) -> str:
         return f"Proximal(mu={self._mu})"
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """Private parameters and running statistics have no centre to be pulled to, so they have no term."""
         centre = {name: task.received[name] for name in task.movable(task.start) if name in task.received}
         trained: Trained = yield Descent(task, task.settings, task.start, pulled_loss(task, self._mu), beside=centre)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attune.common.methods.settings.objectives import SgdSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Descent
 
@@ -17,6 +17,6 @@ class Sgd(Objective):
     def __repr__(self) -> str:
         return "Sgd()"
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         trained: Trained = yield Descent(task, task.settings, task.start, task.plain)
         return trained

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from attune.common.methods.settings.objectives import TwoHeadsSettings
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import (
     PERSONAL,
     Batch,
@@ -41,7 +41,7 @@ class TwoHeads(Objective):
         """The personal head, of zeros: a device that has not trained predicts with the generic head."""
         return personal({name: torch.zeros_like(tensors[name]) for name, of in network.roles.items() if "head" in of})
 
-    def work(self, task: LocalTask) -> Work[Trained]:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """The loss reported is the sum of both."""
         weight, bias = f"{PERSONAL}{task.network.head}.weight", f"{PERSONAL}{task.network.head}.bias"
         prior_C = log_prior(task.class_counts(len(task.start[weight]))).to(task.start[weight])

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from attune.fedclient.work.job import Work
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Tensors
 from attune.fedclient.work.objectives.network import Network
 
@@ -26,7 +26,7 @@ class Predictor(ABC):
         not be the model's alone. Errors: TrainingDiverged, Cancelled.
         """
 
-    def work(self, task: LocalTask) -> Work[Tensors]:
+    def work(self, task: LocalTask) -> Jobs[Tensors]:
         """`prepare`, which stops at what many devices can compute together."""
         yield from ()
         return self.prepare(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from attune.common.methods.settings.predictors import FineTuneSettings
-from attune.fedclient.work.job import Work, alone
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.predictors.base import Predictor
@@ -23,7 +23,7 @@ class FineTune(Predictor):
     def prepare(self, task: LocalTask) -> Tensors:
         return alone(self.work(task))
 
-    def work(self, task: LocalTask) -> Work[Tensors]:
+    def work(self, task: LocalTask) -> Jobs[Tensors]:
         settings = msgspec.structs.replace(
             task.settings,
             lr=self._settings.alpha or task.settings.lr,
