@@ -5,14 +5,25 @@ Names are imported when they are first used: torch alone takes more than a secon
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 DISTRIBUTION = "attune-fl"  # on PyPI the name "attune" belongs to somebody else
 
 
+_PLACES = {"simulate": "attune.simulation.simulate"}
+__all__ = ["simulate"]
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     if name == "__version__":
         from importlib.metadata import version
 
         return version(DISTRIBUTION)
     raise AttributeError(f"module 'attune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -162,7 +162,10 @@ class Replaced(AttuneError):
 
 
 class LedgerBusy(Unreachable):
-    """The server's database cannot be used for the moment: locked, or the disk is full. The same call may succeed later."""
+    """The server lacks something for the moment: its database is locked, its disk is full, or it may open no more files.
+
+    The same call may succeed later.
+    """
 
     kind, exit_code, status = "ledger-busy", 27, "UNAVAILABLE"
 

@@ -7,8 +7,10 @@ from typing import Any, NoReturn
 import grpc
 
 from attune.common.errors import AttuneError, from_kind
+from attune.common.peer_text import clean
 
 KIND_KEY = "attune-error"
+LONGEST_REASON = 2000  # characters of what a peer names as the reason
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttuneError) -> NoReturn:
@@ -22,5 +24,5 @@ def from_rpc(error: grpc.aio.AioRpcError) -> AttuneError | None:
     trailing: Any = error.trailing_metadata() or ()
     for key, value in trailing:
         if key == KIND_KEY:
-            return from_kind(str(value), error.details() or "")
+            return from_kind(str(value), clean(error.details() or "", LONGEST_REASON))
     return None

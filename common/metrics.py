@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from attune.common.errors import UpdateRefused
+from attune.common.peer_text import clean
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 LARGEST = 1.7e308
@@ -52,4 +53,4 @@ def read_metrics(text: bytes, who: str) -> Metrics:
     try:
         return msgspec.json.decode(text, type=Metrics)
     except msgspec.DecodeError as error:
-        raise UpdateRefused(f"{who} reports metrics that cannot be: {error}") from None
+        raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None

@@ -286,7 +286,7 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
         from attune.fedclient.data.shard import load_features
         from attune.fedclient.model.artifact import Model
 
-        model = Model(_home(home, server, None).model)
+        model = Model.load(_home(home, server, None).model)
 
         labels = model.predict(load_features(data), str(data))
         try:

@@ -33,13 +33,13 @@ class Console:
         """An order was carried out."""
         self.say(line_of(result))
 
-    def kept(self, message: str, result: Result, path: Path) -> None:
-        """The federation is over: the server's `message`, and the finished model of `result` at `path`."""
+    def kept(self, message: str, result: Result, path: Path | None) -> None:
+        """The federation is over: the server's `message`, and the finished model of `result` at `path`, if it is in files."""
         self.say(f"done: {message}" if message else "done")
         for line in comparison_of(result):
             self.say(line)
         accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.3f}"
-        self.say(f"model{accuracy}  {path}")
+        self.say(f"model{accuracy}  {path or 'in memory'}")
 
     def progress(self, what: str, done: float) -> None:
         """`done` is a share, 0 to 1."""

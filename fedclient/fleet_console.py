@@ -95,7 +95,7 @@ class DeviceConsole(Console):
     def result(self, result: Result) -> None:
         self.console.result(self.label, result)
 
-    def kept(self, message: str, result: Result, path: Path) -> None:
+    def kept(self, message: str, result: Result, path: Path | None) -> None:
         # The table at the end shows it for all devices.
         self.last = result
 

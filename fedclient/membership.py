@@ -1,16 +1,13 @@
-"""A home's identity, its enrolment, and whether it may take part under a plan."""
+"""A home's identity and its enrolment."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
 
-import msgspec
-
 from attune.common import homes
-from attune.common.errors import HomeMismatch, NotEnrolled, SettingError
+from attune.common.errors import NotEnrolled
 from attune.common.identity.names import default_name
-from attune.common.plan import Plan
 from attune.fedclient.home import DeviceInfo, Home, Identity, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
@@ -53,23 +50,3 @@ async def link_of(options: Options, shard_name: str, home: Home, say: Callable[[
     identity = await identity_of(options, shard_name, home, say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     return GrpcLink(options.server, identity, home.keep)
-
-
-def check_plan(plan: Plan, home: Home, allow_models: tuple[str, ...]) -> None:
-    """Errors: HomeMismatch if the home is bound to another federation; SettingError for code that is not allowed here."""
-    if home.plan.exists():
-        try:
-            stored = msgspec.json.decode(home.plan.read_bytes(), type=Plan)
-        except msgspec.DecodeError as error:
-            raise HomeMismatch(f"{home.plan} is damaged ({error}); restore it, or use another --home") from None
-        if stored.federation != plan.federation:
-            raise HomeMismatch(f"{home.path} holds the state of another federation; use another --home for this one")
-        if stored != plan:
-            raise HomeMismatch(
-                f"the server's plan differs from the one this device trained under ({home.plan}); use another --home"
-            )
-    if ":" in plan.model.name and plan.model.name not in allow_models:
-        raise SettingError(
-            f"the federation's model is code of its own, {plan.model.name}: if you trust it and it is installed here, "
-            f"start with --allow-model {plan.model.name}"
-        )

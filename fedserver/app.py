@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +124,9 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
 async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    if threading.current_thread() is threading.main_thread():  # others cannot hear signals
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
     waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
         waits.add(asyncio.create_task(goodbye(coordinator)))

@@ -27,3 +27,19 @@ class Executors:
         """Ends after the job at hand; what still waits is dropped (it is redone after a restart)."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._io.shutdown(wait=True, cancel_futures=True)
+
+
+class Inline(Executors):
+    """Everything on the caller's thread: for a process in which nothing happens beside the federation."""
+
+    def __init__(self) -> None:
+        """No thread is started."""
+
+    async def worker(self, function: Callable[..., T], *arguments: object) -> T:
+        return function(*arguments)
+
+    async def disk(self, function: Callable[..., T], *arguments: object) -> T:
+        return function(*arguments)
+
+    def shutdown(self) -> None:
+        """There is nothing to end."""

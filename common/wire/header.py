@@ -26,6 +26,7 @@ ITEM_BYTES = {  # in the order of the file
 MAX_RANK = 64  # as many dimensions as torch's own loops take
 METADATA = "__metadata__"  # other programs put strings there; they are checked and not read
 _ORDER = {dtype: place for place, dtype in enumerate(ITEM_BYTES)}
+REMEMBERED, REMEMBERED_BYTES = 64, 1 << 16  # headers, and bytes of the longest
 _MEMBERS = {"dtype", "shape", "data_offsets"}
 _NUMBERS_PER_TENSOR = 8  # on average: a rank above 6 in every tensor of a model is not a model
 _QUOTES_PER_TENSOR = 12  # five strings, and a quote in the name
@@ -75,6 +76,9 @@ class Layout:
     data_start: int  # bytes of length and header
     size: int  # bytes of the whole blob
     header: bytes = field(default=b"", repr=False)  # length and JSON, for who writes
+
+
+_good: dict[tuple[bytes, int, Limits], Layout] = {}
 
 
 def layout_of(manifest: Mapping[str, TensorSpec], limits: Limits | None = None) -> Layout:
@@ -129,8 +133,21 @@ def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     """The layout that a header claims for a blob of `size` bytes, once every claim is checked. Touches no tensor bytes.
 
     `text` is the JSON without its length; `who` names the sender in errors, e.g. "update of device kiel".
+    Devices of one federation send the same few headers again and again: those that were found good are remembered.
     Errors: Malformed; nothing else, whatever the bytes.
     """
+    if len(text) > REMEMBERED_BYTES:
+        return _parsed(text, size, limits, who)
+    key = text, size, limits
+    if (known := _good.get(key)) is None:
+        known = _parsed(text, size, limits, who)
+        if len(_good) >= REMEMBERED:
+            _good.clear()
+        _good[key] = known
+    return known
+
+
+def _parsed(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     data_start = LENGTH_BYTES + len(text)
     entries = _parse_json(text, limits, who)
     _check_metadata(entries.pop(METADATA, {}), who)

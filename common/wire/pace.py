@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from attune.common.wire.blobs import Readable
 from attune.common.wire.frames import FRAME_BYTES, read_frames
 
 FRAME_S = 0.25
@@ -34,10 +35,10 @@ class Pace:
         return int(min(max(rate * FRAME_S, LEAST_BYTES), FRAME_BYTES))
 
 
-def paced_frames(path: Path, offset: int) -> Iterator[bytes]:
-    """The file from `offset` on, in frames that fit the pace at which they are asked for. Errors: BadOffset, at once."""
+def paced_frames(source: Path | Readable, offset: int) -> Iterator[bytes]:
+    """What is there from `offset` on, in frames that fit the pace at which they are asked for. Errors: BadOffset, at once."""
     pace = Pace()
-    return _counted(read_frames(path, offset, pace.frame_bytes), pace)
+    return _counted(read_frames(source, offset, pace.frame_bytes), pace)
 
 
 def _counted(frames: Iterator[bytes], pace: Pace) -> Iterator[bytes]:

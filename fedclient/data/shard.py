@@ -67,12 +67,26 @@ def load_shard(path: Path, seed: int = 0) -> Shard:
     path = Path(path)
     train, test = _read(path)
     meta = read_meta(path / "meta.json") if path.is_dir() else Meta()
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    groups = _groups(path, meta, train[0])
+    return make_shard(path, name, train, test, meta, groups, seed)
+
+
+def make_shard(
+    path: Path,
+    name: str,
+    train: tuple[Array, Array],
+    test: tuple[Array, Array] | None,
+    meta: Meta,
+    groups: Array | None = None,
+    seed: int = 0,
+) -> Shard:
+    """A shard of these arrays, completely checked. `path`: what errors call it. The rest, and the errors: as `load_shard`."""
     train_x, train_y = train
     kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
     train_x, train_y = _part(path, "training", train_x, train_y, kind)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
-    groups = _groups(path, meta, len(train_x))
     if test is None:
         held = _held_out(train_y, seed, kind, groups)
         train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
@@ -84,7 +98,7 @@ def load_shard(path: Path, seed: int = 0) -> Shard:
         _check_alike(path, train_x, test_x, train_y, test_y)
     shard = Shard(
         path=path,
-        name=path.resolve().stem if path.is_file() else path.resolve().name,
+        name=name,
         kind=kind,
         train_x=train_x,
         train_y=train_y,
@@ -133,14 +147,14 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array,
     return x, y
 
 
-def _groups(path: Path, meta: Meta, samples: int) -> Array | None:
+def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
     """The array that meta.json names, one value for each training sample. Errors: ShardError."""
     if meta.groups is None:
         return None
     groups = read_arrays(path / "train.npz", (meta.groups,))[0]
-    if groups.shape != (samples,):
+    if groups.shape != x.shape[:1]:
         raise ShardError(
-            f"`groups` of {path} is {meta.groups!r} of shape {groups.shape}; it needs a value for each sample, ({samples},)"
+            f"`groups` of {path} is {meta.groups!r} of shape {groups.shape}; it needs a value for each sample, {x.shape[:1]}"
         )
     return groups
 

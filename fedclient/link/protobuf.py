@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from attune.common.pb import federation_pb2 as pb
+from attune.common.peer_text import clean
 from attune.fedclient import messages
 
 
@@ -16,11 +17,11 @@ def event_of(message: pb.ServerMessage) -> messages.Event | None:
         case "welcome":
             return messages.Welcomed(message.welcome.plan_json)
         case "notice":
-            return messages.Noticed(message.notice.text)
+            return messages.Noticed(clean(message.notice.text))
         case "order":
             return _ordered(message.order)
         case "finish":
-            return messages.Finished(message.finish.message)
+            return messages.Finished(clean(message.finish.message))
     return None
 
 

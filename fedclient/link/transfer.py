@@ -27,7 +27,7 @@ from attune.fedclient.backoff import backoff_s
 from attune.fedclient.link.buffer import ReceiveBuffer
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.messages import BlobRef, Part, Result, SendRefused, Sent, Update, UploadTarget
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.orders import OrderStore
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
 ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had
@@ -41,6 +41,8 @@ Complain = Callable[[Exception], None]
 
 async def together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
     """All results; the first failure cancels the rest and is raised."""
+    if len(work) < 2:
+        return [await each for each in work]
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
@@ -99,7 +101,7 @@ async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str
     raise AssertionError("unreachable")
 
 
-async def send(link: Link, orders: Orders, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
+async def send(link: Link, orders: OrderStore, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
     """Uploads the parts of a result and submits it; what came of it, for the session.
 
     A server whose disk is full is told, once, that this device is in trouble, so that the round need not wait; the transfer
@@ -137,7 +139,7 @@ async def send(link: Link, orders: Orders, result: Result, resume: bool, say: Ca
     raise AssertionError("unreachable")
 
 
-async def _upload(link: Link, orders: Orders, result: Result, part: Part, resume: bool, complain: Complain) -> None:
+async def _upload(link: Link, orders: OrderStore, result: Result, part: Part, resume: bool, complain: Complain) -> None:
     ask, damaged = resume, 0
 
     async def go_on() -> None:

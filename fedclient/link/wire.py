@@ -12,6 +12,7 @@ from grpc.aio import AioRpcError
 
 from attune.common.errors import Unreachable
 from attune.common.grpc_errors import from_rpc
+from attune.common.peer_text import clean
 from attune.fedclient.link.port import Broken
 
 C = TypeVar("C")
@@ -51,7 +52,7 @@ class Wire:
             if named is not None and not isinstance(named, Unreachable):
                 return named
             unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
-            return Broken(f"lost the server ({error.code().name.lower()}: {error.details()})", unavailable)
+            return Broken(f"lost the server ({error.code().name.lower()}: {clean(error.details() or '')})", unavailable)
         if isinstance(error, TimeoutError):
             return Broken("the server has stopped answering")
         # Nobody cancelled this task, so its call was: when the channel was given up.

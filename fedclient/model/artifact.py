@@ -87,6 +87,10 @@ def _file_of(name: Choice, info: ModelInfo) -> str:
     return f"{'model' if name == info.kept else name}.safetensors"
 
 
+def _weights_of(info: ModelInfo) -> dict[Choice, float]:
+    return info.weights or {info.kept: 1.0}
+
+
 def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
     """Errors: NoModel."""
     try:
@@ -96,11 +100,8 @@ def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
         raise NoModel(f"{error}: start fedclient again to fetch the model") from None
 
 
-def save_model(learner: Learner, folder: Path) -> Path:
-    """What the device predicts with now, as the finished model in `folder`.
-
-    Errors: NoModel before the first order, DiskFull.
-    """
+def finished_model(learner: Learner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
+    """What the device predicts with now: what `save` takes. Errors: NoModel before the first order."""
     plan, result, tensors = learner.plan, learner.newest, learner.finished()
     assert result is not None  # noqa: S101 (there is a finished model)
     standardiser = learner.data.standardiser
@@ -122,7 +123,15 @@ def save_model(learner: Learner, folder: Path) -> Path:
         test_samples=result.test_samples or 0,
         round=result.round,
     )
-    return save(folder, info, tensors)
+    return info, tensors
+
+
+def save_model(learner: Learner, folder: Path) -> Path:
+    """What the device predicts with now, as the finished model in `folder`.
+
+    Errors: NoModel before the first order, DiskFull.
+    """
+    return save(folder, *finished_model(learner))
 
 
 def read_info(folder: Path) -> ModelInfo:
@@ -134,10 +143,13 @@ def read_info(folder: Path) -> ModelInfo:
 
 
 class Model:
-    """A finished model, loaded. Errors: NoModel if `folder` holds none, or one that is damaged."""
+    """A finished model, ready to predict.
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
-        self.info = info = read_info(folder)
+    tensors: of each of its models, as `save` took them. Errors: SettingError where it cannot be built here.
+    """
+
+    def __init__(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]], device: str = "cpu") -> None:
+        self.info = info
         options = {**info.method_options, "name": info.method}
         method = method_from_options(options)
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
@@ -146,16 +158,22 @@ class Model:
         def member(name: Choice, weight: float) -> Member:
             predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())
             trainer = Trainer(network, objective_for(method, options), predictor, info.train, where)
-            return Member(weight, trainer, _tensors_in(folder / _file_of(name, info), info))
+            return Member(weight, trainer, dict(tensors[name]))
 
-        self.members = {name: member(name, weight) for name, weight in (info.weights or {info.kept: 1.0}).items()}
+        self.members = {name: member(name, weight) for name, weight in _weights_of(info).items()}
         # The model that counts most, for what looks into a model.
         self.trainer, self.tensors = self.members[info.kept].trainer, self.members[info.kept].tensors
+
+    @classmethod
+    def load(cls, folder: Path, device: str = "cpu") -> Model:
+        """Errors: NoModel if `folder` holds none, or one that is damaged."""
+        info = read_info(folder)
+        return cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
 
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
 
-    def predict(self, x: npt.NDArray[Any], who: str) -> list[Label] | list[list[Label]]:
+    def predict(self, x: npt.NDArray[Any], who: str = "the given data") -> list[Label] | list[list[Label]]:
         """The original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
 
         Errors: ShapeMismatch, NonFiniteFeatures.

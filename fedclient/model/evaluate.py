@@ -28,7 +28,7 @@ def of(home: Home, shard: Path) -> Evaluation:
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.model.artifact import Model
 
-    model = Model(home.model)
+    model = Model.load(home.model)
     accuracy, samples = model.evaluate(load_shard(shard))
     info = model.info
     return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept, info.title)

@@ -104,7 +104,7 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
     Without `wanted`: all pictures that are possible, and why others are not.
     Errors: NoModel, those of load_shard and of preparing its test part, and SettingError for a wanted picture that cannot be.
     """
-    models, loaded = [Model(model_folder(folder)) for folder in folders], load_shard(shard)
+    models, loaded = [Model.load(model_folder(folder)) for folder in folders], load_shard(shard)
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
     sections, left_out = page.drawn(PICTURES, source, wanted)
     title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"

@@ -27,14 +27,14 @@ from attune.common.seeds import derive
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
-from attune.fedclient.home import Home
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
 from attune.fedclient.work.blend import Member, classifying
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.job import Jobs, alone
-from attune.fedclient.work.state import Orders, check_order_id
+from attune.fedclient.work.orders import OrderStore
+from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
 
 RECEIVED, LOCAL, KEPT = "received", "local", "kept-{}"  # what is committed beside the model's tensors
@@ -52,7 +52,7 @@ class Learner:
         plan: Plan,
         prepared: Prepared,
         name: str,
-        orders: Orders,
+        orders: OrderStore,
         device: torch.device,
         keep: Literal["best", "personalized"] = "best",
         baseline: Literal["local"] | None = None,
@@ -268,16 +268,16 @@ class Learner:
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):
-            raise HomeMismatch(f"the state under {self.orders.path} is not of this federation's model; use another --home")
+            raise HomeMismatch(f"the state under {self.orders.where} is not of this federation's model; use another --home")
         return {name: state[name] for name in self.theta}
 
 
-def make_learner(plan: Plan, shard: LazyShard, name: str, home: Home, options: Options) -> Learner:
+def make_learner(plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options) -> Learner:
     """Everything that orders need. Errors: ShapeMismatch, UndeclaredLabels, SettingError, HomeMismatch."""
     # Threads are counted for each thread that computes, so this is set in the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
-    return Learner(plan, prepare(shard.load(), plan), name, Orders(home.orders, name), device, options.keep, options.baseline)
+    return Learner(plan, prepare(shard.load(), plan), name, orders(name), device, options.keep, options.baseline)
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:

@@ -48,6 +48,11 @@ class Orders:
         self.damage: list[str] = []  # what was found damaged, and given up because there is an older order to go on from
         self._present: str | None = None  # the newest order
 
+    @property
+    def where(self) -> str:
+        """What errors call it."""
+        return str(self.path)
+
     def newest(self) -> Result | None:
         """The current state's result, all of whose files are whole. Sweeps up what a crash left behind.
 

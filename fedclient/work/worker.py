@@ -6,21 +6,40 @@ torch is imported on that thread, by the first learner that is made: the event l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.home import Home
 from attune.fedclient.options import Options
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import Order, Result
     from attune.fedclient.work.learner import Learner
+    from attune.fedclient.work.orders import OrderStore
+    from attune.fedclient.work.trainer import Progress, Tensors
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Work:
+    """An order for which all is there. The fields are those of Learner.carry_out."""
+
+    learner: Learner
+    order: Order
+    fetched: Mapping[str, Tensors]
+    bytes_down: int
+    progress: Progress
+    cancelled: Callable[[], bool]
+
+    def run(self) -> Result:
+        """Errors: those of Learner.carry_out."""
+        return self.learner.carry_out(self.order, self.fetched, self.bytes_down, self.progress, self.cancelled)
 
 
 class Worker:
@@ -28,7 +47,7 @@ class Worker:
 
     def __init__(self, turns: int = 1, keep: bool = True) -> None:
         self.keep = keep
-        self.turn = asyncio.Semaphore(turns)
+        self.turn: contextlib.AbstractAsyncContextManager[None] = asyncio.Semaphore(turns)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
     def __repr__(self) -> str:
@@ -44,25 +63,50 @@ class Worker:
         """`work(*arguments)` on the thread that tensors belong to; the event loop stays live."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
+    async def carry_out(self, work: Work) -> Result:
+        """What it comes to. Errors: those of Learner.carry_out."""
+        return await self.do(work.run)
+
+
+class Inline(Worker):
+    """Everything on the caller's thread: for a process in which nothing happens beside the federation.
+
+    stopped: whether what is at work is to be given up.
+    """
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self.keep, self.turn, self._stopped = True, contextlib.nullcontext(), stopped
+
+    def __exit__(self, *error: object) -> None:
+        """There is nothing to end."""
+
+    async def do(self, work: Callable[..., T], *arguments: Any) -> T:
+        return work(*arguments)
+
+    async def carry_out(self, work: Work) -> Result:
+        return replace(work, cancelled=lambda: self._stopped() or work.cancelled()).run()
+
 
 class LearnerSlot:
     """One device's learner, which exists while an order is worked on; between orders only if `keep`.
 
-    A learner is made from shard, plan and the newest order on disk, as after a restart. So putting it away changes no bit.
+    A learner is made from shard, plan and the newest order that is kept, as after a restart. So putting it away changes no bit.
     `rest` may be called from any thread; everything else belongs to the worker's.
     Errors of the constructor: those of make_learner.
     """
 
-    def __init__(self, plan: Plan, shard: LazyShard, name: str, home: Home, options: Options, keep: bool) -> None:
-        self._arguments = plan, shard, name, home, options
-        self._home, self._keep = home, keep
+    def __init__(
+        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options, keep: bool
+    ) -> None:
+        self._arguments = plan, shard, name, orders, options
+        self._name, self._keep = name, keep
         self._learner: Learner | None = None
         self._newest: Result | None = None
         self.orders = self.awake().orders
         self.rest()
 
     def __repr__(self) -> str:
-        return f"<LearnerSlot in {self._home.path}, {'at rest' if self._learner is None else 'in use'}>"
+        return f"<LearnerSlot of {self._name}, {'at rest' if self._learner is None else 'in use'}>"
 
     @property
     def newest(self) -> Result | None:

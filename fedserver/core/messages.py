@@ -121,7 +121,21 @@ class Receipt:
     accepted: bool
 
 
-Effect = Open | Aggregate | Finish | Receipt
+@dataclass(frozen=True)
+class PassOver:
+    """These devices let too many orders in a row run out: they are not asked before they have shown that they can."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AskAgain:
+    """These devices, which were passed over, have shown that they can."""
+
+    devices: tuple[str, ...]
+
+
+Effect = Open | Aggregate | Finish | Receipt | PassOver | AskAgain
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -13,11 +13,14 @@ from dataclasses import replace
 
 from attune.fedserver.core.messages import (
     Aggregated,
+    AskAgain,
     Connected,
     Disconnected,
+    Effect,
     Event,
     Excused,
     Failed,
+    PassOver,
     Phase,
     Progressed,
     Reported,
@@ -54,7 +57,14 @@ def step(rules: Rules, state: Round, event: Event, unix: float = 0.0) -> Step:
     while found.then is not None:
         found = PHASES[found.then].enter(rules, found.state, event.now)
         effects += found.effects
-    return Step(found.state, effects)
+    return Step(found.state, (*_standing(state, found.state), *effects))
+
+
+def _standing(before: Round, after: Round) -> tuple[Effect, ...]:
+    """Whose standing has changed: the operator is told."""
+    were, are = passed_over(before), passed_over(after)
+    aside, again = tuple(sorted(are - were)), tuple(sorted(were - are))
+    return (*([PassOver(aside)] if aside else []), *([AskAgain(again)] if again else []))
 
 
 def next_wake(rules: Rules, state: Round, now: float) -> float | None:

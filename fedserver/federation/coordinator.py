@@ -28,10 +28,11 @@ from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.orders import Orders
+from attune.fedserver.federation.standing import Standing
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.federation.troubles import Troubles
 from attune.fedserver.federation.turns import Turns
-from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.lab import Lab, Outcome
 from attune.fedserver.ports.ledger import Ledger, Snapshot
 from attune.fedserver.stores.age import check_age
@@ -68,7 +69,7 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.finished = asyncio.Event()  # done, or failed
-        self.unusable = asyncio.Event()  # the settings fit no model: nothing can be done before they are changed
+        self.unusable = asyncio.Event()  # settings that fit no model, or damage: nothing can be done before somebody has acted
         self.error: AttuneError | None = None
         self.turns, self.streams, self.troubles = Turns(), Streams(), Troubles()
         self.inbox, self.lab = Inbox(blobs), lab
@@ -77,6 +78,7 @@ class Coordinator:
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
+        self._standing = Standing(ledger, self.troubles)
         self._orders = Orders(settings, ledger, self.streams, lab)
         self.book = self._orders.book
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
@@ -216,6 +218,10 @@ class Coordinator:
                     self.turns.start(self._close_round(number, frozenset(cohort)))
                 case events.Finish(devices):
                     self._finish(devices)
+                case events.PassOver(devices):
+                    await self._standing.pass_over(devices)
+                case events.AskAgain(devices):
+                    await self._standing.ask_again(devices)
         self._set_timer()
         return counts
 
@@ -299,7 +305,10 @@ class Coordinator:
             self.finished.set()
 
     async def _fail(self, error: Exception) -> None:
-        """The step cannot be carried out: the reason is in the status, and a restart tries the same step again."""
+        """The step cannot be carried out: the reason is in the status, and a restart tries the same step again.
+
+        What is damaged must be restored before that, so this process ends.
+        """
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
@@ -308,6 +317,8 @@ class Coordinator:
             await self._ledger.put_record(self.round.record)
             self._saved_record = self.round.record
         self.finished.set()
+        if isinstance(error, Damaged):
+            self.unusable.set()
 
     # --- time
 

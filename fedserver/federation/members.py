@@ -58,7 +58,7 @@ class Members:
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
         if note:
             LOG.warning("%s: %s", name, note)
-        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software[:40])
+        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software)
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan))
         elif len(self._streams) >= self._settings.round.min_clients and not await self._coordinator.try_plan():

@@ -1,7 +1,11 @@
-"""Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused."""
+"""Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused.
+
+What fails for want of something that the server lacks for the moment can be called again, and the operator is told.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
@@ -9,8 +13,9 @@ from typing import Any
 
 import grpc
 
-from attune.common.errors import AttuneError, Forbidden, TokenRefused
+from attune.common.errors import AttuneError, Forbidden, LedgerBusy, TokenRefused
 from attune.common.grpc_errors import abort
+from attune.fedserver.federation.troubles import Troubles, can_pass
 from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.identity.server_tls import peer_fingerprint
 
@@ -35,8 +40,8 @@ def caller() -> Caller:
 class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses before a handler sees the call. Handlers learn who calls from `caller`."""
 
-    def __init__(self, registrar: Registrar) -> None:
-        self._registrar = registrar
+    def __init__(self, registrar: Registrar, troubles: Troubles) -> None:
+        self._registrar, self._troubles = registrar, troubles
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Errors: CertificateRefused, Forbidden, TokenRefused, LedgerBusy."""
@@ -64,18 +69,30 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """The same behaviour behind the check. gRPC tells generators from coroutines by inspection, so each keeps its form."""
 
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
+            async with self._answering(method, context):
                 await self.check(method, context)
                 return await behaviour(request, context)
-            except AttuneError as error:
-                await abort(context, error)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            try:
+            async with self._answering(method, context):
                 await self.check(method, context)
                 async for message in behaviour(request, context):
                     yield message
-            except AttuneError as error:
-                await abort(context, error)
 
         return stream if inspect.isasyncgenfunction(behaviour) else call
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        """Ends the call with the error that was raised inside. An OSError that can pass becomes LedgerBusy."""
+        step = f"answering {method.rpartition('/')[2]}"
+        try:
+            yield
+        except AttuneError as error:
+            await abort(context, error)
+        except OSError as error:
+            if not can_pass(error):
+                raise
+            self._troubles.set(step, str(error.strerror))
+            await abort(context, LedgerBusy(f"the server cannot do this now ({error.strerror}): call again"))
+        else:
+            self._troubles.clear(step)

@@ -8,6 +8,7 @@ import msgspec
 
 from attune.common.errors import SettingError
 from attune.common.pb import federation_pb2 as pb
+from attune.common.peer_text import clean
 from attune.common.plan import Profile
 from attune.fedserver.core.messages import BlobRef, Farewell, Notice, Order, ToDevice, Update, Welcome
 
@@ -49,7 +50,7 @@ def profile_of(hello: pb.Hello, name: str) -> Profile:
     try:
         return msgspec.json.decode(hello.profile_json, type=Profile)
     except msgspec.DecodeError as error:
-        raise SettingError(f"{name} declared its data in a form that cannot be read: {error}") from None
+        raise SettingError(f"{name} declared its data in a form that cannot be read: {clean(str(error))}") from None
 
 
 def update_of(message: pb.Update) -> Update:

@@ -52,7 +52,7 @@ class Door:
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
         self._health = HealthServicer()
         pulses = Pulses(settings.keepalive_s)
-        self._server = server = grpc.aio.server(interceptors=[Auth(registrar)], options=server_options())
+        self._server = server = grpc.aio.server(interceptors=[Auth(registrar, coordinator.troubles)], options=server_options())
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
         server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)

@@ -9,6 +9,7 @@ import grpc
 from attune.common.errors import SettingError, Unreachable
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb import federation_pb2_grpc
+from attune.common.peer_text import clean
 from attune.common.protocol import PROTOCOL
 from attune.common.pulse import Pulse
 from attune.fedserver.federation.members import Members
@@ -20,6 +21,7 @@ from attune.fedserver.rpc.messages import encode, profile_of, update_of
 from attune.fedserver.rpc.pulses import Pulses
 
 HELLO_TIMEOUT_S = 30.0
+LONGEST_SOFTWARE = 40  # characters
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
@@ -42,7 +44,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         hello = await self._hello(name, context)
         beat = pb.ServerMessage(beat=pb.Beat(every_s=self._pulses.every_s))
         await context.write(beat)
-        stream = self._members.connect(name, profile_of(hello, name), hello.software)
+        stream = self._members.connect(name, profile_of(hello, name), clean(hello.software, LONGEST_SOFTWARE))
         pulse = self._pulses.open(name)
         listening = asyncio.create_task(self._listen(stream, pulse, context))
         try:
@@ -90,7 +92,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 pulse.heard()
                 match message.WhichOneof("message"):
                     case "trouble":
-                        await self._members.trouble(stream.name, message.trouble.order_id, message.trouble.reason)
+                        await self._members.trouble(stream.name, message.trouble.order_id, clean(message.trouble.reason))
                     case "progress":
                         await self._members.progress(stream.name, message.progress.order_id, message.progress.done)
                     case "beat" if watching is None:  # an older device does not beat, and is not watched

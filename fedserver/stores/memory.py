@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -14,12 +16,50 @@ from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.trust import Trust
 
 
+class Shelf(MutableMapping[str, bytes | bytearray]):
+    """Bytes by name. Those that begin alike are found without a look at the others. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, bytes | bytearray] = {}
+        self._sorted: list[str] = []
+        self._lock = Lock()
+
+    def __getitem__(self, name: str) -> bytes | bytearray:
+        return self._bytes[name]
+
+    def __setitem__(self, name: str, data: bytes | bytearray) -> None:
+        with self._lock:
+            if name not in self._bytes:
+                bisect.insort(self._sorted, name)
+            self._bytes[name] = data
+
+    def __delitem__(self, name: str) -> None:
+        with self._lock:
+            del self._bytes[name]
+            del self._sorted[bisect.bisect_left(self._sorted, name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sorted)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._bytes
+
+    def names(self, prefix: str) -> list[str]:
+        """All that begin so, sorted."""
+        with self._lock:
+            found = itertools.islice(self._sorted, bisect.bisect_left(self._sorted, prefix), None)
+            return list(itertools.takewhile(lambda name: name.startswith(prefix), found))
+
+
 class MemoryBlobs(Trust):
     """Implements fedserver.ports.blobs.Blobs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._data: dict[str, bytes | bytearray] = {}
+        self._data = Shelf()
         self._growing: set[str] = set()
         self._lock = Lock()
 
@@ -64,12 +104,13 @@ class MemoryBlobs(Trust):
         return len(self._data[name]) if name in self._data else None
 
     def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in list(self._data) if name.startswith(prefix))
+        return self._data.names(prefix)
 
     def move(self, blob: Blob, name: str) -> Blob:
         if blob.name not in self._data:
             raise Damaged(f"{blob.name} is missing")
-        self._data[name] = self._data.pop(blob.name)
+        data = self._data.pop(blob.name)
+        self._data[name] = data
         known = self._known.pop(blob.name, None)
         if known is not None:
             self._known[name] = known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,13 +11,15 @@ import msgspec
 
 from attune.common.errors import NoModel
 from attune.common.metrics import Metrics
+from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
+from attune.common.wire.frames import read_frames
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.ports.blobs import SERVED, Damaged, blob_of
+from attune.fedserver.ports.blobs import SERVED, Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import summary
@@ -35,17 +36,20 @@ def export_home(home: Home, out: Path) -> list[str]:
     if found.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
     out.mkdir(parents=True, exist_ok=True)
-    lines = _consistent_tensors(home, out)
-    (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(found.plan)))
+    return [*_consistent_tensors(home, out), *write_tables(found, found.plan, out)]
+
+
+def write_tables(found: Snapshot, plan: Plan, out: Path) -> list[str]:
+    """What was measured and what was fixed, as files in the folder `out`; a line for each."""
+    (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in found.rows)
     settings = planning.resolve(found.overrides or {})
-    summarised = summary.summarise(found.rows, settings, found.plan.model.name, found.record.round)
+    summarised = summary.summarise(found.rows, settings, plan.model.name, found.record.round)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised)))
     return [
-        *lines,
         f"{out / 'metrics.csv'}: one row per round and client",
         f"{out / 'summary.json'}: accuracies by the protocols of both papers",
         f"{out / 'plan.json'}: model, classes and settings",
@@ -54,22 +58,25 @@ def export_home(home: Home, out: Path) -> list[str]:
 
 def _consistent_tensors(home: Home, out: Path) -> list[str]:
     for attempt in range(ATTEMPTS):
-        found = snapshot(home)
-        assert found.plan is not None  # noqa: S101 (a plan does not go away)
         try:
-            with TemporaryDirectory(dir=out) as scratch:
-                return list(_tensors(_Exported(found, FolderBlobs(home.path), FolderBlobs(Path(scratch))), out))
+            return write_state(snapshot(home), FolderBlobs(home.path), out)
         except Damaged:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
+def write_state(found: Snapshot, blobs: Blobs, out: Path) -> list[str]:
+    """The tensors of the state, as files in the folder `out`; a line for each. Errors: Damaged."""
+    with TemporaryDirectory(dir=out) as scratch:
+        return list(_tensors(_Exported(found, blobs, FolderBlobs(Path(scratch))), out))
+
+
 class _Exported:
     """The state as it is, read beside the server that may be running; what is generated goes to `scratch`."""
 
-    def __init__(self, found: Snapshot, blobs: FolderBlobs, scratch: FolderBlobs) -> None:
-        assert found.plan is not None  # noqa: S101 (`export_home` has looked)
+    def __init__(self, found: Snapshot, blobs: Blobs, scratch: FolderBlobs) -> None:
+        assert found.plan is not None  # noqa: S101 (who calls has looked)
         self._blobs, self._scratch = blobs, scratch
         self._slots = {(slot.part, slot.key): blob_of(slot) for slot in found.slots}
         self._engine = Engine(found.plan, found.slots, blobs, found.record.round, served=scratch)
@@ -80,7 +87,8 @@ class _Exported:
         blob = self._slots.get((part, key))
         if blob is not None:
             self._blobs.check(blob)
-            shutil.copyfile(self._blobs.local(blob.name), to)
+            with to.open("wb") as file:
+                file.writelines(read_frames(self._blobs.open(blob), 0))
         return blob is not None
 
     def own(self) -> Iterator[tuple[str, Tensors]]:

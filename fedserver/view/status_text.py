@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
 
@@ -19,11 +20,11 @@ def render_status(status: dict[str, Any]) -> str:
         running = f"serving {status['address']}" if status["running"] else "not running"
         console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
         if status["reason"]:
-            console.print(f"failed: {status['reason']}")
+            console.print(f"failed: {status['reason']}", markup=False)
         for trouble in status["troubles"]:
             console.print(f"trouble: {trouble}", markup=False)
         for awaited in status["awaited"]:
-            console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s")
+            console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s", markup=False)
         if status["adapting"]:
             console.print(f"newcomers in rounds of their own: {', '.join(status['adapting'])}")
         elif status["state"] == "waiting":
@@ -46,7 +47,7 @@ def _table(clients: list[dict[str, Any]]) -> Table:
         share = "" if client["progress"] is None else f" {client['progress']:.0%}"
         state, samples = client["state"] + share, str(client["samples"] or "-")
         row = (client["name"], state, samples, accuracy, interval, common, local, client["kept"] or "-", client["note"] or "")
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 

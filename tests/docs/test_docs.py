@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}
 SHOWN = re.compile(r"(?:^|(?<=`))((?:fedserver|fedclient)(?: [^`\n]*)?)(?=`|$)", re.MULTILINE)
 FLAG = re.compile(r"`(--[a-z][a-z-]*)")
-NAMED = re.compile(r"`((?:common|fedserver|fedclient|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`")
+NAMED = re.compile(r"`((?:common|fedserver|fedclient|simulation|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`")
 
 
 def tracked() -> list[str]:
@@ -103,7 +103,9 @@ def test_files_named_exist(path: str, page: Any) -> None:
 def test_every_package_has_its_line(page: Any) -> None:
     lines = {row[0].strip("`") for row in page("ARCHITECTURE.md").table("## Packages")}
     packages = {str(file.parent.relative_to(ROOT)) for top in COMMANDS for file in (ROOT / top).rglob("__init__.py")}
-    packages |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / "common").rglob("__init__.py")}
+    packages |= {
+        str(file.parent.relative_to(ROOT)) for top in ("common", "simulation") for file in (ROOT / top).rglob("__init__.py")
+    }
     assert lines >= packages
     assert not [line for line in lines if not (ROOT / line).is_dir()]
 

@@ -91,7 +91,7 @@ def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
         train(learner, number)
     result = evaluate(learner, own=-1, common=1, number=3)
     assert result.weights.keys() == {"personalized", "common", "local"}
-    model = Model(save_model(learner, tmp_path / "model"))
+    model = Model.load(save_model(learner, tmp_path / "model"))
     assert model.evaluate(shard) == (result.accuracy, 30)
     assert (model.info.title, model.info.kept, model.info.accuracy) == ("fedavg+ft, blend", result.kept, result.accuracy)
     probabilities = [

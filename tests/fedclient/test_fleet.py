@@ -163,13 +163,16 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
     from attune.fedclient.model.artifact import save_model
+    from attune.fedclient.store import FolderStore
     from attune.fedclient.work.worker import LearnerSlot
 
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        slot = LearnerSlot(plan, LazyShard.held(load_shard(shard)), "kiel", home, options(shard, device="cpu"), keep)
+        slot = LearnerSlot(
+            plan, LazyShard.held(load_shard(shard)), "kiel", FolderStore(home).orders, options(shard, device="cpu"), keep
+        )
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             order = Order(f"train-{number}-kiel", number, True, (), (part,))

@@ -45,7 +45,7 @@ def shard(folder, shape=(4, 6, 1), samples=10, labels=(5, 9)):
 
 def numbers_of(folder, path):
     """True and found labels by another way than plotting takes."""
-    loaded = artifact.Model(folder / "model")
+    loaded = artifact.Model.load(folder / "model")
     with np.load(path / "test.npz") as test:
         return test["y"].tolist(), loaded.predict(test["x"], "test")
 
@@ -69,7 +69,7 @@ def test_the_maps_numbers_are_the_rollouts(tmp_path):
     page = check_pictures(tmp_path / "out", {"rollout"})
     assert [row[:2] for row in page.rows] == [["test sample", "label"], ["0", "5"], ["2", "5"], ["1", "9"]]
     _, found = numbers_of(home, data)
-    network = build(artifact.Model(home / "model").info.model, 0).eval()
+    network = build(artifact.Model.load(home / "model").info.model, 0).eval()
     with np.load(data / "test.npz") as test, torch.no_grad():
         x = torch.from_numpy(test["x"]).movedim(-1, 1)
         maps = rollout(attentions(network, lambda: network(x)))[:, 0, 1:]

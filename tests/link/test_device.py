@@ -14,14 +14,15 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.address import Address
-from attune.fedclient.app import Device
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.device import Device
 from attune.fedclient.home import Home
 from attune.fedclient.link.port import Link
 from attune.fedclient.messages import BlobRef, Finished, Order, Ordered, Welcomed
 from attune.fedclient.options import Options
+from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
 from tests.fedclient.conftest import tabular_shard
 from tests.link.server import Scripted
@@ -42,7 +43,7 @@ def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
         server.offer((tmp_path / "served.safetensors").read_bytes())
         order = Order("train-1-kiel", 1, True, (BlobRef("shared", served.digest, served.size),), ("shared",))
         with home.locked(), Worker() as worker:
-            life = asyncio.create_task(Device(options, shard, home, link, Console(), worker).run())
+            life = asyncio.create_task(Device(options, shard, FolderStore(home), link, Console(), worker).run())
             await until(lambda: server.streams or life.done())
             for said in (Welcomed(msgspec.json.encode(plan)), Ordered(order)):
                 server.streams[0].unsent.put_nowait(said)

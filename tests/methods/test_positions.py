@@ -100,7 +100,7 @@ def test_a_device_counts_sequences_and_its_finished_model_labels_every_position_
     assert (result.samples, result.test_samples) == (16, 8)
     home = Home(tmp_path / "home")
     artifact.save_model(learner, home.model)
-    model = artifact.Model(home.model)
+    model = artifact.Model.load(home.model)
     labels = np.array(model.predict(shard.test_x, "new"))
     assert labels.shape == (8, STEPS)
     assert model.evaluate(shard) == (result.accuracy, 8)
@@ -116,4 +116,4 @@ def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_pa
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])
     np.savez(tmp_path / "text" / "test.npz", x=shard.test_x, y=shard.test_y[:, -1])
     with pytest.raises(ShapeMismatch, match="has a label for every sample, but the model gives one for every position"):
-        artifact.Model(home.model).evaluate(load_shard(tmp_path / "text"))
+        artifact.Model.load(home.model).evaluate(load_shard(tmp_path / "text"))

@@ -26,7 +26,7 @@ from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.watchdog import watch
 from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.memory import MemoryBlobs
@@ -220,6 +220,63 @@ def test_a_step_that_cannot_be_carried_out_has_not_happened_and_a_restart_tries_
     process(world, fails)
     monkeypatch.undo()
     process(world, restarted)
+
+
+def test_damage_that_is_found_while_rounds_go_on_ends_the_server_and_a_restored_file_is_gone_on_from(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot that no round has touched for long is read for the first time in a process when its device is served."""
+
+    async def damaged(server: Server) -> None:
+        orders = await first_orders(server)
+
+        async def broken(*_: Any) -> Any:
+            raise Damaged("state/attended.client~a.1.safetensors is damaged")
+
+        monkeypatch.setattr(server.coordinator.lab, "serve", broken)
+        for order in orders:
+            await server.answer(order)
+        async with asyncio.timeout(20):
+            await server.coordinator.unusable.wait()
+        assert server.coordinator.error is not None
+        assert (server.coordinator.error.exit_code, str(server.coordinator.error)) == (
+            4,
+            "state/attended.client~a.1.safetensors is damaged",
+        )
+
+    async def restored(server: Server) -> None:
+        assert [order.round for order in await first_orders(server)] == [2, 2]
+
+    process(world, damaged)
+    monkeypatch.undo()
+    process(world, restored)
+
+
+def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: World) -> None:
+    """Two orders in a row run out; then progress shows that the device can."""
+
+    async def note(server: Server) -> str:
+        device = await server.ledger.device("b")
+        assert device is not None
+        return device.note
+
+    async def scenario(server: Server) -> None:
+        answering, hanging = server.connect("a", "b")
+        for _ in range(3):  # the first round opens before "b" has come
+            await server.answer((await next_order(answering)).id)
+        last = await next_order(answering)  # of the first round that does not ask the one that hangs
+        assert "not asked" in await note(server)
+        assert "2 orders in a row" in await note(server)
+        assert ((await next_order(hanging)).id.round, last.id.round) == (2, 4)
+        assert server.coordinator.round.record.devices == ("a",)
+        server.members.disconnect(hanging)
+        server.connect("b")
+        await server.answer(last.id)
+        assert (await next_order(answering)).id.round == 5
+        assert server.coordinator.round.record.devices == ("a", "b")
+        assert await note(server) == ""
+
+    process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 0.3}})
 
 
 def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(

@@ -15,6 +15,7 @@ from attune.common.config import RoundSettings
 from attune.fedserver.core.messages import (
     Aggregate,
     Aggregated,
+    AskAgain,
     Connected,
     Disconnected,
     Effect,
@@ -23,6 +24,7 @@ from attune.fedserver.core.messages import (
     Failed,
     Finish,
     Open,
+    PassOver,
     Phase,
     Progressed,
     Receipt,
@@ -143,7 +145,7 @@ def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> 
     assert m.play(Tick(100)) == [Open("train", 1, ("b", "c"))]
     assert m.state.deadline == 200
     assert m.play(Reported("c", 1, 101)) == [Receipt("c", accepted=True)]
-    assert m.play(Tick(200)) == [Aggregate(1, ("a", "c"))]
+    assert m.play(Tick(200)) == [PassOver(("b",)), Aggregate(1, ("a", "c"))]
 
 
 def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> None:
@@ -390,7 +392,7 @@ def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> N
     m.play(Reported("x", 4, 3))
     assert m.play(Tick(102)) == [Aggregate(4, ("x",))]
     assert m.play(Aggregated(103)) == [Open("train", 5, ("y",))]
-    assert m.play(Tick(203)) == [Open("evaluate", 4, ("x", "y"))]
+    assert m.play(Tick(203)) == [PassOver(("y",)), Open("evaluate", 4, ("x", "y"))]
 
 
 def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
@@ -602,7 +604,7 @@ def test_who_was_passed_over_is_asked_again_when_it_shows_that_it_can(sign: Even
     rounds_in(m, "ab", 201)
     assert passed_over(m.state) == {"c"}
     assert "c" not in m.record.devices
-    m.play(sign)
+    assert AskAgain(("c",)) in m.play(sign)
     for name in "ab":
         effects = m.play(Reported(name, m.record.round + 1, 206))
     assert effects[-1] == Aggregate(m.record.round + 1, ("a", "b"))

@@ -200,6 +200,11 @@ def autocast(device: torch.device, settings: TrainSettings) -> Any:
 @contextmanager
 def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
     """Inside, dropout draws from `seed`; no other random numbers change."""
+    if device.type == "cpu":  # torch.manual_seed tells every kind of accelerator too, also where there is none
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
     cuda = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)

@@ -1,0 +1,309 @@
+"""One device at work: does what the session decides until the federation is done, over whatever link and store it is given.
+
+Three things run at once: the control stream, the order at hand (download, train, commit) or the hand-in of its result, and
+the loop that feeds their events to the session and performs its effects. Tensors are worked on at a fedclient.work.worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import threading
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from attune import DISTRIBUTION
+from attune.common.errors import (
+    AttuneError,
+    DiskFull,
+    HomeMismatch,
+    NoModel,
+    Replaced,
+    Unreachable,
+    WireError,
+)
+from attune.common.faults import fail_at
+from attune.common.models.options import cautions
+from attune.common.plan import Plan
+from attune.fedclient import messages, session
+from attune.fedclient.allowed import check_plan
+from attune.fedclient.console import Console
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.link.port import FINAL, Broken, Link
+from attune.fedclient.options import Options
+from attune.fedclient.store import Store
+from attune.fedclient.work.worker import LearnerSlot, Work, Worker
+
+if TYPE_CHECKING:
+    from attune.fedclient.messages import Result
+
+PROGRESS_S = 1.0
+
+
+@dataclass
+class Job:
+    """The order being worked on, or the result being handed in."""
+
+    task: asyncio.Task[None]
+    stop: threading.Event = field(default_factory=threading.Event)
+    deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
+
+
+class Device:
+    """Performs what the session decides."""
+
+    def __init__(self, options: Options, shard: LazyShard, store: Store, link: Link, console: Console, worker: Worker) -> None:
+        self.options, self.shard, self.store, self.console, self.worker = options, shard, store, console, worker
+        self.link = link
+        self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
+        self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
+        self.job: Job | None = None  # the session has one order at hand at most
+        self.slot: LearnerSlot | None = None  # once there is a plan
+        self.last_contact = time.monotonic()
+        self.last_progress = 0.0
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.link.name}: {self.session}>"
+
+    async def run(self) -> Path | None:
+        """Until the model is kept; returns where, if it is in files. Errors: AttuneError."""
+        try:
+            self._spawn(self._stream(0.0))
+            while True:
+                event = await self.events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                for effect in self.session.on(event):
+                    if isinstance(effect, messages.Keep):
+                        return await self._keep(effect.message)
+                    await self._perform(effect)
+        finally:
+            self._stop_job()
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await self.link.close()
+
+    async def _perform(self, effect: messages.Effect) -> None:
+        match effect:
+            case messages.Say(text):
+                self.console.say(text)
+            case messages.Prepare(plan_json):
+                await self._prepare(plan_json)
+            case messages.Start(order):
+                self._start(order)
+            case messages.Extend(order):
+                self._set_deadline(order)
+            case messages.Send(order_id, resume):
+                self.job = Job(self._spawn(self._send(order_id, resume)))
+            case messages.StopWork() | messages.StopSending():
+                self._stop_job()
+            case messages.ReportTrouble(order_id, reason):
+                self.link.trouble(order_id, reason)
+            case messages.Reconnect(after_s):
+                self._spawn(self._stream(after_s))
+            case messages.GiveUp(reason):
+                raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
+            case messages.Yield(reason):
+                raise Replaced(
+                    f"another process has taken over ({reason}), so this one ends. If that was not you, {self.store.where} "
+                    "was copied: have this device revoked on the server, and enrol every device by itself"
+                )
+            case messages.Refuse(reason):
+                raise HomeMismatch(reason)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of this device; whatever ends it other than by plan ends the device with that error."""
+        task = asyncio.create_task(self._guard(work))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self.events.put(error)
+
+    # --- the control stream --------------------------------------------------------------------------------------------
+
+    async def _stream(self, after_s: float) -> None:
+        """One connection, from the wait before it to the break."""
+        await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not come in step)
+        opened_at: float | None = None
+
+        async def handle(event: messages.Event) -> None:
+            nonlocal opened_at
+            self.last_contact = time.monotonic()
+            opened_at = opened_at or self.last_contact
+            await self.events.put(event)
+
+        try:
+            await self._renew()
+            await self.link.control(_software(), self.shard.profile, handle)
+        except Replaced as replaced:
+            lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
+            await self.events.put(messages.Displaced(str(replaced), lived_s))
+        except Broken as broken:
+            now = time.monotonic()
+            if opened_at is not None:
+                self.last_contact = now
+            reason = str(broken)
+            if broken.connecting and opened_at is None:
+                reason = await self.link.diagnosis()
+            lived_s = 0.0 if opened_at is None else now - opened_at
+            await self.events.put(messages.Broke(reason, now - self.last_contact, lived_s))
+
+    async def _renew(self) -> None:
+        try:
+            if await self.link.renew():
+                self.console.say("renewed this device's certificate")
+        except Broken as broken:
+            if broken.connecting:
+                raise
+            # The old certificate is good for another third of its life; the next connection asks again.
+            self.console.say(f"cannot renew this device's certificate yet: {broken}")
+
+    # --- work ----------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, plan_json: bytes) -> None:
+        try:
+            plan = msgspec.json.decode(plan_json, type=Plan)
+        except msgspec.DecodeError as error:
+            raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
+        check_plan(plan, self.store, self.options.allow_models)
+        name = self.link.name
+        slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.keep)
+        # The plan counts once the model was built from it: a home must not be bound to what cannot work.
+        self.store.keep_plan(plan_json)
+        fail_at(slot.orders.who, 0, "plan-kept")
+        if self.slot is None:
+            for warning in cautions(plan.model.name, plan.model.options):
+                self.console.say(f"warning: {warning}")
+            for line in slot.orders.damage:
+                self.console.say(f"warning: {line}")
+        self.slot = slot
+        if slot.newest is not None:
+            self.session.finished = slot.newest.order_id
+
+    def _start(self, order: messages.Order) -> None:
+        stop = threading.Event()
+        self.job = Job(self._spawn(self._work(order, stop)), stop)
+        self._set_deadline(order)
+
+    def _set_deadline(self, order: messages.Order) -> None:
+        """The job at hand ends when the order's deadline, which counts from now, has passed."""
+        if self.job is None:
+            return
+        if self.job.deadline is not None:
+            self.job.deadline.cancel()
+        if order.deadline_s:
+            expired = messages.Expired(order.id)
+            loop = asyncio.get_running_loop()
+            self.job.deadline = loop.call_later(order.deadline_s, lambda: self._spawn(self.events.put(expired)))
+
+    def _stop_job(self) -> None:
+        if self.job is not None:
+            if self.job.deadline is not None:
+                self.job.deadline.cancel()
+            self.job.stop.set()
+            self.job.task.cancel()
+            self.job = None
+
+    async def _work(self, order: messages.Order, stop: threading.Event) -> None:
+        from attune.fedclient.work.trainer import Cancelled
+
+        try:
+            async with self.worker.turn:
+                result = await self._result_of(order, stop)
+        except Cancelled:
+            return
+        except (DiskFull, *FINAL):
+            raise
+        except Exception as error:
+            # Whatever goes wrong in one order (memory, numbers, a user's model) is the round's loss, not the device's end.
+            await self.events.put(messages.WorkFailed(order.id, str(error) or type(error).__name__))
+            return
+        self.console.result(result)
+        await self.events.put(messages.WorkDone(order.id))
+
+    async def _result_of(self, order: messages.Order, stop: threading.Event) -> Result:
+        from attune.fedclient.link.transfer import fetch, together
+
+        slot = self._ready()
+        try:
+            learner = await self.worker.do(slot.awake)
+            missing = await self.worker.do(learner.missing, order)
+            tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
+            fail_at(slot.orders.who, order.round, "order-fetched")
+            fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
+            bytes_down = sum(ref.size for ref, _ in missing)
+            progress = self._progress_of(order)
+            return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
+        finally:
+            slot.rest()
+
+    def _progress_of(self, order: messages.Order) -> Any:
+        loop, name = asyncio.get_running_loop(), f"round {order.round}"
+
+        def tell(done: float) -> None:
+            self.console.progress(name, done)
+            self.link.progress(order.id, done)
+
+        def progress(done: float) -> None:
+            now = time.monotonic()
+            if now - self.last_progress >= PROGRESS_S:
+                self.last_progress = now
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the device is ending
+                    loop.call_soon_threadsafe(tell, done)
+
+        return progress
+
+    async def _send(self, order_id: str, resume: bool) -> None:
+        from attune.fedclient.link.transfer import send
+
+        slot = self._ready()
+        result = slot.newest
+        if result is None or result.order_id != order_id:
+            return
+        sent = await send(self.link, slot.orders, result, resume, self.console.say)
+        fail_at(slot.orders.who, result.round, "submitted")
+        await self.events.put(sent)
+
+    async def _keep(self, message: str) -> Path | None:
+        slot = self.slot
+        if slot is None or slot.newest is None:
+            raise NoModel(
+                f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
+            )
+        path = await self.worker.do(self._save, slot)
+        fail_at(slot.orders.who, slot.newest.round, "model-saved")
+        self.console.kept(message, slot.newest, path)
+        return path
+
+    def _save(self, slot: LearnerSlot) -> Path | None:
+        from attune.fedclient.model.artifact import finished_model
+
+        try:
+            return self.store.keep_model(*finished_model(slot.awake()))
+        finally:
+            slot.rest()
+
+    def _ready(self) -> LearnerSlot:
+        if self.slot is None:
+            raise AttuneError("an order was started before the plan was known")
+        return self.slot
+
+
+@functools.cache
+def _software() -> str:
+    return f"attune {version(DISTRIBUTION)}"

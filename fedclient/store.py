@@ -1,0 +1,99 @@
+"""What a device keeps, as a port with two implementations: the folder of its home, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attune.common.durable import PUBLIC, write_file
+from attune.fedclient.home import Home
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attune.common.metrics import Choice
+    from attune.fedclient.model.artifact import ModelInfo
+    from attune.fedclient.work.orders import OrderStore
+
+
+class Store(Protocol):
+    """Of one device: the plan that it is bound to, its orders, and the finished model. Errors of all that keep: DiskFull."""
+
+    @property
+    def where(self) -> str:
+        """What errors call it."""
+
+    def plan(self) -> bytes | None:
+        """As JSON; None before the first."""
+
+    def keep_plan(self, plan_json: bytes) -> None: ...
+
+    def orders(self, who: str) -> OrderStore:
+        """Of the device `who`. torch is imported, so this belongs to the thread of tensors."""
+
+    def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
+        """The finished model, in place of an older one; where its folder is, if it is in files."""
+
+
+class FolderStore:
+    """A device's home, whose lock somebody holds."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def __repr__(self) -> str:
+        return f"FolderStore({self._home})"
+
+    @property
+    def where(self) -> str:
+        return str(self._home.path)
+
+    def plan(self) -> bytes | None:
+        return self._home.plan.read_bytes() if self._home.plan.exists() else None
+
+    def keep_plan(self, plan_json: bytes) -> None:
+        write_file(self._home.plan, plan_json, PUBLIC)
+
+    def orders(self, who: str) -> OrderStore:
+        from attune.fedclient.work.state import Orders
+
+        return Orders(self._home.orders, who)
+
+    def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
+        from attune.fedclient.model.artifact import save
+
+        return save(self._home.model, info, tensors)
+
+
+class MemoryStore:
+    """Nothing is written. model: the finished one, once there is one."""
+
+    def __init__(self) -> None:
+        self.model: tuple[ModelInfo, Mapping[Choice, Mapping[str, Tensor]]] | None = None
+        self._plan: bytes | None = None
+        self._orders: OrderStore | None = None
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._orders})"
+
+    @property
+    def where(self) -> str:
+        return "this device's memory"
+
+    def plan(self) -> bytes | None:
+        return self._plan
+
+    def keep_plan(self, plan_json: bytes) -> None:
+        self._plan = plan_json
+
+    def orders(self, who: str) -> OrderStore:
+        if self._orders is None:
+            from attune.fedclient.work.memory import MemoryOrders
+
+            self._orders = MemoryOrders(who)
+        return self._orders
+
+    def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
+        self.model = info, tensors
+        return None

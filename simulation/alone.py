@@ -1,0 +1,47 @@
+"""An event loop on a thread of its own: so a simulation runs inside a notebook, whose thread has a loop already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Stopped = Callable[[], bool]
+
+
+def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
+    """What the coroutine returns or raises. `make` gets what tells it that its caller was interrupted (Ctrl-C).
+
+    An interruption ends it at its next step, in order, and is raised here afterwards.
+    """
+    stop, done = threading.Event(), Future[T]()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 (a coroutine that runs has one)
+        running.append((asyncio.get_running_loop(), task))
+        return await make(stop.is_set)
+
+    def body() -> None:
+        try:
+            done.set_result(asyncio.run(main()))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=body, name="simulation")
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        stop.set()
+        for loop, task in running:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has just ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()

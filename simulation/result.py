@@ -1,0 +1,74 @@
+"""What a simulation came to: a row for each device, the status, the models, and files of all of it on request."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from attune.common.errors import SettingError, nearest
+from attune.fedserver.view.status import status
+from attune.simulation.federation import Ended
+from attune.simulation.table import Row, Table, row_of
+from attune.simulation.worlds import World
+
+if TYPE_CHECKING:
+    from attune.fedclient.model.artifact import Model
+
+
+class Result:
+    """Of a federation that is over."""
+
+    def __init__(self, ended: Ended, world: World) -> None:
+        self._ended, self._world = ended, world
+
+    def __repr__(self) -> str:
+        found = self.status
+        return f"<Result of {found['method']}, {found['round']} rounds, {len(found['clients'])} devices>"
+
+    @cached_property
+    def status(self) -> dict[str, Any]:
+        """The object that `fedserver status --json` prints of such a federation."""
+        return status(self._ended.found, set(self._ended.reported), None, self._ended.troubles)
+
+    def table(self) -> Table:
+        """A row for each device: its accuracies, and whether its own model is better than the others."""
+        return Table([row_of(name, result) for name, result in sorted(self._ended.results.items())])
+
+    def model(self, name: str) -> Model:
+        """The finished model of a device. Errors: SettingError if there is no such device."""
+        if name not in self._ended.results:
+            raise SettingError(f"there is no device {name!r}{nearest(name, self._ended.results)}")
+        return self._world.model(name)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of every piece of the server's state, by part and key: equal digests are equal bits."""
+        return {f"{slot.part}/{slot.key}": slot.digest for slot in self._ended.found.slots}
+
+    def save(self, folder: str | Path) -> Path:
+        """What `fedserver export` writes, with table.csv, status.json and every device's finished model in models/NAME.
+
+        Errors: DiskFull.
+        """
+        from attune.fedclient.model.artifact import save
+        from attune.fedserver.view import export
+
+        out, found = Path(folder).expanduser(), self._ended.found
+        assert found.plan is not None  # noqa: S101 (it is over, so it had one)
+        (out / "models").mkdir(parents=True, exist_ok=True)
+        export.write_state(found, self._world.blobs, out)
+        export.write_tables(found, found.plan, out)
+        (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.status)))
+        with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in self.table())
+        for name in self._ended.results:
+            model = self.model(name)
+            save(out / "models" / name, model.info, {kind: member.tensors for kind, member in model.members.items()})
+        return out

@@ -1,0 +1,67 @@
+"""`attune.simulate`: a whole federation in this process, with the same bits as over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attune.fedclient.options import Options
+from attune.simulation import settings as given_settings
+from attune.simulation.alone import Stopped, run_alone
+from attune.simulation.federation import NOWHERE, Federation
+from attune.simulation.own_models import name_of
+from attune.simulation.progress import Tell, watcher
+from attune.simulation.result import Result
+from attune.simulation.shards import Shards, named
+from attune.simulation.worlds import world
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attune.simulation.own_models import Factory
+
+NO_SETTINGS: Mapping[str, Any] = {}
+
+
+def simulate(
+    shards: Shards,
+    method: given_settings.Method | None = None,
+    model: str | Factory | nn.Module | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    baseline: Literal["local"] | None = None,
+    home: str | Path | None = None,
+    progress: bool | Tell | None = None,
+    keep: Literal["best", "personalized"] = "best",
+    device: str = "cpu",
+    threads: int = 1,
+) -> Result:
+    """Trains a federation of one device a shard, from the first round to every device's own model.
+
+    shards: a pattern ("shards/*"), a folder or several, or name -> (x, y) arrays, (train_x, train_y, test_x, test_y), a torch
+    Dataset or (train, test) of those. method: a name, or a description as in [method] of federation.toml. model: a name,
+    "package.module:factory", a function of a ModelSpec, or a module, whose weights everybody starts from.
+    settings: as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}; `min_clients` is all devices.
+    baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
+    home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
+    progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
+
+    Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
+    """
+    members = named(shards)
+    name = None if model is None else name_of(model, durable=home is not None)
+    overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings)
+    common = Options(
+        Path(), NOWHERE, device=device, threads=threads, keep=keep, baseline=baseline, allow_models=(name,) if name else ()
+    )
+    seen = watcher(progress)
+    with world(members, Path(home).expanduser() if home is not None else None) as place:
+
+        async def run(stopped: Stopped) -> Result:
+            ended = await Federation(members, overrides, common, place, seen, stopped).run()
+            return Result(ended, place)
+
+        return run_alone(run)

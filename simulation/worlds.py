@@ -1,0 +1,94 @@
+"""Where a simulated federation lies: in memory, or in one folder from which it goes on after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attune.common.errors import NoModel
+from attune.fedclient.home import Home
+from attune.fedclient.store import FolderStore, MemoryStore, Store
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.stores.memory_ledger import MemoryLedger
+
+if TYPE_CHECKING:
+    from attune.fedclient.model.artifact import Model
+
+
+class World(Protocol):
+    """The server's ledger and blobs, and what each device keeps, by its name."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    @property
+    def stores(self) -> Mapping[str, Store]: ...
+
+    def model(self, name: str) -> Model:
+        """A device's finished model. Errors: NoModel."""
+
+
+class InMemory:
+    """Nothing is written."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.ledger, self.blobs = MemoryLedger(), MemoryBlobs()
+        self.stores = {name: MemoryStore() for name in names}
+
+    def __repr__(self) -> str:
+        return f"InMemory({len(self.stores)} devices)"
+
+    def model(self, name: str) -> Model:
+        from attune.fedclient.model.artifact import Model
+
+        if (found := self.stores[name].model) is None:
+            raise NoModel(f"{name} has no finished model: the federation has not come to its end")
+        return Model(*found)
+
+
+@dataclass(frozen=True)
+class InFolder:
+    """The same homes as over the network: `server`, and `devices/NAME`; without keys, for nobody calls."""
+
+    ledger: Ledger
+    blobs: Blobs
+    homes: Mapping[str, Home]
+
+    @property
+    def stores(self) -> Mapping[str, Store]:
+        return {name: FolderStore(home) for name, home in self.homes.items()}
+
+    def model(self, name: str) -> Model:
+        from attune.fedclient.model.artifact import Model
+
+        return Model.load(self.homes[name].model)
+
+
+@contextmanager
+def world(names: Iterable[str], folder: Path | None) -> Iterator[World]:
+    """In memory without a folder. A folder is locked while it is used. Errors: HomeBusy, HomeMismatch."""
+    if folder is None:
+        yield InMemory(names)
+        return
+    from attune.fedserver.home import Home as ServerHome
+    from attune.fedserver.stores.folder import FolderBlobs
+    from attune.fedserver.stores.sqlite import SqliteLedger
+
+    server = ServerHome(folder / "server")
+    homes = {name: Home(folder / "devices" / name) for name in names}
+    with ExitStack() as held:
+        held.enter_context(server.locked())
+        server.create()
+        for home in homes.values():
+            held.enter_context(home.locked())
+        blobs = FolderBlobs(server.path)
+        blobs.sweep()
+        yield InFolder(SqliteLedger(server.database), blobs, homes)

@@ -1,0 +1,81 @@
+"""A running federation for attackers: a real server over mutual TLS, two honest devices and Eve, each with an order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attune.common.pb import federation_pb2 as pb
+from tests.e2e.hand import Hand, Stream
+from tests.e2e.harness import Federation, Server
+
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "3", "--set", "round.stall_s=0")
+
+HONEST = ("ada", "bob")
+
+
+@dataclass
+class Victim:
+    """What is attacked. Nobody answers the orders, so the round stands still. Eve is enrolled and in the cohort."""
+
+    federation: Federation
+    server: Server
+    devices: dict[str, Hand] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    orders: dict[str, pb.Order] = field(default_factory=dict)
+    strangers: Iterator[int] = field(default_factory=itertools.count)
+
+    def device(self, name: str) -> Hand:
+        """Another one, enrolled with the operator's token."""
+        return Hand(self.server.port, self.server.join_token, name)
+
+    def stranger(self) -> Hand:
+        """A device that nobody has seen before."""
+        return self.device(f"mallory{next(self.strangers)}")
+
+    @property
+    def eve(self) -> Hand:
+        return self.devices["eve"]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What an attack must not change: the round, its cohort's standing, and what the server holds."""
+        status = self.federation.status()
+        honest = [entry for entry in status["clients"] if entry["name"] in HONEST]
+        standing = {entry["name"]: (entry["state"], entry["samples"], entry["note"]) for entry in honest}
+        kept = ("state", "phase", "round", "model", "min_clients", "accuracy", "reason", "troubles")
+        return {key: status[key] for key in kept} | standing
+
+    def new_log(self) -> Callable[[], str]:
+        """What the server has logged from now on."""
+        begin = len(self.server.text)
+        return lambda: self.server.text[begin:]
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    federation = Federation(Path(tmp_path_factory.mktemp("attacks")))
+    victim = Victim(federation, federation.server(*FLAGS))
+    for name in (*HONEST, "eve"):
+        victim.devices[name] = victim.device(name)
+        victim.streams[name] = victim.devices[name].connect()
+    for name, stream in victim.streams.items():
+        victim.orders[name] = stream.next("order")
+    yield victim
+    federation.close()
+
+
+@pytest.fixture
+def victim(running: Victim) -> Iterator[Victim]:
+    """Whatever an attacker does: the server runs, and the federation's state is what it was."""
+    before = running.state
+    log = running.new_log()
+    yield running
+    assert running.server.popen.poll() is None, running.server.text
+    assert running.state == before
+    assert "Traceback" not in log()

@@ -1,0 +1,46 @@
+"""The same seeds give the same bits in one process as over mutual TLS: every slot of the server, every device's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attune
+from attune.common.config import merge
+from attune.fedclient.model.artifact import read_info
+
+SMALL = {"seed": 3, "round": {"rounds": 2}, "train": {"local_epochs": 1, "local_steps": 0, "batch_size": 8}}
+VIT = {"width": 8, "heads": 2, "depth": 1, "patch": 4}
+SAMPLED = {"round": {"clients": 2, "rounds": 3}}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("clouds", {"method": {"name": "fedavg"}}),
+    "fedmcsa": ("clouds", {"method": {"name": "fedmcsa"}}),
+    "fedper": ("clouds", {"method": {"name": "fedper"}}),
+    "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
+    "fedtp": ("digits", {"method": {"name": "fedtp"}, "model": VIT}),
+    "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
+    "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
+    "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
+    "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}})),
+    "pfedme, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "pfedme"}, "round": {"evaluate_every": 1}})),
+    "fedtp, sampled": ("digits", merge(SAMPLED, {"method": {"name": "fedtp"}, "model": VIT})),
+    "fedtp+mcsa, sampled": ("digits", merge(SAMPLED, {"method": {"name": "fedtp+mcsa"}, "model": VIT})),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_simulation_has_the_bits_of_the_network(
+    case: str, over_the_network: Callable[..., Any], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    which, given = CASES[case]
+    members, settings = request.getfixturevalue(which), merge(SMALL, given)
+    result = attune.simulate(members, settings=settings)
+    saved = result.save(tmp_path / "saved")
+    models = {name: read_info(saved / "models" / name).files for name in members}
+    slots, kept = over_the_network(members, settings)
+    assert result.digests == slots
+    assert models == kept
+    assert len(set(map(str, models.values()))) > 1 or given["method"]["name"] == "fedavg", "every device has its own model"
