@@ -17,6 +17,7 @@ from attune.fedclient.device import Device
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
+from attune.fedclient.work.together import Executor, InlineTogether, Side
 from attune.fedclient.work.worker import Inline
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
@@ -28,6 +29,7 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.stores.uploads import Uploads
+from attune.simulation.executors import Choice
 from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.server import InProcess
 from attune.simulation.worlds import World
@@ -38,6 +40,14 @@ FOREVER = 253370764800.0  # unix time at which a certificate ends that nobody as
 
 
 @dataclass(frozen=True)
+class Ran:
+    """How the devices were computed, and why something of them went one by one where it could have been stacked."""
+
+    executor: Executor
+    reasons: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Ended:
     """What a federation came to."""
 
@@ -45,6 +55,7 @@ class Ended:
     reported: frozenset[str]
     troubles: Sequence[str]
     results: Mapping[str, Result]  # the last of each device
+    ran: Ran
 
 
 @dataclass
@@ -79,7 +90,9 @@ class Federation:
         world: World,
         watcher: Watcher,
         stopped: Callable[[], bool],
+        choice: Choice,
     ) -> None:
+        self._choice, self._ran = choice, Ran(choice.executor)
         self._shards, self._overrides, self._common = shards, overrides, common
         self._world, self._watcher, self._stopped = world, watcher, stopped
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
@@ -100,7 +113,7 @@ class Federation:
                 await coordinator.stop()
             found = await ledger.snapshot()
             reported = coordinator.inbox.names(*found.record.open_orders)
-            return Ended(found, frozenset(reported), coordinator.troubles.lines, results)
+            return Ended(found, frozenset(reported), coordinator.troubles.lines, results, self._ran)
         finally:
             await ledger.close()
 
@@ -131,7 +144,8 @@ class Federation:
         updates = Updates(coordinator, members, uploads, self._world.ledger, InlineExecutors())
         server = InProcess(members, updates, coordinator.book, self._world.blobs, self._troubled)
         consoles = {name: Heard(self._watcher) for name in self._shards}
-        with Inline(self._stopped) as worker:
+        side = self._side()
+        with Inline(self._stopped) if side is None else InlineTogether(self._stopped, side) as worker:
             lives: asyncio.Future[Any] = asyncio.gather(
                 *(
                     Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
@@ -148,7 +162,17 @@ class Federation:
                 lives.cancel()
                 failure.cancel()
                 await asyncio.gather(lives, failure, return_exceptions=True)
+        self._ran = Ran("sequential") if side is None else Ran(side.executor, tuple(side.reasons))
         return {name: console.last for name, console in consoles.items() if console.last is not None}
+
+    def _side(self) -> Side | None:
+        """What carries out orders side by side, if that is chosen or to be tried."""
+        choice = self._choice
+        if choice.executor != "auto":
+            choice.settle(choice.executor)
+        if choice.executor == "sequential":
+            return None
+        return Side(choice.executor, lambda advice: choice.settle(advice.executor, str(advice)))
 
     def _troubled(self, name: str, reason: str) -> None:
         if not self._trouble.done():

@@ -46,6 +46,16 @@ class Result:
         return self._world.model(name)
 
     @property
+    def executor(self) -> str:
+        """How the devices were computed: "sequential" or "stacked" ("auto" where a trial was never needed)."""
+        return self._ended.ran.executor
+
+    @property
+    def one_by_one(self) -> list[str]:
+        """Why something went one by one although devices are stacked; empty if nothing did."""
+        return list(self._ended.ran.reasons)
+
+    @property
     def digests(self) -> dict[str, str]:
         """Of every piece of the server's state, by part and key: equal digests are equal bits."""
         return {f"{slot.part}/{slot.key}": slot.digest for slot in self._ended.found.slots}

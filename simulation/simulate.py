@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attune.fedclient.options import Options
+from attune.fedclient.work.together import Executor
 from attune.simulation import settings as given_settings
 from attune.simulation.alone import Stopped, run_alone
+from attune.simulation.executors import choose
 from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
@@ -37,6 +39,7 @@ def simulate(
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
     threads: int = 1,
+    executor: Executor | None = None,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
 
@@ -47,6 +50,8 @@ def simulate(
     baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
     home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    executor: "sequential" (the default) computes one device after the other; "stacked" computes devices side by side, which is
+    faster for small models and agrees to rounding; "auto" tries both. A home stays with what it was begun with.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
@@ -57,11 +62,12 @@ def simulate(
     common = Options(
         Path(), NOWHERE, device=device, threads=threads, keep=keep, baseline=baseline, allow_models=(name,) if name else ()
     )
-    seen = watcher(progress)
-    with world(members, Path(home).expanduser() if home is not None else None) as place:
+    seen, folder = watcher(progress), Path(home).expanduser() if home is not None else None
+    with world(members, folder) as place:
+        choice = choose(executor, folder)
 
         async def run(stopped: Stopped) -> Result:
-            ended = await Federation(members, overrides, common, place, seen, stopped).run()
+            ended = await Federation(members, overrides, common, place, seen, stopped, choice).run()
             return Result(ended, place)
 
         return run_alone(run)

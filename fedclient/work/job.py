@@ -7,6 +7,7 @@ generators of many devices side by side and computes like jobs together.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T", covariant=True)
@@ -20,6 +21,13 @@ class Job(Protocol):
 
 
 Jobs = Generator[Job, Any, T]  # which come to a T
+
+
+@dataclass(frozen=True)
+class Failed:
+    """How work ended, instead of a result."""
+
+    error: Exception
 
 
 def alone(work: Jobs[T]) -> T:

@@ -35,7 +35,7 @@ from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.state import check_order_id
-from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
+from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
 RECEIVED, LOCAL, KEPT = "received", "local", "kept-{}"  # what is committed beside the model's tensors
 
@@ -231,6 +231,11 @@ class Learner:
         if self.returns[part] == "change":
             return {name: theta[name] - received[name] for name in names}
         return {name: theta[name] for name in names}
+
+    def trial(self) -> Jobs[Trained]:
+        """Training as an order's would be, to see how long it takes: nothing comes of it."""
+        data = self.data
+        return self.trainer.training(self.theta, self.received, data.train_x, data.train_y, self._seeds(0))
 
     def finished(self) -> dict[Choice, Tensors]:
         """What the device predicts with now: all that a finished model needs, of each model that counts.

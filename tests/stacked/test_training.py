@@ -10,10 +10,10 @@ from torch import nn
 
 from attune.common.methods.settings import objectives as settings
 from attune.fedclient.work.build import OBJECTIVES, objective_class
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.job import Failed, alone
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.stacked import descend
-from attune.fedclient.work.stacked.lockstep import Failed, Stacked
+from attune.fedclient.work.stacked.lockstep import Stacked
 from tests.stacked.conftest import dropping
 
 GIVEN = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from attune.fedclient.work.job import Job, Jobs
+from attune.fedclient.work.job import Failed, Job, Jobs, alone
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked import reasons
 from attune.fedclient.work.stacked.descend import descend
@@ -18,11 +17,15 @@ from attune.fedclient.work.trainer import Scores
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Failed:
-    """Instead of a result."""
-
-    error: Exception
+def one_by_one(works: Iterable[Jobs[T]]) -> list[T | Failed]:
+    """What each comes to, in their order. A failure of one is no other one's."""
+    ended: list[T | Failed] = []
+    for work in works:
+        try:
+            ended.append(alone(work))
+        except Exception as error:
+            ended.append(Failed(error))
+    return ended
 
 
 class Stacked:
