@@ -18,7 +18,7 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.work.blend import weights_of
+from attune.fedclient.work.blend import Weighing
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -106,4 +106,5 @@ def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, float]]
     probability: dict[Choice, torch.Tensor] = {}
     for name, (trainer, tensors) in candidates.items():
         probability[name] = yield from trainer.probability(tensors, data.validation_x, data.validation_y)
-    return weights_of(probability)
+    weights: dict[Choice, float] = yield Weighing(probability)
+    return weights

@@ -46,6 +46,16 @@ def weights_of(probability: Mapping[Choice, Tensor]) -> dict[Choice, float]:
     return dict(zip(probability, w_K.tolist(), strict=True))
 
 
+@dataclass(frozen=True)
+class Weighing:
+    """`weights_of` as a job."""
+
+    probability: Mapping[Choice, Tensor]
+
+    def alone(self) -> dict[Choice, float]:
+        return weights_of(self.probability)
+
+
 def classes_of(members: Sequence[Member], x: Tensor) -> Tensor:
     """The class that each sample of x (N, ...) is given, (N,), or each position, (N, T); on the CPU. One member at least."""
     return alone(classifying(members, x))

@@ -16,6 +16,7 @@ from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.messages import BlobRef, Order
+from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -132,3 +133,18 @@ def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method
             torch.testing.assert_close(each.baselines.local or {}, other.baselines.local or {}, rtol=1e-4, atol=1e-5)
             assert [part.part for part in result.parts] == [part.part for part in by_itself.parts]
     assert stacked.reasons == []
+
+
+def weighing(probability):
+    return (yield Weighing(probability))
+
+
+def test_the_weights_of_blends_are_those_of_each_by_itself():
+    """Devices with 1 to 40 validation samples, three models, of which one gives some samples nothing; and sequences."""
+    draw, names = torch.Generator().manual_seed(3), ("personalized", "common", "local")
+    for positions in ((), (5,)):
+        each = [{n: (torch.rand(size, *positions, generator=draw) - 0.2).clamp_min(0) for n in names} for size in (1, 7, 40)]
+        found = Stacked().run([weighing(probability) for probability in each])
+        for weights, probability in zip(found, each, strict=True):
+            assert weights == pytest.approx(weights_of(probability), rel=1e-9) and sum(weights.values()) == pytest.approx(1)
+        assert len({round(weight, 6) for weight in found[2].values()}) == 3

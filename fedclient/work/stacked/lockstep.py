@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
+from attune.fedclient.work.blend import Weighing
 from attune.fedclient.work.job import Failed, Job, Jobs, alone
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked import reasons
 from attune.fedclient.work.stacked.descend import descend
 from attune.fedclient.work.stacked.scores import score
+from attune.fedclient.work.stacked.weigh import weigh
 from attune.fedclient.work.trainer import Scores
 
 T = TypeVar("T")
@@ -55,13 +57,20 @@ class Stacked:
         """The result of each, or Failed. jobs: like ones."""
         if len(jobs) == 1:
             return [_alone(jobs[0])]
+        compute, against = _TOGETHER[type(jobs[0])]
         if key not in self._reasons:
-            found = reasons.against_training(jobs) if isinstance(jobs[0], Descent) else reasons.against_scoring(jobs)
-            self._reasons[key] = found
+            self._reasons[key] = against(jobs)
         if self._reasons[key]:
             return [_alone(job) for job in jobs]
-        results = descend(jobs) if isinstance(jobs[0], Descent) else score(jobs)
-        return [Failed(result) if isinstance(result, Exception) else result for result in results]
+        return [Failed(result) if isinstance(result, Exception) else result for result in compute(jobs)]
+
+
+# Kind of job -> what computes like ones together, and why it may not.
+_TOGETHER: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any], str]]] = {
+    Descent: (descend, reasons.against_training),
+    Scores: (score, reasons.against_scoring),
+    Weighing: (weigh, lambda jobs: ""),
+}
 
 
 class _Run(Generic[T]):
@@ -107,6 +116,8 @@ def _key(job: Job) -> Hashable:
         return ("descent", job.task.family, what, tensors, _shape(job.task.x[:1]), _shape(job.task.y[:1]), job.task.device)
     if isinstance(job, Scores) and job.trainer.family is not None and len(job.x):
         return ("scores", job.trainer.family, _shapes(job.prepared), _shape(job.x[:1]), job.trainer.device)
+    if isinstance(job, Weighing):
+        return ("weighing", tuple(job.probability), *{p.shape[1:] for p in job.probability.values()})
     return id(job)
 
 
