@@ -11,8 +11,8 @@ from typing import Any
 DISTRIBUTION = "attune-fl"  # on PyPI the name "attune" belongs to somebody else
 
 
-_PLACES = {"simulate": "attune.simulation.simulate"}
-__all__ = ["simulate"]
+_PLACES = {"Client": "attune.fedclient.client", "serve": "attune.fedserver.serve", "simulate": "attune.simulation.simulate"}
+__all__ = ["Client", "serve", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,19 @@ from typing import Any
 BIN = Path(sys.executable).parent
 LISTENS = re.compile(r"listens on \S+:(\d+)")
 TIMEOUT_S, LOOK_S = 7200.0, 0.1
-CLIENT_COLUMNS = ("method", "seed", "name", "samples", "accuracy", "low", "high", "accuracy_common", "accuracy_local", "kept")
+CLIENT_COLUMNS = (
+    "method",
+    "seed",
+    "name",
+    "samples",
+    "accuracy",
+    "low",
+    "high",
+    "accuracy_common",
+    "accuracy_local",
+    "accuracy_constant",
+    "kept",
+)
 
 
 class Home:
@@ -114,9 +126,9 @@ def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for client in status["clients"]:
         low, high = client["interval"] or (None, None)
-        named = {name: client[name] for name in ("samples", "accuracy", "accuracy_common", "accuracy_local", "kept")}
+        named = {name: client[name] for name in CLIENT_COLUMNS if name in client}
         shard = client["name"].removeprefix(f"{os.uname().nodename}-")
-        rows.append({"method": status["method"], "name": shard, "low": low, "high": high} | named)
+        rows.append(named | {"method": status["method"], "name": shard, "low": low, "high": high})
     return [{name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()} for row in rows]
 
 

@@ -19,8 +19,8 @@ from attune.fedclient.partition.split import partition, write_shards
 from benchmarks.federation import CLIENT_COLUMNS, client_rows, federation, table
 
 COLUMNS = (
-    "method", "model", "rounds", "seed", "clients", "mean_over_clients", "over_samples", "lowest", "common", "local", "kept",
-    "seconds",
+    "method", "model", "rounds", "seed", "clients", "mean_over_clients", "over_samples", "lowest", "common", "local",
+    "constant", "constant_over_samples", "kept", "seconds",
 )  # fmt: skip
 
 
@@ -45,6 +45,8 @@ def row_of(status: dict[str, Any]) -> dict[str, Any]:
         "lowest": round(min(found("accuracy")), 4) if found("accuracy") else None,
         "common": mean("accuracy_common"),
         "local": mean("accuracy_local"),
+        "constant": mean("accuracy_constant"),
+        "constant_over_samples": round(status["constant"]["over_samples"], 4) if status["constant"] else None,
         "kept": " ".join(f"{name}:{count}" for name, count in sorted(kept.items())),
     }
 

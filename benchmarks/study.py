@@ -1,4 +1,4 @@
-"""Reference figures: settings chosen for every method by the same grid on validation parts, then runs on the test parts.
+"""Reference figures: settings chosen for every method by an equal grid on validation parts, then runs on the test parts.
 
 `python -m benchmarks.study benchmarks/studies/NAME.toml --data PATH --out benchmarks/results --scratch SHARDS`. Every run is a
 real federation: a server and a hosted fleet over mutual TLS. A row is written as each one ends, and a study that was
@@ -10,10 +10,9 @@ from __future__ import annotations
 import csv
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,16 @@ import click
 import msgspec
 import numpy as np
 
-from attune.common.config import Count, CountOrZero, convert, read_toml
+from attune.common.config import CountOrZero, convert, read_toml
 from attune.fedclient.data.holdout import hold_out
 from attune.fedclient.data.shard import load_shard
 from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, table
+from benchmarks.grid import Grid, alternatives, chosen
+from benchmarks.rows import COLUMNS, TRIAL, figures, trial_figures
 
-EVERY_METHOD = "*"
 KEY = ("task", "method", "seed", "settings", "rounds")
-GRID_COLUMNS = (*KEY, "validation_accuracy", "seconds")
-COLUMNS = (
-    "task", "method", "seed", "settings", "model", "rounds", "clients", "mean_over_clients", "over_samples", "lowest",
-    "fedtp_mean", "fedtp_deviation", "bmta", "bmta_round", "mean_of_last", "last", "before", "after", "common", "local", "kept",
-    "seconds",
-)  # fmt: skip
+GRID_COLUMNS = (*KEY, *TRIAL)
+DATA = "data"  # the name of a file that --data gives no other one
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,23 +40,15 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: tuple[int, ...] = (0,)
     set: list[str] = []  # settings of every method
     settings_of: str = ""  # another task whose choice is taken over, instead of a grid of its own
-
-
-class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trials of each method: every learning rate with every one of its own alternatives, which are lists of settings."""
-
-    rounds: Count
-    seed: int
-    lr: list[float]
-    own: dict[str, list[list[str]]] = {}  # as many alternatives for every method; none: the learning rates alone
-    share: float = 0.25  # of each client's training samples, for validation
+    samples: CountOrZero | None = None  # as of the study, for this task
+    data: str = DATA  # which of the files that --data names; none if none has that name
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file in benchmarks/studies."""
 
     methods: list[str]
-    rounds: Count
+    rounds: CountOrZero  # 0: the trials of the grid alone
     task: list[Task]
     grid: Grid | None = None
     set: list[str] = []
@@ -110,6 +98,17 @@ class Results:
                 write(row)
 
 
+def named(given: Iterable[str]) -> dict[str, Path]:
+    """`PATH` or `NAME=PATH` of --data. Errors: BadParameter for a file that is not there."""
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        found[name if equals else DATA] = Path(path if equals else text)
+    if missing := [str(path) for path in found.values() if not path.exists()]:
+        raise click.BadParameter(f"no such file: {', '.join(missing)}")
+    return found
+
+
 def shortened(data: Path, samples: int, seed: int, out: Path) -> Path:
     """An .npz with so many samples of the training and of the test part, drawn at random, in their order."""
     with np.load(data) as arrays:
@@ -120,14 +119,15 @@ def shortened(data: Path, samples: int, seed: int, out: Path) -> Path:
     return out
 
 
-def cut(study: Study, task: Task, seed: int, data: Path | None, folder: Path) -> Path:
+def cut(study: Study, task: Task, seed: int, files: Mapping[str, Path], folder: Path) -> Path:
     """The task's shards."""
-    out = folder / f"{task.name}-{seed}"
+    out, data = folder / f"{task.name}-{seed}", files.get(task.data)
     if not out.exists():
         dataset: tuple[object, ...] = ()
         if data is not None and "--dataset" not in task.partition:
             short = folder / f"{task.name}-{seed}.npz"
-            dataset = ("--dataset", shortened(data, study.samples, seed, short) if study.samples else data)
+            samples = study.samples if task.samples is None else task.samples
+            dataset = ("--dataset", shortened(data, samples, seed, short) if samples else data)
         Home(folder).run("fedclient", "partition", *dataset, *task.partition, "--seed", seed, "--out", out)
     return out
 
@@ -148,70 +148,36 @@ def validation(shards: Path, share: float, seed: int) -> Path:
     return out
 
 
-def alternatives(grid: Grid, method: str) -> list[tuple[str, ...]]:
-    """The settings of each trial of a method."""
-    own = grid.own.get(method, grid.own.get(EVERY_METHOD, [[]]))
-    return [(f"train.lr={lr:g}", *settings) for lr, settings in product(grid.lr, own)]
+Carry = Callable[[Study, Run, bool], Ended]  # how a federation is carried out, with or without the local baseline
 
 
-def chosen(rows: Iterable[dict[str, str]], task: str, method: str) -> tuple[str, ...]:
-    """The settings with the best validation accuracy; of equal ones the first in the file's order of learning rates."""
-    own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
-    best = max(own, key=lambda row: (float(row["validation_accuracy"]), -float(row["settings"].split()[0].partition("=")[2])))
-    return tuple(best["settings"].split())
-
-
-def figures(ended: Ended) -> dict[str, Any]:
-    """A federation in one row, by the protocols of both papers."""
-    summary = ended.summary
-    latest, fedtp, fedmcsa = summary["latest"], summary["fedtp"] or {}, summary["fedmcsa"] or {}
-    means = {key: latest[key]["mean_over_clients"] if key in latest else None for key in ("before", "after", "common", "local")}
-    row = {
-        "model": ended.status["model"],
-        "rounds": summary["closed"],
-        "clients": len(summary["clients"]),
-        "mean_over_clients": latest["accuracy"]["mean_over_clients"],
-        "over_samples": latest["accuracy"]["over_samples"],
-        "lowest": min(client["accuracy"] for client in summary["clients"] if client["accuracy"] is not None),
-        "fedtp_mean": fedtp.get("mean"),
-        "fedtp_deviation": fedtp.get("deviation"),
-        "bmta": fedmcsa.get("bmta"),
-        "bmta_round": fedmcsa.get("bmta_round"),
-        "mean_of_last": fedmcsa.get("mean_of_last"),
-        "last": fedmcsa.get("evaluations"),
-        **means,
-        "kept": " ".join(f"{name}:{count}" for name, count in summary["kept"].items()),
-        "seconds": round(ended.seconds, 1),
-    }
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
-
-
-def carry_out(study: Study, run: Run, baseline: bool = False) -> Ended:
+def over_the_network(study: Study, run: Run, baseline: bool) -> Ended:
+    """A server and a hosted fleet in processes of their own."""
     settings = (*study.set, *run.task.set, *run.settings)
     flags = ["--rounds", str(run.rounds), "--seed", str(run.seed), *(word for each in settings for word in ("--set", each))]
     return federation(run.method, run.shards, flags, baseline)
 
 
-def trial_runs(study: Study, grid: Grid, data: Path | None, scratch: Path) -> list[Run]:
+def trial_runs(study: Study, grid: Grid, files: Mapping[str, Path], scratch: Path) -> list[Run]:
     """All trials, on validation parts."""
     runs = []
     for task in study.task:
         if task.settings_of:
             continue
-        shards = validation(cut(study, task, grid.seed, data, scratch), grid.share, grid.seed)
+        shards = validation(cut(study, task, grid.seed, files, scratch), grid.share, grid.seed)
         for method in study.methods:
             runs += [Run(task, method, grid.seed, each, grid.rounds, shards) for each in alternatives(grid, method)]
     return runs
 
 
-def final_runs(study: Study, trials: Sequence[dict[str, str]], data: Path | None, scratch: Path) -> list[Run]:
+def final_runs(study: Study, trials: Sequence[dict[str, str]], files: Mapping[str, Path], scratch: Path) -> list[Run]:
     """Every method on every draw of every task, with what was chosen for it."""
     runs = []
     for task in study.task:
         for seed in task.seeds:
-            shards = cut(study, task, seed, data, scratch)
+            shards = cut(study, task, seed, files, scratch)
             for method in study.methods:
-                settings = chosen(trials, task.settings_of or task.name, method) if study.grid else ()
+                settings = chosen(trials, study.grid, task.settings_of or task.name, method) if study.grid else ()
                 runs.append(Run(task, method, seed, settings, study.rounds, shards))
     return runs
 
@@ -236,31 +202,33 @@ def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True))
-@click.option("--data", type=click.Path(path_type=Path, exists=True), help="The data set, unless the scheme makes its own.")
+@click.option("--data", multiple=True, metavar="[NAME=]PATH", help="A data set; NAME is what a task calls it.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the tables.")
 @click.option("--scratch", type=click.Path(path_type=Path), required=True, help="Folder for shards.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations at a time.")
-def main(file: Path, data: Path | None, out: Path, scratch: Path, jobs: int) -> None:
+def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int) -> None:
     """Runs the study in FILE, or what is left of it."""
-    study = convert(Study, read_toml(file), "")
+    study, files = convert(Study, read_toml(file), ""), named(data)
     scratch.mkdir(parents=True, exist_ok=True)
     trials = Results(out / f"{file.stem}_grid.csv", GRID_COLUMNS)
     results = Results(out / f"{file.stem}.csv", COLUMNS)
     clients = Results(out / f"{file.stem}_clients.csv", ("task", *CLIENT_COLUMNS))
 
+    carry: Carry = over_the_network
+
     def tried(run: Run) -> None:
-        ended = carry_out(study, run)
-        accuracy = round(ended.summary["latest"]["accuracy"]["mean_over_clients"], 4)
-        trials.add([run.key | {"validation_accuracy": accuracy, "seconds": round(ended.seconds, 1)}])
+        ended = carry(study, run, False)
+        trials.add([run.key | trial_figures(ended)])
 
     def measured(run: Run) -> None:
-        ended = carry_out(study, run, study.baseline)
+        ended = carry(study, run, study.baseline)
         results.add([run.key | figures(ended)])
         clients.add({"task": run.task.name, "seed": run.seed} | row for row in client_rows(ended.status))
 
     if study.grid is not None:
-        all_of(trials.missing(trial_runs(study, study.grid, data, scratch)), jobs, tried)
-    all_of(results.missing(final_runs(study, trials.rows(), data, scratch)), jobs, measured)
+        all_of(trials.missing(trial_runs(study, study.grid, files, scratch)), jobs, tried)
+    if study.rounds:
+        all_of(results.missing(final_runs(study, trials.rows(), files, scratch)), jobs, measured)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -57,6 +58,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on what a peer can send, and how soon the server notices a silent peer."""
 
     max_blob_bytes: Count = 8 << 30
+    max_model_bytes: Count = 4 << 30  # of the model that the devices' data ask for
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
     keepalive_s: Positive = 2.0
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
@@ -68,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole federation.toml."""
 
     seed: int = 0
+    data: dict[str, Any] = {}  # DataSettings: what everybody's data must be
     method: dict[str, Any] = {}  # name, and the options of its parts: checked by common.methods
     model: dict[str, Any] = {}  # name, and the architecture's options: checked by common.models
     train: dict[str, Any] = {}  # TrainSettings over the method's defaults
@@ -77,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     """`values` as a typed struct. Errors: SettingError that names the key, what is wrong with it and the nearest known key."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    known = _known(kind)
     for key in values:
         if key not in known:
             raise SettingError(f"unknown setting {where}{key}{nearest(key, known)}")
@@ -87,6 +90,11 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
         what, _, key = str(error).partition(" - at `$.")
         named = f"{where}{key.rstrip('`')}" if key else where or "at the top level"
         raise SettingError(f"setting {named}: {what}") from None
+
+
+@functools.cache
+def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -118,6 +126,16 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old = result.get(key)
         result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+def by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names ({"round.clients": 5}), by section ({"round": {"clients": 5}}) or both, all by section."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        found = merge(found, value)
+    return found
 
 
 def load_settings(config: Path | None, assignments: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:

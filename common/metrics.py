@@ -31,6 +31,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy_after: Accuracy | None = None  # the same after local training
     accuracy_common: Accuracy | None = None  # of the common model: what is served on a cold start
     accuracy_local: Accuracy | None = None  # of a model trained on this device alone
+    accuracy_constant: Accuracy | None = None  # of no model: always the most frequent label of its training part
     better_than_common: Count | None = None  # test samples on which the device's own model does better than the common one
     worse_than_common: Count | None = None
     better_than_local: Count | None = None

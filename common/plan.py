@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,15 @@ class Profile(msgspec.Struct, frozen=True):
     test_samples: int
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
     per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
+
+
+class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the operator declares of everybody's data. What is left out, the devices decide before round 1."""
+
+    kind: Kind | None = None
+    shape: list[Annotated[int, msgspec.Meta(ge=1)]] = []  # of one sample, as in Profile
+    classes: list[Label] = []  # all that may occur on any device
+    vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0  # tokens only: so many are known
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from attune.common import homes
+from attune.common.alone import run_anywhere
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
@@ -17,15 +17,15 @@ from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
 
 
-def run(options: Options, console: Console) -> Path:
-    """One device's life in a process of its own; returns where the finished model lies.
+def run(options: Options, console: Console, shard: LazyShard | None = None) -> Path:
+    """One device's life; returns where the finished model lies. shard: its data, if not those of the options.
 
     Errors: AttuneError of the kind that ended it.
     """
-    shard = LazyShard.held(load_shard(options.data))
+    shard = shard or LazyShard.held(load_shard(options.data))
     home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     with home.locked(), Worker() as worker:
-        return asyncio.run(live(options, shard, home, console, worker))
+        return run_anywhere(live(options, shard, home, console, worker))
 
 
 async def live(options: Options, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:

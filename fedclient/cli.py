@@ -121,14 +121,15 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _train(given: dict[str, Any]) -> None:
-    from attune.fedclient import app, shards
-    from attune.fedclient.address import Address
+    from attune.fedclient import shards
+    from attune.fedclient.client import Client
     from attune.fedclient.console import console
-    from attune.fedclient.options import Options
 
-    options = Options(
-        data=Path(given["data"][0]),
-        server=Address.parse(given["server"]),
+    first = Path(given["data"][0])
+    client = Client(
+        data=first,
+        server=given["server"],
+        model=given["allow_model"],
         home=given["home"],
         name=given["name"],
         token=given["token"],
@@ -137,9 +138,8 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
-        allow_models=tuple(given["allow_model"]),
     )
-    fleet = shards.members(shards.expand(given["data"]), options) if shards.is_fleet(given["data"]) else None
+    fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
     screen = console()
 
     def leave(signum: int, frame: object) -> None:
@@ -153,7 +153,7 @@ def _train(given: dict[str, Any]) -> None:
         signal.signal(which, leave)
     try:
         if fleet is None:
-            app.run(options, screen)
+            client.take_part(screen)
         else:
             _train_fleet(fleet, screen)
     finally:

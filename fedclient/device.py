@@ -182,7 +182,7 @@ class Device:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.store, self.options.allow_models)
         name = self.link.name
-        slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.keep)
+        slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake)
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         self.store.keep_plan(plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")

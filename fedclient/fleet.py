@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from attune.common.errors import AttuneError, SettingError
+from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient import app
+from attune.fedclient.backoff import backoff_s
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
@@ -27,6 +28,7 @@ from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
 from attune.fedclient.work.worker import Worker
 
 TURNS = 2  # one device trains while the next one downloads
+AWAKE_BYTES = 256 << 20  # of learners that wait; others are made again from what is on disk
 THREADS = 16  # for calls that block without computing, such as the diagnosis of a server that does not answer
 FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection, reserve); of the process (torch, a diagnosis)
 
@@ -67,7 +69,7 @@ def make_room(devices: int) -> None:
 async def _host(members: Sequence[Options], screen: Console) -> list[Outcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
-    with Worker(TURNS, keep=False) as worker:
+    with Worker(TURNS, AWAKE_BYTES) as worker:
         outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
     console.flush()
     return outcomes
@@ -81,7 +83,7 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
     try:
         shard = await worker.do(LazyShard.on_disk, options.data)
         with home.locked():
-            path = await app.live(options, shard, home, own, worker)
+            path = await _lived(options, shard, home, own, worker)
         return Outcome(_name(home, label), path, own.last)
     except Exception as error:
         # Any error of one device is reported with its name, and the others continue.
@@ -89,6 +91,18 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
         return Outcome(_name(home, label), error=error)
     finally:
         console.ended(label)
+
+
+async def _lived(options: Options, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+    """As app.live; a full disk is waited for, as a service unit that restarts its device does. The others go on meanwhile."""
+    failures = 0
+    while True:
+        try:
+            return await app.live(options, shard, home, console, worker)
+        except DiskFull as full:
+            failures += 1
+            console.say(f"{full} (trying again)")
+            await asyncio.sleep(backoff_s(failures))
 
 
 def _name(home: Home, label: str) -> str:

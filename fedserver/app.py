@@ -77,7 +77,7 @@ async def _serve(
     blobs = FolderBlobs(home.path)
     blobs.sweep()
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
-    lab = ThreadLab(blobs, executors, settings.server.threads)
+    lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
     door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from attune.fedserver.home import Home
     from attune.fedserver.stores.sqlite import SqliteLedger
 
+ATTACHED = "attune.fedserver.commands"  # the group of entry points
 HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
 
 
@@ -40,7 +42,23 @@ def main() -> None:
         sys.exit(1)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+class Group(click.Group):
+    """The commands here, and those that installed packages attach by an entry point."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(found.name for found in entry_points(group=ATTACHED))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for found in entry_points(group=ATTACHED, name=cmd_name):
+            command: click.Command = found.load()
+            return command
+        return None
+
+
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: the home's last port, else 50051).")
 @click.option("--host", help="Address to listen on (default: the home's last one, else all).")
 @HOME
@@ -69,30 +87,22 @@ def cli(
     """Runs the aggregation server. The commands show or change the home of a server."""
     if context.invoked_subcommand is not None:
         return
-    overrides = load_settings(config, assignments, _as_settings(flags))
+    settings = load_settings(None, assignments, {})
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     from attune.fedserver.malloc import bound_heaps
+    from attune.fedserver.serve import serve
 
     bound_heaps()
-    from attune.fedserver.app import Options, run
-
-    asyncio.run(run(Options(home or homes.server_home(), host, port, exit_when_done, click.echo), overrides))
-
-
-def _as_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags in the shape of a federation.toml; what was not given is absent."""
-    places = {
-        "method": ("method", "name"),
-        "model": ("model", "name"),
-        "rounds": ("round", "rounds"),
-        "min_clients": ("round", "min_clients"),
-        "clients_per_round": ("round", "clients"),
-    }
-    overrides: dict[str, Any] = {} if flags["seed"] is None else {"seed": flags["seed"]}
-    for flag, (section, key) in places.items():
-        if flags[flag] is not None:
-            overrides.setdefault(section, {})[key] = flags[flag]
-    return overrides
+    serve(
+        settings=settings,
+        config=config,
+        home=home,
+        host=host,
+        port=port,
+        exit_when_done=exit_when_done,
+        say=click.echo,
+        **flags,
+    )
 
 
 @cli.command()

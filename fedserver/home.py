@@ -105,10 +105,16 @@ class Home:
         write_file(self.path / "server.json", msgspec.json.encode(address))
 
     def address(self) -> Address | None:
+        """Where this home was served last. Errors: HomeMismatch if that is damaged."""
+        path = self.path / "server.json"
         try:
-            return msgspec.json.decode((self.path / "server.json").read_bytes(), type=Address)
+            return msgspec.json.decode(path.read_bytes(), type=Address)
         except FileNotFoundError:
             return None
+        except msgspec.DecodeError as error:
+            raise HomeMismatch(
+                f"{path} is damaged ({error}): remove it, and start with the --host and --port that devices know"
+            ) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,64 +1,47 @@
-"""How the devices of a simulation are computed, which a simulation with a home stays with."""
+"""Executors by name, and which one a simulation goes on with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-import msgspec
+from attune.common.errors import SettingError, nearest
+from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.together import SideBySide
+from attune.simulation.worlds import SEQUENTIAL, begun, reconciled, record
 
-from attune.common.durable import PUBLIC, write_file
-from attune.common.errors import HomeMismatch, SettingError
-from attune.fedclient.work.together import Executor
+if TYPE_CHECKING:
+    from attune.fedclient.work.stacked.advice import Advice
 
-FILE = "executor.json"
-KINDS = ("sequential", "stacked", "auto")
-
-
-class Record(msgspec.Struct, frozen=True):
-    """What is in the file."""
-
-    executor: Literal["sequential", "stacked"]
-    why: str = ""  # what a trial came to
+STACKED, AUTO = "stacked", "auto"
+NAMES = (SEQUENTIAL, STACKED, AUTO)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """executor: what to begin with; "auto" is settled by a trial, which `settle` hears of. home: where it is recorded."""
+def executor_of(given: str | Executor | None, folder: Path | None) -> Executor | None:
+    """What carries cohorts out; None: one device after the other. The choice is kept in `folder`, if there is one.
 
-    executor: Executor
-    home: Path | None
-
-    def settle(self, executor: Literal["sequential", "stacked"], why: str = "") -> None:
-        """From here on. Errors: DiskFull."""
-        if self.home is not None:
-            write_file(self.home / FILE, msgspec.json.format(msgspec.json.encode(Record(executor, why))), PUBLIC)
-
-
-def choose(given: Executor | None, home: Path | None) -> Choice:
-    """What was given, or what this home was begun with, or one by one.
-
-    Errors: SettingError for a word that is none, or for another one than the home was begun with; HomeMismatch.
+    Errors: SettingError for an unknown name; HomeMismatch if the simulation in `folder` was begun with another one.
     """
-    if given is not None and given not in KINDS:
-        raise SettingError(f"executor is one of {', '.join(KINDS)}, not {given!r}")
-    recorded = _recorded(home)
-    if recorded is not None:
-        if given not in (None, "auto", recorded.executor):
-            raise SettingError(
-                f"this simulation was begun with executor={recorded.executor!r}, and {given!r} agrees only to rounding: "
-                "leave the argument out, or take another home"
-            )
-        return Choice(recorded.executor, None)
-    return Choice(given or "sequential", home)
+    name = given if isinstance(given, str) or given is None else type(given).__name__
+    if isinstance(given, str) and given not in NAMES:
+        raise SettingError(f"unknown executor {given!r}{nearest(given, NAMES)}")
+    if folder is not None:
+        if name != AUTO:
+            name = reconciled(folder, name)
+            if not begun(folder):
+                record(folder, name)
+        elif begun(folder):
+            name = reconciled(folder, None)
+        if given in (None, AUTO) and name not in NAMES:
+            raise SettingError(f"the simulation in {folder} was begun with an executor of its own, {name}: hand it over again")
+    if given is not None and not isinstance(given, str):
+        return given
+    if name == AUTO:
+        return SideBySide("auto", partial(_settled, folder))
+    return SideBySide() if name == STACKED else None
 
 
-def _recorded(home: Path | None) -> Record | None:
-    path = home / FILE if home is not None else None
-    if path is None or not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except msgspec.DecodeError as error:
-        raise HomeMismatch(f"{path} is damaged ({error}): restore it from a backup, or take another home") from None
+def _settled(folder: Path | None, advice: Advice) -> None:
+    if folder is not None:
+        record(folder, advice.executor, str(advice))

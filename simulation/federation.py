@@ -17,8 +17,7 @@ from attune.fedclient.device import Device
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
-from attune.fedclient.work.together import Executor, InlineTogether, Side
-from attune.fedclient.work.worker import Inline
+from attune.fedclient.work.inline import Cohorts, Executor, Inline
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Inline as InlineExecutors
@@ -29,7 +28,6 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.stores.uploads import Uploads
-from attune.simulation.executors import Choice
 from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.server import InProcess
 from attune.simulation.worlds import World
@@ -40,14 +38,6 @@ FOREVER = 253370764800.0  # unix time at which a certificate ends that nobody as
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How the devices were computed, and why something of them went one by one where it could have been stacked."""
-
-    executor: Executor
-    reasons: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Ended:
     """What a federation came to."""
 
@@ -55,7 +45,6 @@ class Ended:
     reported: frozenset[str]
     troubles: Sequence[str]
     results: Mapping[str, Result]  # the last of each device
-    ran: Ran
 
 
 @dataclass
@@ -79,7 +68,8 @@ class Heard(Console):
 class Federation:
     """Devices by name, each with its data; `common` has the options that are the same for all.
 
-    overrides: the settings that were given. stopped: whether what is at work is to be given up.
+    overrides: the settings that were given. stopped: whether what is at work is to be given up. executor: of cohorts; None: one
+    order after the other. awake_bytes: what learners that wait may hold in memory.
     """
 
     def __init__(
@@ -90,11 +80,12 @@ class Federation:
         world: World,
         watcher: Watcher,
         stopped: Callable[[], bool],
-        choice: Choice,
+        executor: Executor | None,
+        awake_bytes: float,
     ) -> None:
-        self._choice, self._ran = choice, Ran(choice.executor)
         self._shards, self._overrides, self._common = shards, overrides, common
         self._world, self._watcher, self._stopped = world, watcher, stopped
+        self._executor, self._awake_bytes = executor, awake_bytes
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Ended:
@@ -113,7 +104,7 @@ class Federation:
                 await coordinator.stop()
             found = await ledger.snapshot()
             reported = coordinator.inbox.names(*found.record.open_orders)
-            return Ended(found, frozenset(reported), coordinator.troubles.lines, results, self._ran)
+            return Ended(found, frozenset(reported), coordinator.troubles.lines, results)
         finally:
             await ledger.close()
 
@@ -137,42 +128,36 @@ class Federation:
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
         return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(monotonic=lambda: 0.0))
 
+    def _worker(self, coordinator: Coordinator) -> Inline:
+        if self._executor is None:
+            return Inline(self._stopped, self._awake_bytes)
+        return Cohorts(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
+
     async def _live(self, coordinator: Coordinator) -> dict[str, Result]:
         """All devices, until each has its model."""
-        members = Members(coordinator, self._world.ledger)
-        uploads = Uploads(self._world.blobs)
-        updates = Updates(coordinator, members, uploads, self._world.ledger, InlineExecutors())
-        server = InProcess(members, updates, coordinator.book, self._world.blobs, self._troubled)
+        ledger, blobs, worker = self._world.ledger, self._world.blobs, self._worker(coordinator)
+        members = Members(coordinator, ledger)
+        updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
+        server = InProcess(members, updates, coordinator.book, blobs, self._troubled, worker.look)
         consoles = {name: Heard(self._watcher) for name in self._shards}
-        side = self._side()
-        with Inline(self._stopped) if side is None else InlineTogether(self._stopped, side) as worker:
-            lives: asyncio.Future[Any] = asyncio.gather(
-                *(
-                    Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
-                    for name, shard in self._shards.items()
-                )
+        lives = [
+            asyncio.create_task(
+                Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
             )
-            failure: asyncio.Future[Any] = asyncio.ensure_future(self._failure(coordinator))
-            try:
-                await asyncio.wait([lives, failure], return_when=asyncio.FIRST_COMPLETED)
-                if failure.done():
-                    raise failure.result()
-                await lives
-            finally:
-                lives.cancel()
-                failure.cancel()
-                await asyncio.gather(lives, failure, return_exceptions=True)
-        self._ran = Ran("sequential") if side is None else Ran(side.executor, tuple(side.reasons))
+            for name, shard in self._shards.items()
+        ]
+        failure = asyncio.create_task(self._failure(coordinator))
+        whole: asyncio.Future[Any] = asyncio.gather(*lives)
+        try:
+            await asyncio.wait([whole, failure], return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise failure.result()
+            await whole
+        finally:
+            for task in (*lives, failure):
+                task.cancel()
+            await asyncio.gather(*lives, failure, whole, return_exceptions=True)
         return {name: console.last for name, console in consoles.items() if console.last is not None}
-
-    def _side(self) -> Side | None:
-        """What carries out orders side by side, if that is chosen or to be tried."""
-        choice = self._choice
-        if choice.executor != "auto":
-            choice.settle(choice.executor)
-        if choice.executor == "sequential":
-            return None
-        return Side(choice.executor, lambda advice: choice.settle(advice.executor, str(advice)))
 
     def _troubled(self, name: str, reason: str) -> None:
         if not self._trouble.done():

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.errors import SettingError, nearest
+from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.together import SideBySide
 from attune.fedserver.view.status import status
 from attune.simulation.federation import Ended
 from attune.simulation.table import Row, Table, row_of
-from attune.simulation.worlds import World
+from attune.simulation.worlds import SEQUENTIAL, World
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 class Result:
     """Of a federation that is over."""
 
-    def __init__(self, ended: Ended, world: World) -> None:
-        self._ended, self._world = ended, world
+    def __init__(self, ended: Ended, world: World, executor: Executor | None = None) -> None:
+        self._ended, self._world, self._executor = ended, world, executor
 
     def __repr__(self) -> str:
         found = self.status
@@ -47,13 +49,15 @@ class Result:
 
     @property
     def executor(self) -> str:
-        """How the devices were computed: "sequential" or "stacked" ("auto" where a trial was never needed)."""
-        return self._ended.ran.executor
+        """How cohorts were carried out: "sequential", "stacked" ("auto" where no trial was needed), or a class of one's own."""
+        if self._executor is None:
+            return SEQUENTIAL
+        return self._executor.how if isinstance(self._executor, SideBySide) else type(self._executor).__name__
 
     @property
     def one_by_one(self) -> list[str]:
-        """Why something went one by one although devices are stacked; empty if nothing did."""
-        return list(self._ended.ran.reasons)
+        """Why devices that are stacked did some things one by one, each reason once."""
+        return self._executor.reasons if isinstance(self._executor, SideBySide) else []
 
     @property
     def digests(self) -> dict[str, str]:

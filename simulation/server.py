@@ -18,17 +18,20 @@ from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.stores.uploads import Target
 
 Troubled = Callable[[str, str], None]  # (device, reason)
+Answered = Callable[[], None]
 
 
 class InProcess:
     """Implements fedclient.link.local.LocalServer.
 
-    troubled: hears of a device that cannot carry out an order, before the round does.
+    troubled: hears of a device that cannot carry out an order, before the round does. answered: is called after each answer.
     """
 
-    def __init__(self, members: Members, updates: Updates, book: OrderBook, blobs: Blobs, troubled: Troubled) -> None:
+    def __init__(
+        self, members: Members, updates: Updates, book: OrderBook, blobs: Blobs, troubled: Troubled, answered: Answered
+    ) -> None:
         self._members, self._updates, self._book, self._blobs = members, updates, book, blobs
-        self._troubled = troubled
+        self._troubled, self._answered = troubled, answered
 
     async def connect(self, name: str, software: str, profile: Profile) -> Spoken:
         return Spoken(self._members, self._members.connect(name, profile, software))
@@ -60,7 +63,9 @@ class InProcess:
     async def submit(self, name: str, update: device.Update) -> bool:
         parts = tuple(server.BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in update.parts)
         metrics_json = msgspec.json.encode(update.metrics)
-        return not await self._updates.submit(name, server.Update(update.order_id, parts, update.samples, metrics_json))
+        late = await self._updates.submit(name, server.Update(update.order_id, parts, update.samples, metrics_json))
+        self._answered()
+        return not late
 
 
 class Spoken:

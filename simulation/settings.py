@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attune.common.config import Settings, convert, merge
+from attune.common.config import Settings, by_section, convert, merge
 
 Method = str | Mapping[str, Any]
 
@@ -17,11 +17,7 @@ def overrides(
 
     settings: by section ({"round": {"clients": 5}}) or by dotted names ({"round.clients": 5}). Errors: SettingError.
     """
-    found: dict[str, Any] = {"round": {"min_clients": devices}}
-    for name, value in settings.items():
-        for key in reversed(name.split(".")):
-            value = {key: value}
-        found = merge(found, value)
+    found = merge({"round": {"min_clients": devices}}, by_section(settings))
     given: dict[str, Any] = {"method": method if isinstance(method, Mapping) else {"name": method} if method else {}}
     given["model"] = {"name": model} if model else {}
     given["round"] = {"rounds": rounds} if rounds is not None else {}

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from attune.common.alone import Stopped, run_alone
 from attune.fedclient.options import Options
-from attune.fedclient.work.together import Executor
 from attune.simulation import settings as given_settings
-from attune.simulation.alone import Stopped, run_alone
-from attune.simulation.executors import choose
+from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
@@ -21,8 +20,10 @@ from attune.simulation.worlds import world
 if TYPE_CHECKING:
     from torch import nn
 
+    from attune.fedclient.work.inline import Executor
     from attune.simulation.own_models import Factory
 
+AWAKE_BYTES = 2 << 30
 NO_SETTINGS: Mapping[str, Any] = {}
 
 
@@ -35,11 +36,12 @@ def simulate(
     settings: Mapping[str, Any] = NO_SETTINGS,
     baseline: Literal["local"] | None = None,
     home: str | Path | None = None,
+    executor: Literal["sequential", "stacked", "auto"] | Executor | None = None,
     progress: bool | Tell | None = None,
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
     threads: int = 1,
-    executor: Executor | None = None,
+    awake_bytes: int = AWAKE_BYTES,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
 
@@ -49,9 +51,11 @@ def simulate(
     settings: as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}; `min_clients` is all devices.
     baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
     home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
+    executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), "stacked" (side by
+    side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one), or an object
+    that is given all of them. A home keeps the one that it was begun with.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
-    executor: "sequential" (the default) computes one device after the other; "stacked" computes devices side by side, which is
-    faster for small models and agrees to rounding; "auto" tries both. A home stays with what it was begun with.
+    awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
@@ -62,12 +66,12 @@ def simulate(
     common = Options(
         Path(), NOWHERE, device=device, threads=threads, keep=keep, baseline=baseline, allow_models=(name,) if name else ()
     )
-    seen, folder = watcher(progress), Path(home).expanduser() if home is not None else None
+    seen, folder = watcher(progress), None if home is None else Path(home).expanduser()
     with world(members, folder) as place:
-        choice = choose(executor, folder)
+        how = executor_of(executor, folder)
 
         async def run(stopped: Stopped) -> Result:
-            ended = await Federation(members, overrides, common, place, seen, stopped, choice).run()
-            return Result(ended, place)
+            ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
+            return Result(ended, place, how)
 
         return run_alone(run)

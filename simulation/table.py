@@ -15,7 +15,8 @@ from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
 class Row:
     """Accuracies are fractions of the device's own test part; None: there is no such model, or no test part.
 
-    interval: of the accuracy of the model that the method leads to, 95 %. verdict: that model against the others.
+    accuracy: of the model that the method leads to, which is one of the three; interval: its 95 %. verdict: it against the
+    others.
     """
 
     device: str
@@ -23,6 +24,7 @@ class Row:
     local: float | None
     common: float | None
     personalized: float | None
+    accuracy: float | None
     interval: tuple[float, float] | None
     verdict: Finding | None
 
@@ -45,7 +47,7 @@ class Table(Sequence[Row]):
     def __repr__(self) -> str:
         """Columns under each other, and a line of means."""
         names = [field.name for field in fields(Row)]
-        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:5])]]
+        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:6])]]
         widths = [max(len(line[at]) for line in lines if at < len(line)) for at in range(len(names))]
         return "\n".join(_line(line, widths) for line in lines)
 
@@ -73,6 +75,7 @@ def row_of(name: str, result: Result) -> Row:
         local=found.get("local"),
         common=found.get("common"),
         personalized=found.get("personalized"),
+        accuracy=own,
         interval=None if own is None or not samples else wilson(own, samples),
         verdict=finding_of(comparisons) if comparisons else None,
     )
@@ -80,7 +83,7 @@ def row_of(name: str, result: Result) -> Row:
 
 def _cells(row: Row) -> list[str]:
     interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
-    accuracies = [_text(value) for value in (row.local, row.common, row.personalized)]
+    accuracies = [_text(value) for value in (row.local, row.common, row.personalized, row.accuracy)]
     return [row.device, str(row.samples), *accuracies, interval, row.verdict or "-"]
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from attune.common.errors import NoModel
+import msgspec
+
+from attune.common.durable import PUBLIC, write_file
+from attune.common.errors import HomeMismatch, NoModel
 from attune.fedclient.home import Home
 from attune.fedclient.store import FolderStore, MemoryStore, Store
 from attune.fedserver.ports.blobs import Blobs
@@ -18,6 +21,8 @@ from attune.fedserver.stores.memory_ledger import MemoryLedger
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
+
+SEQUENTIAL = "sequential"
 
 
 class World(Protocol):
@@ -70,6 +75,40 @@ class InFolder:
         from attune.fedclient.model.artifact import Model
 
         return Model.load(self.homes[name].model)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """simulation.json: what this folder was begun with, beside the settings that the ledger has."""
+
+    executor: str
+    why: str = ""  # of one that was tried: what it came to
+
+
+def reconciled(folder: Path, executor: str | None) -> str:
+    """The executor of the simulation in `folder`: as recorded, else this one, else one device after the other.
+
+    Errors: HomeMismatch, if another one is recorded.
+    """
+    path = folder / "simulation.json"
+    if not path.exists():
+        return executor or SEQUENTIAL
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+    except msgspec.DecodeError as error:
+        raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use a new home") from None
+    if executor not in (None, kept.executor):
+        raise HomeMismatch(f"the simulation in {folder} was begun with the executor {kept.executor!r}, not {executor!r}")
+    return kept.executor
+
+
+def begun(folder: Path) -> bool:
+    """Whether the executor of the simulation in `folder` is recorded."""
+    return (folder / "simulation.json").exists()
+
+
+def record(folder: Path, executor: str, why: str = "") -> None:
+    """Written once the folder is this process's own."""
+    write_file(folder / "simulation.json", msgspec.json.encode(Kept(executor, why)), PUBLIC)
 
 
 @contextmanager

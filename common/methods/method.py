@@ -5,6 +5,7 @@ Importable without torch; only `assign` reads a model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -105,7 +106,7 @@ def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
         kind: AGGREGATORS[method.aggregators[kind]] for kind in method.kinds if kind != "private"
     }
     objective, predictor = OBJECTIVES[method.objective], PREDICTORS[method.predictor]
-    known = set().union(*(_fields(struct) for struct in (*structs.values(), objective, predictor)))
+    known = frozenset[str]().union(*(_fields(struct) for struct in (*structs.values(), objective, predictor)))
     for key in values:
         if key not in known:
             hint = nearest(key, known) if known else " (it has none)"
@@ -149,8 +150,9 @@ def _matches(selector: str, name: str, roles: frozenset[str]) -> bool:
     return selector[1:] in roles if selector.startswith("@") else fnmatchcase(name, selector)
 
 
-def _fields(struct: type[msgspec.Struct]) -> set[str]:
-    return {field.encode_name for field in msgspec.structs.fields(struct)}
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
 
 
 def _check_known(key: str, name: str, choices: Mapping[str, object]) -> None:

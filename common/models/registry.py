@@ -52,8 +52,8 @@ _MODELS = {
 }
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
-_MAX_VALUES = 1 << 26  # of one sample: what peers declare decides how large a model we build
-_MAX_VOCABULARY = 1 << 20
+MAX_SAMPLE_VALUES = 1 << 26  # of one sample: what peers declare decides how large a model we build
+MAX_VOCABULARY = 1 << 20
 
 
 def names() -> list[str]:
@@ -112,8 +112,8 @@ def default_spec(
     return msgspec.structs.replace(spec, options=msgspec.to_builtins(_checked(spec)))
 
 
-def build(spec: ModelSpec, seed: int) -> nn.Module:
-    """A new model on the CPU with initial weights that depend on `spec` and `seed` alone; no random state outside is touched.
+def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
+    """A new model on `device` with initial weights that depend on `spec` and `seed` alone; no random state outside is touched.
 
     Errors: SettingError as for `default_spec`, and for a factory that cannot be imported or makes no module.
     """
@@ -124,7 +124,7 @@ def build(spec: ModelSpec, seed: int) -> nn.Module:
     if own:
         _check_data(spec)
     factory = _load(spec.name if own else _MODELS[spec.name].factory)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed)
         model = factory(spec) if own else factory(spec, options)
     if not isinstance(model, torch.nn.Module):
@@ -154,14 +154,14 @@ def _check_data(spec: ModelSpec) -> None:
     values = 1
     for size in spec.shape:
         values *= size
-    if len(spec.shape) != _RANKS[spec.kind] or min(spec.shape) < 1 or values > _MAX_VALUES:
+    if len(spec.shape) != _RANKS[spec.kind] or min(spec.shape) < 1 or values > MAX_SAMPLE_VALUES:
         raise SettingError(f"no model can be built for {spec.kind} of shape {spec.shape}")
     if spec.classes < 1:
         raise SettingError(f"a model needs at least one class, not {spec.classes}")
     if spec.per_position and spec.kind != "tokens":
         raise SettingError(f"only tokens can have a label for every position, not {spec.kind}")
-    if spec.kind == "tokens" and not 1 <= spec.vocabulary <= _MAX_VOCABULARY:
-        raise SettingError(f"a vocabulary holds 1 to {_MAX_VOCABULARY} tokens, not {spec.vocabulary}")
+    if spec.kind == "tokens" and not 1 <= spec.vocabulary <= MAX_VOCABULARY:
+        raise SettingError(f"a vocabulary holds 1 to {MAX_VOCABULARY} tokens, not {spec.vocabulary}")
 
 
 def _load(name: str) -> Callable[..., Any]:

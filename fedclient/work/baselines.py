@@ -92,6 +92,17 @@ def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, t
     return right
 
 
+def constant_answer(data: Prepared) -> float | None:
+    """The accuracy on the test part of always answering the training part's most frequent label (of equal ones the first).
+
+    None without samples in either part. A model that reaches no more has learned nothing of use.
+    """
+    trained, tested = torch.cat([data.train_y.flatten(), data.validation_y.flatten()]), data.test_y
+    if not len(trained) or not len(tested):
+        return None
+    return float((tested == trained.bincount().argmax()).double().mean())
+
+
 def compared(own: torch.Tensor, rival: torch.Tensor) -> tuple[int, int]:
     """(better, worse): on how many samples the own model finds more labels than the rival, and on how many fewer.
 

@@ -70,6 +70,7 @@ class Learner:
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
+        self._constant = baselines.constant_answer(self.data)
         self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"))
         self.theta |= self.trainer.extras(self.theta)
         self.served: dict[str, str] = {}
@@ -87,6 +88,13 @@ class Learner:
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it holds in memory: samples, and the tensors of its models."""
+        samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
+        models = [*self.theta.values(), *self.received.values(), *(self.baselines.local or {}).values()]
+        return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
 
     def expected(self, part: str) -> Manifest:
         """What a blob of this part must hold. Errors: Forbidden for a private part, or one that this method does not have."""
@@ -128,6 +136,7 @@ class Learner:
             own=self.own,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
+            accuracy_constant=self._constant,
             bytes_down=bytes_down,
             served=served,
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attune.common.plan import Plan
@@ -43,15 +45,15 @@ class Work:
 
 
 class Worker:
-    """turns: the number of devices that may hold tensors at one time. keep: a waiting device keeps its tensors in memory."""
+    """turns: how many devices may work at one time. awake_bytes: what those that wait may hold in memory meanwhile."""
 
-    def __init__(self, turns: int = 1, keep: bool = True) -> None:
-        self.keep = keep
+    def __init__(self, turns: int = 1, awake_bytes: float = math.inf) -> None:
+        self.awake = Awake(awake_bytes)
         self.turn: contextlib.AbstractAsyncContextManager[None] = asyncio.Semaphore(turns)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
     def __repr__(self) -> str:
-        return f"<Worker, keep={self.keep}, {self.turn}>"
+        return f"<Worker, {self.awake}, {self.turn}>"
 
     def __enter__(self) -> Self:
         return self
@@ -68,27 +70,8 @@ class Worker:
         return await self.do(work.run)
 
 
-class Inline(Worker):
-    """Everything on the caller's thread: for a process in which nothing happens beside the federation.
-
-    stopped: whether what is at work is to be given up.
-    """
-
-    def __init__(self, stopped: Callable[[], bool]) -> None:
-        self.keep, self.turn, self._stopped = True, contextlib.nullcontext(), stopped
-
-    def __exit__(self, *error: object) -> None:
-        """There is nothing to end."""
-
-    async def do(self, work: Callable[..., T], *arguments: Any) -> T:
-        return work(*arguments)
-
-    async def carry_out(self, work: Work) -> Result:
-        return replace(work, cancelled=lambda: self._stopped() or work.cancelled()).run()
-
-
 class LearnerSlot:
-    """One device's learner, which exists while an order is worked on; between orders only if `keep`.
+    """One device's learner, which exists while an order is worked on; between orders as long as `awake` has room for it.
 
     A learner is made from shard, plan and the newest order that is kept, as after a restart. So putting it away changes no bit.
     `rest` may be called from any thread; everything else belongs to the worker's.
@@ -96,10 +79,10 @@ class LearnerSlot:
     """
 
     def __init__(
-        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options, keep: bool
+        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options, awake: Awake
     ) -> None:
         self._arguments = plan, shard, name, orders, options
-        self._name, self._keep = name, keep
+        self._name, self._awake = name, awake
         self._learner: Learner | None = None
         self._newest: Result | None = None
         self.orders = self.awake().orders
@@ -115,6 +98,7 @@ class LearnerSlot:
 
     def awake(self) -> Learner:
         """The learner, made if it is not there. Errors: those of make_learner."""
+        self._awake.works(self)
         if self._learner is None:
             from attune.fedclient.work.learner import make_learner
 
@@ -122,7 +106,40 @@ class LearnerSlot:
         return self._learner
 
     def rest(self) -> None:
-        """Drops all tensors, unless `keep` is set."""
-        if self._learner is not None and not self._keep:
+        """The device waits: its tensors may go."""
+        if self._learner is not None:
+            self._awake.rests(self, self._learner.size_bytes)
+
+    def sleep(self) -> None:
+        """Drops all tensors."""
+        if self._learner is not None:
             self._newest = self._learner.newest
             self._learner = None
+
+
+class Awake:
+    """Learners that wait and are still in memory: those that worked last, `limit_bytes` at most. Several threads may use it."""
+
+    def __init__(self, limit_bytes: float) -> None:
+        self._limit_bytes = limit_bytes
+        self._sizes: dict[LearnerSlot, int] = {}  # the one that worked last at the end
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"<Awake, {len(self._sizes)} learners of {self._bytes} bytes>"
+
+    def works(self, slot: LearnerSlot) -> None:
+        """Its tensors are not to go now."""
+        with self._lock:
+            self._bytes -= self._sizes.pop(slot, 0)
+
+    def rests(self, slot: LearnerSlot, size_bytes: int) -> None:
+        """It waits, and holds so much. Who has waited longest is put to sleep where that is too much."""
+        with self._lock:
+            self._bytes += size_bytes - self._sizes.pop(slot, 0)
+            self._sizes[slot] = size_bytes
+            while self._bytes > self._limit_bytes:
+                oldest = next(iter(self._sizes))
+                self._bytes -= self._sizes.pop(oldest)
+                oldest.sleep()

@@ -58,6 +58,17 @@ def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None
     }
 
 
+def constants(rows: Iterable[Row]) -> dict[str, tuple[float, int]]:
+    """What each client's constant answer reaches, and the size of its test part, as in its latest row that says so."""
+    return {row.client: (row.accuracy_constant, row.test_samples or 0) for row in rows if row.accuracy_constant is not None}
+
+
+def no_better_than(constant: Mapping[str, tuple[float, int]], latest: Mapping[str, tuple[float, int]]) -> list[str]:
+    """Clients, by name, whose model finds no more labels than a constant answer does, where that does not find all of them."""
+    both = sorted(constant.keys() & latest.keys())
+    return [name for name in both if latest[name][0] <= constant[name][0] < 1]
+
+
 def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
     """One line about a round for the log."""
     listed = list(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,17 @@ from typing import Any
 import msgspec
 
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
-from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
+from attune.common.errors import HomeMismatch, SettingError
 from attune.common.methods.method import Method, options_of
 from attune.common.methods.registry import method_from_options
-from attune.common.metrics import MAX_COUNT
 from attune.common.models import registry as models
-from attune.common.plan import Label, Plan, Profile
+from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
 
+MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 AFTER_THE_END = ("adapt_rounds", "adapt")
-MAX_SAMPLE_VALUES = 1 << 28  # 1 GiB a sample
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class ResolvedSettings:
     train: TrainSettings
     round: RoundSettings
     server: ServerSettings
+    data: DataSettings
     seed: int
     adaptation: Adaptation | None  # of newcomers; None: the method has nothing of a device's own
 
@@ -51,6 +50,7 @@ class ResolvedSettings:
         sections = {
             "method": {"name": self.method.name} | _components(self.method, self.method_options),
             "model": {"name": self.model_name} | self.model_options,
+            "data": msgspec.structs.asdict(self.data),
             "train": msgspec.structs.asdict(self.train),
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
         }
@@ -86,6 +86,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         train=convert(TrainSettings, full.get("train", {}), "train."),
         round=rounds,
         server=convert(ServerSettings, full.get("server", {}), "server."),
+        data=convert(DataSettings, full.get("data", {}), "data."),
         seed=int(full.get("seed", 0)),
         adaptation=adaptation_of(method, options, rounds.adapt),
     )
@@ -110,21 +111,24 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
 
 
 def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str) -> Plan:
-    """The plan for the devices present at round 1: classes are the sorted union of their labels. Errors: SettingError."""
+    """The plan for the devices present at round 1, whose data are alike. Classes are what the operator declares, or else the
+    sorted union of their labels. Errors: SettingError.
+    """
     ordered = [profiles[name] for name in sorted(profiles)]
-    labels: set[Label] = {label for profile in ordered for label in profile.labels}
+    declared = settings.data
+    labels: set[Label] = set(declared.classes) or {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
     spec = models.default_spec(
         first.kind,
         first.shape,
         len(classes),
-        max(profile.vocabulary for profile in ordered),
+        declared.vocabulary or max(profile.vocabulary for profile in ordered),
         settings.model_name or models.model_for(first.kind, _roles_of(settings.method)),
         settings.model_options,
         first.per_position,
     )
-    return Plan(
+    plan = Plan(
         federation=federation,
         seed=settings.seed,
         model=spec,
@@ -133,6 +137,12 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method_options=settings.method_options,
         train=settings.train,
     )
+    if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
+        most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
+        raise SettingError(
+            f"the plan is too long to be sent: it names {len(classes)} classes (most of them from {most}). Declare data.classes"
+        )
+    return plan
 
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
@@ -145,55 +155,3 @@ def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
 
 def _roles_of(method: Method) -> frozenset[str]:
     return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))
-
-
-def check_possible(profile: Profile, name: str) -> None:
-    """Errors: SettingError for numbers that no shard has; they come from outside and go into the database and the model."""
-    counts = {"samples": (1, profile.samples), "test_samples": (0, profile.test_samples), "vocabulary": (0, profile.vocabulary)}
-    for field, (least, value) in counts.items():
-        if not least <= value <= MAX_COUNT:
-            raise SettingError(f"{name} declares {field} = {value}; it must lie between {least} and {MAX_COUNT}")
-    if not 1 <= len(profile.shape) <= 3 or min(profile.shape) < 1 or math.prod(profile.shape) > MAX_SAMPLE_VALUES:
-        raise SettingError(f"{name} declares samples of the impossible shape {profile.shape}")
-    if profile.per_position and profile.kind != "tokens":
-        raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
-    if not profile.labels or len(set(profile.labels)) < len(profile.labels):
-        raise SettingError(f"{name} declares no labels, or one of them twice")
-
-
-def check_like(profile: Profile, reference: Profile, name: str) -> None:
-    """Before there is a plan, all devices must declare data of one kind and shape, labelled alike. Errors: ShapeMismatch."""
-    if (profile.kind, profile.shape) != (reference.kind, reference.shape):
-        raise ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
-    _check_labelled(name, profile.per_position, reference.per_position)
-
-
-def check_fits(profile: Profile, plan: Plan, name: str) -> None:
-    """Errors: ShapeMismatch, UndeclaredLabels if a device's shard does not fit the plan."""
-    model = plan.model
-    if (profile.kind, profile.shape) != (model.kind, model.shape):
-        raise ShapeMismatch(_mismatch(name, profile, model.kind, model.shape))
-    _check_labelled(name, profile.per_position, model.per_position)
-    if model.kind == "tokens" and profile.vocabulary > model.vocabulary:
-        raise ShapeMismatch(
-            f"{name} has tokens up to {profile.vocabulary - 1}; this federation knows 0 to {model.vocabulary - 1}"
-        )
-    unknown = [label for label in profile.labels if label not in plan.classes]
-    if unknown:
-        raise UndeclaredLabels(f"{name} has labels {unknown}; the classes of this federation are fixed: {plan.classes}")
-
-
-def _check_labelled(name: str, per_position: bool, expected: bool) -> None:
-    if per_position != expected:
-        has, needs = ("position", "sequence") if per_position else ("sequence", "position")
-        raise ShapeMismatch(
-            f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
-            "Convert its y (one for every position has the shape of x), or start a federation of its own"
-        )
-
-
-def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) -> str:
-    return (
-        f"the shard of {name} holds {profile.kind} of shape {profile.shape}; this federation expects {kind} of shape {shape}. "
-        "Convert the shard, or start a federation of its own"
-    )

@@ -17,7 +17,7 @@ import msgspec
 
 from attune.common.errors import AttuneError, FederationFailed
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import Plan
+from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
@@ -39,6 +39,7 @@ from attune.fedserver.stores.age import check_age
 from attune.fedserver.stores.inbox import Inbox
 
 LOG = logging.getLogger("fedserver")
+PLANNING = "making the plan"  # the name of a trouble
 
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.finished = asyncio.Event()  # done, or failed
-        self.unusable = asyncio.Event()  # settings that fit no model, or damage: nothing can be done before somebody has acted
+        self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
         self.turns, self.streams, self.troubles = Turns(), Streams(), Troubles()
         self.inbox, self.lab = Inbox(blobs), lab
@@ -141,18 +142,20 @@ class Coordinator:
 
     # --- the plan
 
-    async def try_plan(self) -> bool:
-        """False, and the server is told to stop, if no model fits both the settings and what the devices declared."""
+    async def try_plan(self, profiles: Mapping[str, Profile]) -> bool:
+        """Whether there is a plan now. Data that fit no model do not end the server: the next device may bring others."""
         try:
-            await self._make_plan()
+            await self._make_plan(profiles)
         except AttuneError as error:
-            self.error = error
-            self.unusable.set()
-        return self.error is None
+            self.troubles.set(PLANNING, str(error))
+            for name in profiles:
+                self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+            return False
+        self.troubles.clear(PLANNING)
+        return True
 
-    async def _make_plan(self) -> None:
+    async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
-        profiles = self.streams.profiles()
         plan = planning.make_plan(self.settings, profiles, self._federation)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         record = self.round.record
@@ -259,10 +262,11 @@ class Coordinator:
         marks = await self._orders.fetched(record, entries, number - 1, "train")
         for name in updates:
             marks.setdefault(name, {})["contributed"] = number
+        founders = await self._orders.founders(updates)
         if record.adapting and self.settings.adaptation is not None:
-            outcome = await self.lab.adapt(updates, self.settings.adaptation)
+            outcome = await self.lab.adapt(updates, self.settings.adaptation, founders)
         else:
-            outcome = await self.lab.aggregate(updates)
+            outcome = await self.lab.aggregate(updates, founders)
         return Closing(number, [entry.row for entry in entries.values()], marks, outcome)
 
     async def _commit(self, closing: Closing) -> bool:

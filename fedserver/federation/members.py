@@ -10,7 +10,7 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, UpdateRefused
 from attune.common.plan import Profile
 from attune.fedserver.core import messages as events
-from attune.fedserver.core import planning
+from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.ports.ledger import Ledger
@@ -20,6 +20,7 @@ NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
+AGREEING = "agreeing on the data"  # the name of a trouble
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
 
 
@@ -29,6 +30,7 @@ class Members:
     def __init__(self, coordinator: Coordinator, ledger: Ledger) -> None:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
+        self._early: list[Stream] = []  # of devices that came before there was a plan
 
     def __repr__(self) -> str:
         return f"Members({self._streams!r})"
@@ -38,13 +40,11 @@ class Members:
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
         """
-        planning.check_possible(profile, name)
+        schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
-            planning.check_fits(profile, self._coordinator.plan, name)
+            schema.check_fits(profile, self._coordinator.plan, name)
         else:
-            for other, reference in self._streams.profiles().items():
-                if other != name:
-                    planning.check_like(profile, reference, name)
+            schema.check_declared(profile, self._settings.data, name)
         stream = Stream(name, profile, software)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
         self._turns.start(self._coordinator.turn(self._welcome, stream, note))
@@ -61,12 +61,43 @@ class Members:
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software)
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan))
-        elif len(self._streams) >= self._settings.round.min_clients and not await self._coordinator.try_plan():
-            return
-        device = await self._ledger.device(name)
-        newcomer = device is None or not device.contributed
-        await self._coordinator.handle(events.Connected(name, self._clock.monotonic(), newcomer))
+            await self._enter(stream)
+        else:
+            self._early.append(stream)
+            if await self._planned():
+                early, self._early = self._early, []
+                for each in early:
+                    if self._streams.is_current(each):
+                        await self._enter(each)
         self._tell_who_waits(stream)
+
+    async def _enter(self, stream: Stream) -> None:
+        """The round learns of a device that knows the plan."""
+        device = await self._ledger.device(stream.name)
+        newcomer = device is None or not device.contributed
+        await self._coordinator.handle(events.Connected(stream.name, self._clock.monotonic(), newcomer))
+
+    async def _planned(self) -> bool:
+        """Whether there is a plan now. Those whose data are not the majority's are refused."""
+        if len(self._streams) < self._settings.round.min_clients:
+            return False
+        found = schema.agree(self._streams.profiles())
+        if found.tie:
+            self._coordinator.troubles.set(AGREEING, found.tie)
+            return False
+        self._coordinator.troubles.clear(AGREEING)
+        for name, error in found.odd.items():
+            await self._refuse(name, error)
+        enough = len(found.agreed) >= self._settings.round.min_clients
+        return enough and await self._coordinator.try_plan(found.agreed)
+
+    async def _refuse(self, name: str, error: AttuneError) -> None:
+        LOG.warning("%s: %s", name, error)
+        stream = self._streams.get(name)
+        if stream is not None:
+            stream.close(error)
+            self.disconnect(stream)
+        await self._update(name, note=str(error)[:MAX_NOTE])
 
     def _tell_who_waits(self, stream: Stream) -> None:
         record = self._coordinator.round.record

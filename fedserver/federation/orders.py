@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
@@ -33,9 +33,9 @@ class Orders:
 
         What is served is made for everyone at once, so that it is the same bits after a restart.
         """
-        served = await self._lab.serve(record.devices)
-        cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         known = {device.name: device for device in await self._ledger.devices()}
+        served = await self._lab.serve(record.devices, _founders(known, record.devices))
+        cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         for name in devices:
             blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
@@ -43,6 +43,10 @@ class Orders:
             order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
             self._streams.send(name, order)
             await self._ledger.update_device(name, progress=0.0)
+
+    async def founders(self, names: Iterable[str]) -> list[str]:
+        """Who of them enrolled before the first round was closed."""
+        return _founders({device.name: device for device in await self._ledger.devices()}, names)
 
     async def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
         """Marks for those of `names` that were served the state after `state_round`."""
@@ -60,3 +64,7 @@ class Orders:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
         train = "sampled" if record.adapting else self._settings.round.train
         return needs_download(device, work, train, self._settings.method.evaluate)
+
+
+def _founders(known: Mapping[str, Device], names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in known and known[name].founder]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import get_args
@@ -60,7 +60,7 @@ class Engine:
             method, plan.method_options, model, self._vaults.__getitem__, plan.seed
         )
         self._returns = {part: found.returns for part, found in options_of(method, plan.method_options).aggregators.items()}
-        self._admitted: set[str] = set()  # since the present state became true
+        self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: Recipe | None = None  # of the present state
         self._next_recipe: Recipe | None = None  # of the staged one
         self.manifests: dict[PartKind, Manifest] = {}
@@ -76,10 +76,13 @@ class Engine:
         """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
         return {part: layout_of(self.manifests[part]).size + HEADER_SLACK_BYTES for part in sorted(self.manifests)}
 
-    def serve(self, clients: Sequence[str]) -> Served:
-        """For each client and part what it is served now: common blobs, its own slot, or freshly generated."""
+    def serve(self, clients: Sequence[str], founders: Collection[str] = ()) -> Served:
+        """For each client and part what it is served now: common blobs, its own slot, or freshly generated.
+
+        founders: those of them who enrolled before the first round was closed.
+        """
         served: Served = {client: {} for client in clients}
-        self.admit(sorted(clients))
+        self._admit({client: client in founders for client in clients})
         for part, aggregator in sorted(self._aggregators.items()):
             slots = {client: aggregator.slot(client) for client in clients}
             self._generate(part, aggregator, [client for client in sorted(clients) if slots[client] is None])
@@ -93,11 +96,11 @@ class Engine:
         self._blobs.open(blob).close()
         return blob
 
-    def admit(self, clients: Sequence[str]) -> None:
-        """These clients take part; may be repeated."""
+    def _admit(self, clients: Mapping[str, bool]) -> None:
+        """These take part (client -> whether it is a founder); may be repeated."""
         for _, aggregator in sorted(self._aggregators.items()):
-            for client in clients:
-                aggregator.admit(client)
+            for client, founder in sorted(clients.items()):
+                aggregator.admit(client, founder)
         self._admitted.update(clients)
 
     def cold_start(self) -> dict[str, Blob]:
@@ -139,38 +142,42 @@ class Engine:
         if max_norm and math.sqrt(total) > max_norm:
             raise UpdateRefused(f"{who} changes the weights by a norm of {math.sqrt(total):.3g}; the limit is {max_norm:.3g}")
 
-    def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
+    def aggregate(self, entries: Mapping[str, Entry], founders: Collection[str] = ()) -> Outcome:
         """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
-        return self._staged(entries, None)
+        return self._staged(entries, None, founders)
 
-    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
+    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Collection[str] = ()) -> Outcome:
         """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
-        return self._staged(entries, adaptation)
+        return self._staged(entries, adaptation, founders)
 
     def follow(self, recipe: Recipe) -> list[Slot]:
         """What `aggregate` or `adapt` once staged, again."""
-        self._admitted.update(recipe.admitted)
-        self._close(recipe.entries, recipe.adaptation)
+        self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
+        self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
 
-    def _staged(self, entries: Mapping[str, Entry], adaptation: Adaptation | None) -> Outcome:
-        metrics = self._close(entries, adaptation)
+    def _staged(self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]) -> Outcome:
+        metrics = self._close(entries, adaptation, founders)
         slots = self.staged_slots()
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
-        recipe = Recipe(self._closed + 1, adaptation, sorted(self._admitted), dict(entries), replaced, slots)
+        admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
+        recipe = Recipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, slots, founding)
         recipe.save(self._blobs)
         self._next_recipe = recipe
         fail_at(SERVER, recipe.round, "aggregated")
         return Outcome(metrics, slots)
 
-    def _close(self, entries: Mapping[str, Entry], adaptation: Adaptation | None) -> dict[str, float]:
+    def _close(
+        self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]
+    ) -> dict[str, float]:
         closes: dict[PartKind, Callable[[list[Update]], dict[str, float]]]
         if adaptation is None:
             closes = {part: one.close_round for part, one in self._aggregators.items()}
         else:
             chosen = {part: self._aggregators[part] for part in adaptation.returns}
             closes = {p: one.close_round if adaptation.common else one.fit for p, one in chosen.items()}
-        self.admit(sorted(self._admitted))  # whatever failed before: who takes part is in the next state, and in its recipe
+        # Whatever failed before, or was served by another process: who takes part is in the next state, and in its recipe.
+        self._admit(self._admitted | {client: client in founders for client in entries})
         metrics: dict[str, float] = {}
         for part, close in sorted(closes.items()):
             with ExitStack() as stack:
@@ -204,4 +211,4 @@ class Engine:
             self._recipe, self._next_recipe = self._next_recipe, None
         made = (*self._generated.values(), *self._cold_start.values())
         self._served.remove([blob.name for blob in made if blob.name.startswith(SERVED)])
-        self._generated, self._cold_start, self._admitted = {}, {}, set()
+        self._generated, self._cold_start, self._admitted = {}, {}, {}

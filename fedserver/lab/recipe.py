@@ -21,6 +21,7 @@ class Recipe(msgspec.Struct, frozen=True):
     entries: Mapping[str, Entry]  # the cohort's updates, by client
     replaced: Sequence[Slot]  # of the state before, what this one has in other versions
     made: Sequence[Slot]
+    founders: Sequence[str] = ()  # of those who took part
 
     @property
     def name(self) -> str:

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 
 class ThreadLab:
-    """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one."""
+    """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one.
 
-    def __init__(self, blobs: Blobs, executors: Executors, threads: int = 0) -> None:
-        self._blobs, self._executors = blobs, executors
+    max_model_bytes: of the model of a new federation; 0: no limit.
+    """
+
+    def __init__(self, blobs: Blobs, executors: Executors, threads: int = 0, max_model_bytes: int = 0) -> None:
+        self._blobs, self._executors, self._max_model_bytes = blobs, executors, max_model_bytes
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
         self._engine: Engine | None = None
 
@@ -39,11 +42,15 @@ class ThreadLab:
         from attune.fedserver.lab.recovery import take_up
 
         torch.set_num_threads(self._threads)
+        if self._max_model_bytes and not slots:
+            from attune.fedserver.lab.size import check_size
+
+            check_size(plan.model, self._max_model_bytes)
         self._engine, remade = take_up(plan, slots, self._blobs, closed)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade)
 
-    async def serve(self, clients: Sequence[str]) -> Served:
-        return await self._executors.worker(self._started.serve, clients)
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
+        return await self._executors.worker(self._started.serve, clients, founders)
 
     async def cold_start(self) -> dict[str, Blob]:
         return await self._executors.worker(self._started.cold_start)
@@ -51,11 +58,11 @@ class ThreadLab:
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         await self._executors.worker(self._started.check, client, cast(PartKind, part), blob, max_norm)
 
-    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
-        return await self._executors.worker(self._started.aggregate, entries)
+    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
+        return await self._executors.worker(self._started.aggregate, entries, founders)
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
-        return await self._executors.worker(self._started.adapt, entries, adaptation)
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
+        return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
 
     async def settle(self) -> None:
         await self._executors.worker(self._started.settle)

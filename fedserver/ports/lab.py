@@ -46,8 +46,8 @@ class Lab(Protocol):
         """
         ...
 
-    async def serve(self, clients: Sequence[str]) -> Served:
-        """For each client and part what it is served now."""
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
+        """For each client and part what it is served now. founders: who of them enrolled before the first round was closed."""
         ...
 
     async def cold_start(self) -> dict[str, Blob]:
@@ -61,11 +61,11 @@ class Lab(Protocol):
         """
         ...
 
-    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
-        """A cohort's accepted updates, by client, into the next state."""
+    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
+        """A cohort's accepted updates, by client, into the next state; founders as above."""
         ...
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
         """As `aggregate`, of newcomers to a finished federation."""
         ...
 

@@ -80,7 +80,9 @@ class _Exported:
         self._blobs, self._scratch = blobs, scratch
         self._slots = {(slot.part, slot.key): blob_of(slot) for slot in found.slots}
         self._engine = Engine(found.plan, found.slots, blobs, found.record.round, served=scratch)
-        self.clients = [device.name for device in found.devices if device.samples is not None and not device.revoked]
+        present = [device for device in found.devices if device.samples is not None and not device.revoked]
+        self._clients = [device.name for device in present]
+        self._founders = [device.name for device in present if device.founder]
 
     def copy(self, part: str, key: str, to: Path) -> bool:
         """A slot as a file of its own. False if there is none."""
@@ -93,7 +95,7 @@ class _Exported:
 
     def own(self) -> Iterator[tuple[str, Tensors]]:
         """Each client and its own weights, all parts together; empty where all is shared."""
-        for client, parts in self._engine.serve(self.clients).items():
+        for client, parts in self._engine.serve(self._clients, self._founders).items():
             found: Tensors = {}
             for part, blob in sorted(parts.items()):
                 if part != "shared":

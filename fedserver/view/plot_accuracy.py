@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Any
 
 from attune.common.interval import wilson
 from attune.common.pictures import figures
@@ -22,6 +23,7 @@ BARS = 40  # clients with bars of their own; more are shown as points
 NAMED = 120  # clients whose names fit below the axis
 MARKED = 60  # states with a mark each
 LABEL = "accuracy"
+AVERAGES = {"mean_over_clients": "mean over clients", "over_samples": "over all test samples"}
 
 
 def figures_of(summary: Summary) -> Section:
@@ -31,24 +33,49 @@ def figures_of(summary: Summary) -> Section:
     if tp is not None:
         which = f"{tp.evaluations} evaluations, every {tp.every} of the last {tp.last} rounds"
         rows.append([f"FedTP: over all test samples, mean ({which})", tp.mean])
+        rows.append(["FedTP: over clients, mean of the same evaluations", tp.mean_over_clients])
         rows.append(["FedTP: standard deviation over these evaluations", tp.deviation])
     if mcsa is not None:
         rows.append([f"FedMCSA: best mean over clients (BMTA), after round {mcsa.bmta_round}", mcsa.bmta])
-        rows.append([f"FedMCSA: mean of the last {mcsa.evaluations} evaluations", mcsa.mean_of_last])
+        rows.append(
+            [f"FedMCSA: best over all test samples, after round {mcsa.bmta_over_samples_round}", mcsa.bmta_over_samples]
+        )
+        rows.append([f"FedMCSA: mean over clients of the last {mcsa.evaluations} evaluations", mcsa.mean_of_last])
+        rows.append(["FedMCSA: over all test samples, mean of the same evaluations", mcsa.mean_of_last_over_samples])
     names = {"accuracy": "personalized model, latest", "before": "before the latest local training", "after": "after it"}
-    names |= {"common": "common model, latest", "local": "trained on the device alone, latest"}
+    names |= {"common": "common model, latest", "local": "trained on the device alone, latest", "constant": "a constant answer"}
     for key, average in summary.latest.items():
         rows.append([f"{names[key]}: mean over {average.clients} clients", average.mean_over_clients])
         rows.append([f"{names[key]}: over all test samples", average.over_samples])
+    if summary.latest.get("constant"):
+        rows.append(["clients whose model is no better than a constant answer", len(summary.no_better_than_constant)])
     rows += [[f"clients that keep the {choice} model", count] for choice, count in summary.kept.items()]
     caption = f"{summary.closed} of {summary.rounds} rounds of {summary.method} with {summary.model}, seed {summary.seed}."
     return Section("Figures", caption, None, Table(("figure", "value"), rows))
 
 
 def curves(summary: Summary) -> Section:
-    """Accuracy by state. Hollow marks: not all devices were asked."""
-    figure = figures.new(8.5, 4.8)
-    axes = figure.add_subplot()
+    """Accuracy by state, over clients and over samples. Hollow marks: not all devices were asked."""
+    figure = figures.new(12.0, 4.8)
+    figure.suptitle(f"{summary.method} with {summary.model}")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, (key, label) in zip((left, right), AVERAGES.items(), strict=True):
+        _curves_on(axes, summary, key)
+        axes.set_xlabel("closed rounds")
+        axes.set_ylabel(f"{LABEL}, {label}")
+    left.set_ylim(0, 1.02)
+    left.legend(frameon=False, loc="lower right")
+    partial = any(not point.whole for points in summary.curves.values() for point in points)
+    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if partial else ""
+    caption = (
+        "Each client's accuracy on its own test part: the mean over clients, in which each counts the same, and over all test "
+        f"samples, in which each sample counts the same.{hint}"
+    )
+    return Section("Accuracy by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary))
+
+
+def _curves_on(axes: Any, summary: Summary, average: str) -> None:
+    """One kind of average: a line for each model, and where a constant answer lies."""
     for key, (label, colour, mark) in SERIES.items():
         points = summary.curves[key]
         if not points:
@@ -56,24 +83,17 @@ def curves(summary: Summary) -> Section:
         whole = [point for point in points if point.whole]
         size = 4.5 if len(points) <= MARKED else 2.5
         if len(whole) < len(points):
-            face = "white" if len(points) <= MARKED else "none"
-            axes.plot(*_xy(points), f"-{mark}", color=colour, linewidth=1, alpha=0.5, markerfacecolor=face, markersize=size)
-        axes.plot(*_xy(whole), f"-{mark}", color=colour, linewidth=1.6, markersize=size, label=label)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("closed rounds")
-    axes.set_ylabel(f"{LABEL}, mean over clients")
-    axes.set_title(f"{summary.method} with {summary.model}")
+            face, thin = "white" if len(points) <= MARKED else "none", {"linewidth": 1, "alpha": 0.5}
+            axes.plot(*_xy(points, average), f"-{mark}", color=colour, markerfacecolor=face, markersize=size, **thin)
+        axes.plot(*_xy(whole, average), f"-{mark}", color=colour, linewidth=1.6, markersize=size, label=label)
+    if constant := summary.latest.get("constant"):
+        axes.axhline(getattr(constant, average), color="0.4", linewidth=1, linestyle="--", label="a constant answer")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, loc="lower right")
     figures.plain(axes)
-    partial = any(not point.whole for points in summary.curves.values() for point in points)
-    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if partial else ""
-    caption = f"Each client's accuracy on its own test part, averaged over clients.{hint}"
-    return Section("Accuracy by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary))
 
 
-def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    return [point.round for point in points], [point.mean_over_clients for point in points]
+def _xy(points: Sequence[Point], average: str) -> tuple[list[int], list[float]]:
+    return [point.round for point in points], [getattr(point, average) for point in points]
 
 
 def _curve_table(summary: Summary) -> Table:
@@ -143,11 +163,12 @@ def _with_intervals(listed: Sequence[Client], key: str, shift: float) -> tuple[l
 
 
 def _client_table(listed: Sequence[Client]) -> Table:
-    heads = ("client", "test samples", "before", "95 %", "after", "95 %", "personalized, latest", "common", "local", "keeps")
+    measured = ("before", "95 %", "after", "95 %", "personalized, latest", "common", "local", "constant")
+    heads = ("client", "test samples", *measured, "keeps")
 
     def row(c: Client) -> list[Cell]:
         measured = [c.before, _interval(c.before, c), c.after, _interval(c.after, c)]
-        return [c.name, c.test_samples, *measured, c.accuracy, c.common, c.local, c.kept]
+        return [c.name, c.test_samples, *measured, c.accuracy, c.common, c.local, c.constant, c.kept]
 
     rows = [row(client) for client in listed]
     return Table(heads, rows)
@@ -165,12 +186,6 @@ class Run:
     x: float
     summary: Summary
 
-    @property
-    def accuracy(self) -> tuple[float, float] | None:
-        """Over all test samples, by FedTP's protocol: mean and deviation over the evaluations; None where it has none."""
-        found = self.summary.fedtp
-        return (found.mean, found.deviation) if found else None
-
 
 def sweep(runs: Sequence[Run], label: str) -> Section:
     """Accuracy against a setting, a line a method; several runs at one place (seeds) are averaged. A faint point a client."""
@@ -178,19 +193,22 @@ def sweep(runs: Sequence[Run], label: str) -> Section:
     axes = figure.add_subplot()
     methods: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        if run.accuracy is not None:
+        if run.summary.fedtp is not None:
             methods[run.summary.method][run.x].append(run)
     rows: list[list[Cell]] = []
     for number, (method, places) in enumerate(sorted(methods.items())):
         colour = figures.COLOURS[number % len(figures.COLOURS)]
-        x, means, deviations = sorted(places), [], []
+        x, means, deviations, over_clients = sorted(places), [], [], []
         for place in x:
-            values = [run.accuracy for run in places[place] if run.accuracy is not None]
+            found = [run.summary.fedtp for run in places[place] if run.summary.fedtp is not None]
+            values = [(each.mean, each.deviation) for each in found]
+            over_clients.append(fmean(each.mean_over_clients for each in found))
             means.append(fmean(value for value, _ in values))
             deviations.append(pstdev([value for value, _ in values]) if len(values) > 1 else values[0][1])
             spread = [client.accuracy for run in places[place] for client in run.summary.clients if client.accuracy is not None]
             axes.plot([place] * len(spread), spread, "o", color=colour, alpha=0.18, markersize=3.5, markeredgewidth=0, zorder=1)
-            rows.append([method, f"{place:g}", len(values), means[-1], deviations[-1]])
+            rows.append([method, f"{place:g}", len(values), means[-1], deviations[-1], over_clients[-1]])
+        axes.plot(x, over_clients, "s:", color=colour, markersize=4, linewidth=1, markerfacecolor="white", zorder=2)
         axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(label)
@@ -200,7 +218,8 @@ def sweep(runs: Sequence[Run], label: str) -> Section:
     figures.plain(axes)
     caption = (
         "By FedTP's protocol: all correct over all test samples, the mean over the last evaluations. Bars: the deviation over "
-        "runs where there are several at one place, else over the evaluations of the one. Faint points: the clients."
+        "runs where there are several at one place, else over the evaluations of the one. Dotted, with hollow marks: the mean "
+        "over clients of the same evaluations. Faint points: the clients."
     )
-    table = Table(("method", label, "runs", "accuracy", "deviation"), rows)
+    table = Table(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
     return Section(f"Accuracy against {label}", caption, Picture("sweep", figures.png(figure)), table)

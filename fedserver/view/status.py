@@ -11,7 +11,7 @@ from attune.common.config import RoundSettings
 from attune.common.interval import wilson
 from attune.common.metrics import Metrics
 from attune.fedserver.core import planning
-from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
+from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import Device
@@ -42,6 +42,7 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
     ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
     final = ended if record.phase is Phase.DONE else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
+    constant = constants(rows)
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
     awaited = set(record.devices) - reported - set(record.excused) if asking else set()
     return {
@@ -63,6 +64,8 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "accuracy": over_all(latest),
+        "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
+        "no_better_than_constant": no_better_than(constant, latest),
         "reason": record.reason or None,
         "troubles": list(troubles),
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
 
 
@@ -32,21 +34,38 @@ def render_status(status: dict[str, Any]) -> str:
             console.print(f"waiting: {connected} of at least {status['min_clients']} devices are connected")
         console.print(_table(status["clients"]))
         if status["accuracy"]:
-            mean, pooled = status["accuracy"]["mean_over_clients"], status["accuracy"]["over_samples"]
-            console.print(f"accuracy: {mean:.4f} mean over clients, {pooled:.4f} over samples")
+            console.print(f"accuracy: {_averages(status['accuracy'])}")
+        if status["accuracy"] and status["constant"]:
+            console.print(f"a constant answer: {_averages(status['constant'])}")
+            for line in _no_better(status):
+                console.print(line, markup=False)
     return capture.get().rstrip("\n")
+
+
+def _averages(found: dict[str, float]) -> str:
+    return f"{found['mean_over_clients']:.4f} mean over clients, {found['over_samples']:.4f} over samples"
+
+
+def _no_better(status: dict[str, Any]) -> Iterator[str]:
+    """Where the models are not worth having: as a whole, and on how many devices."""
+    names = {"mean_over_clients": "over clients", "over_samples": "over samples"}
+    beaten = [name for key, name in names.items() if status["accuracy"][key] <= status["constant"][key]]
+    if beaten:
+        yield f"no better than a constant answer {' and '.join(beaten)}: these models have learned nothing that is worth having"
+    if count := len(status["no_better_than_constant"]):
+        yield f"on {count} of {len(status['clients'])} devices the model is no better than a constant answer"
 
 
 def _table(clients: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("device", "state", "samples", "accuracy", "95 %", "common", "local", "keeps", "note"):
+    for column in ("device", "state", "samples", "accuracy", "95 %", "common", "local", "constant", "keeps", "note"):
         table.add_column(column, no_wrap=column != "note")
     for client in clients:
-        accuracy, common, local = (_share(client[key]) for key in ("accuracy", "accuracy_common", "accuracy_local"))
+        accuracy, *others = (_share(client[key]) for key in ("accuracy", *COMPARED))
         interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
         share = "" if client["progress"] is None else f" {client['progress']:.0%}"
         state, samples = client["state"] + share, str(client["samples"] or "-")
-        row = (client["name"], state, samples, accuracy, interval, common, local, client["kept"] or "-", client["note"] or "")
+        row = (client["name"], state, samples, accuracy, interval, *others, client["kept"] or "-", client["note"] or "")
         table.add_row(*(Text(cell) for cell in row))
     return table
 

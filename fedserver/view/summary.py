@@ -43,26 +43,36 @@ class Point(Average, frozen=True):
 
 
 class FedTP(msgspec.Struct, frozen=True):
-    """All correct over all test samples, in every `every`-th round (and the end) of the `last` ones."""
+    """All correct over all test samples, in every `every`-th round (and the end) of the `last` ones; beside it over clients."""
 
     every: int
     last: int
     evaluations: int
     mean: float
     deviation: float  # of these evaluations about their mean
+    mean_over_clients: float
 
 
 class FedMCSA(msgspec.Struct, frozen=True):
-    """Means over clients: the best of all rounds, which is optimistic, and the mean of the `evaluations` last ones."""
+    """The best mean over clients of all rounds, which is optimistic, and the mean of the `evaluations` last ones.
+
+    Over samples: the same of the pooled accuracy, which the paper's printed cells are (erratum E7); its best round is its own.
+    """
 
     bmta: float
     bmta_round: int
     evaluations: int
     mean_of_last: float
+    bmta_over_samples: float
+    bmta_over_samples_round: int
+    mean_of_last_over_samples: float
 
 
 class Client(msgspec.Struct, frozen=True):
-    """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation."""
+    """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation.
+
+    constant: what it would reach by always answering the most frequent label of its training part.
+    """
 
     name: str
     test_samples: int
@@ -72,6 +82,7 @@ class Client(msgspec.Struct, frozen=True):
     common: float | None
     local: float | None
     kept: str | None
+    constant: float | None = None
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -86,10 +97,11 @@ class Summary(msgspec.Struct, frozen=True):
     curves: dict[str, list[Point]]  # before, after, common, local
     fedtp: FedTP | None  # None: no state of these rounds was evaluated by all devices
     fedmcsa: FedMCSA | None
-    latest: dict[str, Average]  # accuracy, before, after, common, local: of the clients' latest figures
+    latest: dict[str, Average]  # accuracy, before, after, common, local, constant: of the clients' latest figures
     kept: dict[str, int]  # personalized, common, local: how many clients chose it
     clients: list[Client]
     settings: dict[str, Any]
+    no_better_than_constant: list[str] = []  # clients whose model is not worth having
 
 
 def summarise(rows: Sequence[Row], settings: ResolvedSettings, model: str | None, closed: int) -> Summary:
@@ -112,6 +124,7 @@ def summarise(rows: Sequence[Row], settings: ResolvedSettings, model: str | None
         kept=dict(sorted(Counter(client.kept for client in listed if client.kept).items())),
         clients=listed,
         settings=settings.fixed(),
+        no_better_than_constant=of_rows.no_better_than(of_rows.constants(rows), of_rows.accuracies(rows, evaluate)),
     )
 
 
@@ -175,11 +188,14 @@ def fedtp(points: Iterable[Point], policy: RoundSettings) -> FedTP | None:
     every = policy.evaluate_every or FEDTP_EVERY
     last = policy.evaluate_last or math.ceil(policy.rounds * FEDTP_LAST)
     due = [
-        point.over_samples
+        point
         for point in points
         if point.whole and point.round > policy.rounds - last and (point.round % every == 0 or point.round == policy.rounds)
     ]
-    return FedTP(every, last, len(due), fmean(due), pstdev(due)) if due else None
+    if not due:
+        return None
+    pooled = [point.over_samples for point in due]
+    return FedTP(every, last, len(due), fmean(pooled), pstdev(pooled), fmean(point.mean_over_clients for point in due))
 
 
 def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
@@ -188,15 +204,24 @@ def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
     if not due:
         return None
     best = max(due, key=lambda point: (point.mean_over_clients, -point.round))
+    pooled = max(due, key=lambda point: (point.over_samples, -point.round))
     last = due[-FEDMCSA_LAST:]
-    return FedMCSA(best.mean_over_clients, best.round, len(last), fmean(point.mean_over_clients for point in last))
+    return FedMCSA(
+        bmta=best.mean_over_clients,
+        bmta_round=best.round,
+        evaluations=len(last),
+        mean_of_last=fmean(point.mean_over_clients for point in last),
+        bmta_over_samples=pooled.over_samples,
+        bmta_over_samples_round=pooled.round,
+        mean_of_last_over_samples=fmean(point.over_samples for point in last),
+    )
 
 
 def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
     """Each client with an accuracy, by name."""
     accuracy = of_rows.accuracies(rows, evaluate)
     trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
-    compared = of_rows.comparisons(rows)
+    compared, constants = of_rows.comparisons(rows), of_rows.constants(rows)
 
     def of(name: str) -> Client:
         training, comparison = trained.get(name), compared.get(name)
@@ -210,6 +235,7 @@ def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
             common=comparison.accuracy_common if comparison else None,
             local=comparison.accuracy_local if comparison else None,
             kept=comparison.kept if comparison else None,
+            constant=constants[name][0] if name in constants else None,
         )
 
     return [of(name) for name in sorted(accuracy.keys() | trained.keys())]
@@ -218,7 +244,7 @@ def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
 def averages(listed: Sequence[Client]) -> dict[str, Average]:
     """Of each figure over the clients that have it."""
     found = {}
-    for key in ("accuracy", "before", "after", "common", "local"):
+    for key in ("accuracy", "before", "after", "common", "local", "constant"):
         values = {client.name: (getattr(client, key), client.test_samples) for client in listed}
         known = {name: (value, samples) for name, (value, samples) in values.items() if value is not None and samples}
         if known:

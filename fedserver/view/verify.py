@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import msgspec
-
 from attune.common.errors import AttuneError
 from attune.fedserver.home import Home
 from attune.fedserver.identity.authority import Authority
@@ -27,8 +25,8 @@ def damages(home: Home) -> Iterator[str]:
         yield str(error)
     try:
         home.address()
-    except msgspec.DecodeError as error:
-        yield f"{home.path / 'server.json'} is damaged ({error}): delete it, a server writes it anew"
+    except AttuneError as error:
+        yield str(error)
     blobs = FolderBlobs(home.path)
     try:
         found = asyncio.run(_read(home))

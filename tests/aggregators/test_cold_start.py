@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from attune.common.methods.settings.aggregators import AttentionSettings, HypernetworkSettings
 from attune.fedserver.lab.aggregators.attention import Attention
 from attune.fedserver.lab.aggregators.base import MemoryVault, Update
-from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mixing import moved
 
@@ -88,25 +87,3 @@ def test_generated_strangers_get_the_weights_of_the_mean_embedding_and_of_zero_w
     saved = dict(vault.read("network"))
     mean = saved["embedding.value"][:2].mean(dim=0) if embedding == "trained" else torch.zeros(3).double()
     assert torch.allclose(made.cold_start()["x"], by_hand(saved, mean), atol=1e-14)
-
-
-def test_an_embedding_follows_the_mean_until_it_is_trained() -> None:
-    embeddings = Embeddings(0, 2, torch.float64, [])
-
-    class Minus:
-        moments = ()
-
-        def dense_(self, value: torch.Tensor, gradient: torch.Tensor, moments: object, step: int) -> None:
-            value -= gradient
-
-    for name in ("a", "z"):
-        embeddings.admit(name)
-    drawn = embeddings.values(["z"])[0].clone()
-    embeddings.step(["a"], torch.tensor([[1.0, 2.0]]), Minus())  # type: ignore[arg-type]
-    embeddings.admit("z")
-    assert torch.equal(embeddings.values(["z"]), embeddings.values(["a"])) and not torch.equal(drawn, embeddings.mean())
-    embeddings.step(["z"], torch.tensor([[1.0, 0.0]]), Minus())  # type: ignore[arg-type]
-    own = embeddings.values(["z"]).clone()
-    embeddings.step(["a"], torch.tensor([[5.0, 5.0]]), Minus())  # type: ignore[arg-type]
-    embeddings.admit("z")
-    assert torch.equal(embeddings.values(["z"]), own)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment, read_toml
 from attune.fedserver.core.planning import resolve
-from benchmarks import study
+from benchmarks import rows, study
 from benchmarks.coarse import write_labels
+from benchmarks.grid import EVERY_METHOD, SHARED, alternatives
 from benchmarks.majority import constant_answers
 
 SMALL = """
@@ -26,40 +28,19 @@ partition = ["--dataset", "digits", "--scheme", "iid", "--clients", "2"]
 [grid]
 rounds = 1
 seed = 5
-lr = [0.05]
+train = [["train.lr=0.05"]]
 """
 FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
 
 
-def trial(method: str, settings: str, accuracy: float, task: str = "t") -> dict[str, str]:
-    return {"task": task, "method": method, "settings": settings, "validation_accuracy": str(accuracy)}
-
-
-def test_every_learning_rate_is_tried_with_every_alternative_of_the_method():
-    grid = study.Grid(rounds=1, seed=0, lr=[0.01, 0.1], own={"*": [["a=1"]], "fedtp": [["b=1", "c=2"], ["b=3"]]})
-    assert study.alternatives(grid, "fedavg") == [("train.lr=0.01", "a=1"), ("train.lr=0.1", "a=1")]
-    assert study.alternatives(grid, "fedtp")[1:3] == [("train.lr=0.01", "b=3"), ("train.lr=0.1", "b=1", "c=2")]
-    assert study.alternatives(study.Grid(rounds=1, seed=0, lr=[1.0]), "fedavg") == [("train.lr=1",)]
-
-
-def test_the_best_trial_of_that_method_on_that_task_is_chosen():
-    rows = [
-        trial("fedavg", "train.lr=0.1 a=1", 0.9),
-        trial("fedavg", "train.lr=0.01 a=2", 0.9),
-        trial("fedavg", "train.lr=1", 0.5),
-        trial("fedtp", "train.lr=3", 0.99),
-        trial("fedavg", "train.lr=3", 0.99, task="other"),
-    ]
-    assert study.chosen(rows, "t", "fedavg") == ("train.lr=0.01", "a=2"), "of equal ones the smaller learning rate"
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_in_every_study_the_settings_exist_and_all_methods_have_as_many_trials(path):
+def test_in_every_study_the_settings_exist_and_all_methods_have_the_same_choices_of_training(path):
     made = convert(study.Study, read_toml(path), "")
     grid = made.grid
-    trials = {method: study.alternatives(grid, method) if grid else [()] for method in made.methods}
-    assert len({len(each) for each in trials.values()}) == 1
-    assert not grid or set(grid.own) - {study.EVERY_METHOD} <= set(made.methods)
+    trials = {method: alternatives(grid, method) if grid else [()] for method in made.methods}
+    trained = {method: {tuple(s for s in each if s.startswith(SHARED)) for each in found} for method, found in trials.items()}
+    assert len(set(map(frozenset, trained.values()))) == 1
+    assert not grid or set(grid.own) - {EVERY_METHOD} <= set(made.methods)
     assert {task.settings_of for task in made.task} <= {"", *(task.name for task in made.task)}
     for task in made.task:
         for method, settings in ((method, settings) for method, each in trials.items() for settings in each):
@@ -75,6 +56,15 @@ def test_drawn_samples_keep_their_labels(tmp_path):
     with np.load(study.shortened(tmp_path / "all.npz", 20, 3, tmp_path / "some.npz")) as some:
         assert (len(set(some["train_y"])), len(some["test_y"])) == (20, 9), "of fewer all are taken"
         assert (some["train_x"][:, 0] == 2 * some["train_y"]).all() and (some["train_coarse"] == some["train_y"] // 5).all()
+
+
+def test_data_sets_have_names_that_tasks_call_them_by(tmp_path):
+    for name in ("a.npz", "b.npz"):
+        (tmp_path / name).touch()
+    found = study.named([f"heart={tmp_path / 'a.npz'}", str(tmp_path / "b.npz")])
+    assert found == {"heart": tmp_path / "a.npz", "data": tmp_path / "b.npz"}
+    with pytest.raises(click.BadParameter, match=r"no such file: .*c\.npz"):
+        study.named([f"heart={tmp_path / 'c.npz'}"])
 
 
 def test_validation_shards_hold_training_samples_only(tmp_path):
@@ -98,6 +88,19 @@ def test_a_constant_answer_is_the_most_frequent_training_class(tmp_path):
     assert constant_answers(tmp_path) == {"a": (0.25, 4)}, "by the training part, not by the test part"
 
 
+def test_harmed_is_whoever_is_worse_than_a_rival_by_more_than_chance():
+    """10 to 0 against one rival: p = 2 / 2^10, twice that for two rivals; 5 to 0 is 0.0625, which may be chance."""
+
+    def client(common: tuple[int | None, int | None], local: tuple[int | None, int | None]) -> dict[str, int | None]:
+        (bc, wc), (bl, wl) = common, local
+        return {"better_than_common": bc, "worse_than_common": wc, "better_than_local": bl, "worse_than_local": wl}
+
+    nothing = (None, None)
+    clients = [client((0, 10), (3, 3)), client((10, 0), nothing), client((0, 5), nothing), client(nothing, nothing)]
+    assert rows.harmed({"clients": clients}) == 1
+    assert rows.harmed({"clients": clients[3:]}) is None
+
+
 def test_a_run_with_other_rounds_is_another_run(tmp_path):
     results = study.Results(tmp_path / "r.csv", study.COLUMNS)
     runs = [study.Run(study.Task("t", []), "fedtp", 0, ("a=1",), rounds, tmp_path) for rounds in (5, 9)]
@@ -119,6 +122,9 @@ def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path):
     [trial], [row] = (study.Results(tmp_path / f"small{kind}.csv", ()).rows() for kind in ("_grid", ""))
     assert (trial["seed"], row["seed"], row["settings"]) == ("5", "0", "train.lr=0.05")
     assert all(0 <= float(row[key]) <= 1 for key in ("mean_over_clients", "fedtp_mean", "bmta", "before", "after"))
+    pooled = ("bmta_over_samples", "mean_of_last_over_samples", "constant_over_samples", "before_over_samples", "kept_accuracy")
+    assert all(0 <= float(row[key]) <= 1 for key in pooled) and row["bmta_over_samples_round"] in ("0", "1")
+    assert 0 <= float(trial["constant_over_samples"]) <= 1 and set(row) == set(rows.COLUMNS)
     assert len((tmp_path / "small_clients.csv").read_text().splitlines()) == 3
     (tmp_path / "small.csv").unlink()
     again = CliRunner().invoke(study.main, command, catch_exceptions=False).output

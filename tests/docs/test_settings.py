@@ -17,10 +17,12 @@ from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.models import registry as models
+from attune.common.plan import DataSettings
 from attune.fedserver.core import planning
 
 SECTIONS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "## Top level": ("", Settings),
+    "## [data]": ("data", DataSettings),
     "## [train]": ("train", TrainSettings),
     "## [round]": ("round", RoundSettings),
     "## [server]": ("server", ServerSettings),

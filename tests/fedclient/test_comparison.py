@@ -141,6 +141,14 @@ def test_a_blob_that_is_served_and_common_is_fetched_once(make):
     assert learner.carry_out(again, {}, 0, lambda done: None, lambda: False).accuracy_common == result.accuracy_common
 
 
+def test_a_constant_answer_is_the_most_frequent_label_of_the_training_part(make, shard):
+    expected = float((shard.test_y == np.bincount(shard.train_y).argmax()).mean())
+    assert 0 < expected < 1
+    learner = make("fedavg+ft")
+    for result in (evaluate(learner, 1, 1, 1), train(learner, 2)):
+        assert result.accuracy_constant == pytest.approx(expected, abs=1e-12)
+
+
 def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(make):
     """Of many tensors: the norm that clips a step is a sum over them, so their order counts."""
     for model in ("mlr", "transformer"):

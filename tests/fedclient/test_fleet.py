@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 
 import pytest
 from click.testing import CliRunner
 
+from attune.common import faults
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.models.registry import default_spec
@@ -21,6 +23,7 @@ from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Order, Result
 from attune.fedclient.options import Options
+from attune.fedclient.work.worker import Awake
 from tests.fedclient import conftest
 
 
@@ -86,6 +89,19 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
     first, second = fleet.failures(outcomes)
     assert first.startswith("shard1: ")
     assert "another fedclient is running" in second
+
+
+def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
+    """A fleet has no service unit for each device that would start it again."""
+    bench.server.works, bench.server.rounds = ["evaluate"], [0]
+    faults.arm("edge-shard1:0:state-written=raise-ENOSPC")
+    try:
+        outcomes = fleet.run(members(bench, folder), bench.lines)
+    finally:
+        faults.arm("")
+    assert [outcome.error for outcome in outcomes[1:]] == [None] * 2
+    assert len(bench.server.seen.streams) == 4, "it came again"
+    assert any("full" in line and "trying again" in line for line in bench.lines.lines)
 
 
 def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
@@ -170,9 +186,8 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        slot = LearnerSlot(
-            plan, LazyShard.held(load_shard(shard)), "kiel", FolderStore(home).orders, options(shard, device="cpu"), keep
-        )
+        data, awake = LazyShard.held(load_shard(shard)), Awake(math.inf if keep else 0)
+        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             order = Order(f"train-{number}-kiel", number, True, (), (part,))
@@ -182,3 +197,22 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
         return slot.newest.parts, (save_model(slot.awake(), home.model) / "model.safetensors").read_bytes()
 
     assert digests(keep=True) == digests(keep=False)
+
+
+def test_who_has_waited_longest_is_put_to_sleep_first():
+    class Slot:
+        asleep = False
+
+        def sleep(self):
+            self.asleep = True
+
+    awake, (first, second, third) = Awake(100), (Slot() for _ in range(3))
+    awake.rests(first, 60)
+    awake.rests(second, 40)
+    awake.works(first)
+    awake.rests(first, 60)
+    assert not first.asleep and not second.asleep, "together they are just not too large"
+    awake.rests(third, 10)
+    assert [slot.asleep for slot in (first, second, third)] == [False, True, False]
+    awake.rests(third, 101)
+    assert first.asleep and third.asleep, "what is too large alone does not stay either"

@@ -49,8 +49,8 @@ class FarLab:
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         return sent(await self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed), Started)
 
-    async def serve(self, clients: Sequence[str]) -> Served:
-        return sent(await self._lab.serve(sent(clients, list[str])), Served)
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
+        return sent(await self._lab.serve(sent(clients, list[str]), sent(founders, list[str])), Served)
 
     async def cold_start(self) -> dict[str, Blob]:
         return sent(await self._lab.cold_start(), dict[str, Blob])
@@ -58,11 +58,12 @@ class FarLab:
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         await self._lab.check(client, part, sent(blob, Blob), max_norm)
 
-    async def aggregate(self, entries: Mapping[str, Entry]) -> Outcome:
-        return sent(await self._lab.aggregate(sent(entries, dict[str, Entry])), Outcome)
+    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
+        return sent(await self._lab.aggregate(sent(entries, dict[str, Entry]), sent(founders, list[str])), Outcome)
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation) -> Outcome:
-        return sent(await self._lab.adapt(sent(entries, dict[str, Entry]), sent(adaptation, Adaptation)), Outcome)
+    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
+        done = self._lab.adapt(sent(entries, dict[str, Entry]), sent(adaptation, Adaptation), sent(founders, list[str]))
+        return sent(await done, Outcome)
 
     async def settle(self) -> None:
         await self._lab.settle()

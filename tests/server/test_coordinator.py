@@ -119,9 +119,9 @@ def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The lab aggregates once this event is set, and not before."""
     go_on, aggregate = threading.Event(), server.coordinator.lab.aggregate
 
-    async def waits(entries: Any) -> Any:
+    async def waits(*arguments: Any) -> Any:
         await asyncio.to_thread(go_on.wait, 20)
-        return await aggregate(entries)
+        return await aggregate(*arguments)
 
     monkeypatch.setattr(server.coordinator.lab, "aggregate", waits)
     return go_on

@@ -10,7 +10,8 @@ import pytest
 from attune.common.config import load_settings
 from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import Profile
-from attune.fedserver.core.planning import check_fits, check_like, check_possible, make_plan, reconcile, resolve, why_this_model
+from attune.fedserver.core.planning import make_plan, reconcile, resolve, why_this_model
+from attune.fedserver.core.schema import agree, check_fits, check_possible
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 
@@ -145,8 +146,8 @@ def test_what_does_not_fit_the_plan_is_refused_with_what_was_expected() -> None:
         check_fits(Profile("images", (9, 8, 1), [3], 1, 0), plan, "late")
     with pytest.raises(UndeclaredLabels, match=r"late has labels \[4\].*\[3, 9\]"):
         check_fits(Profile("images", (8, 8, 1), [3, 4], 1, 0), plan, "late")
-    with pytest.raises(ShapeMismatch, match="tabular"):
-        check_like(Profile("tabular", (8,), [3], 1, 0), IMAGES, "odd")
+    [odd] = agree({"a": IMAGES, "b": IMAGES, "odd": Profile("tabular", (8,), [3], 1, 0)}).odd.values()
+    assert isinstance(odd, ShapeMismatch) and "tabular" in str(odd)
 
 
 TEXT = Profile("tokens", (16,), [0, 1], 9, 3, vocabulary=50, per_position=True)
@@ -156,11 +157,12 @@ def test_labels_for_every_position_are_in_the_plan_and_everybody_must_have_them(
     plan = make_plan(resolve({}), {"a": TEXT}, "f")
     assert plan.model.per_position and not make_plan(resolve({}), {"a": IMAGES}, "f").model.per_position
     check_fits(TEXT, plan, "a")
-    check_like(TEXT, TEXT, "b")
     other = msgspec.structs.replace(TEXT, per_position=False)
-    for check in (lambda: check_fits(other, plan, "odd"), lambda: check_like(other, TEXT, "odd")):
-        with pytest.raises(ShapeMismatch, match=r"odd has a label for every sequence; .* expects one for every position"):
-            check()
+    found = agree({"a": TEXT, "b": TEXT, "odd": other})
+    assert list(found.agreed) == ["a", "b"]
+    with pytest.raises(ShapeMismatch, match=r"odd has a label for every sequence; .* expects one for every position") as caught:
+        check_fits(other, plan, "odd")
+    assert str(found.odd["odd"]) == str(caught.value)
     with pytest.raises(ShapeMismatch, match=r"has a label for every position; .* expects one for every sequence"):
         check_fits(TEXT, make_plan(resolve({}), {"a": other}, "f"), "odd")
 

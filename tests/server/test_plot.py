@@ -78,6 +78,7 @@ class Federation:
                 accuracy_before=0.25,
                 accuracy_after=0.5 + i % 8 / 16,
                 test_samples=8,
+                accuracy_constant=0.5,
             )
             entries[name] = Entry(row, parts)
         self.engine.aggregate(entries)
@@ -97,8 +98,8 @@ def federation(tmp_path):
     return lambda *what, **options: Federation(tmp_path, *what, **options)
 
 
-def figure(mean=0.0, deviation=0.0):
-    return FedTP(5, 1, 1, mean, deviation)
+def figure(mean=0.0, deviation=0.0, over_clients=0.25):
+    return FedTP(5, 1, 1, mean, deviation, over_clients)
 
 
 def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
@@ -110,6 +111,9 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     assert page.row("1")[4:] == ["5", "0.6250", "0.6250"], "0.5 + (0 + 1 + 2 + 3 + 4) / 16 / 5"
     assert page.row("vm-shard3")[:6] == ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"]
     assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text
+    assert page.row("a constant answer: over all test samples")[1] == "0.5000"
+    assert page.row("clients whose model is no better than a constant answer")[1] == "5", "served: 0.25 against 0.5"
+    assert page.row("FedMCSA: best over all test samples, after round 0")[1] == "0.2500"
 
 
 def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
@@ -131,6 +135,7 @@ def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
         ["accuracy_before", "training", "2", "4", "0.2500", "0.2500", "0.2500"],
         ["accuracy_after", "training", "1", "4", "0.5938", "0.5000", "0.6875"],
         ["accuracy_after", "training", "2", "4", "0.5938", "0.5000", "0.6875"],
+        *(["accuracy_constant", "training", number, "4", "0.5000", "0.5000", "0.5000"] for number in "12"),
         ["test_samples", "training", "1", "4", "8.0000", "8", "8"],
         ["test_samples", "training", "2", "4", "8.0000", "8", "8"],
     ]
@@ -256,11 +261,14 @@ def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
     ]
     plot.plot_runs(folders, "participation", tmp_path / "out")
     rows = check_pictures(tmp_path / "out", {"sweep"}).rows
-    assert rows[1:] == [["fedavg", "0.5", "2", "0.6000", "0.1000"], ["fedavg", "1", "1", "0.9000", "0.1000"]]
+    assert rows[1:] == [
+        ["fedavg", "0.5", "2", "0.6000", "0.1000", "0.2500"],
+        ["fedavg", "1", "1", "0.9000", "0.1000", "0.2500"],
+    ]
     plot.plot_runs([f"20={folders[0]}"], "noise", tmp_path / "noise")
     assert check_pictures(tmp_path / "noise", {"sweep"}).rows == [
-        ["method", "noise", "runs", "accuracy", "deviation"],
-        ["fedavg", "20", "1", "0.5000", "0.1000"],
+        ["method", "noise", "runs", "accuracy", "deviation", "over clients"],
+        ["fedavg", "20", "1", "0.5000", "0.1000", "0.2500"],
     ]
     assert plot.read_run(folders[0], "train.lr").x == whole.settings["train.lr"]
 

@@ -6,10 +6,11 @@ import pytest
 
 from attune.common.config import RoundSettings
 from attune.common.metrics import Metrics
-from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, over_all, summary
+from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, no_better_than, over_all, summary
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Row
 from attune.fedserver.view.status import state_of
+from attune.fedserver.view.status_text import render_status
 
 
 def train(round_, client, before, after, size=10):
@@ -44,6 +45,12 @@ def test_nothing_known_is_null_not_zero():
     assert over_all({"a": (0.5, 0)}) is None
 
 
+def test_who_is_no_better_than_a_constant_answer():
+    """d has one class alone, so nobody could be better; of e the constant answer is not known."""
+    latest = {"a": (0.5, 10), "b": (0.51, 10), "c": (0.2, 5), "d": (1.0, 10), "e": (0.0, 10)}
+    assert no_better_than({"a": (0.5, 10), "b": (0.5, 10), "c": (0.3, 5), "d": (1.0, 10)}, latest) == ["a", "c"]
+
+
 def test_a_comparison_is_the_latest_evaluation():
     rows = [evaluate(1, "a", 0.1), train(2, "a", 0.3, 0.7), evaluate(2, "a", 0.4), train(3, "b", 0.1, 0.2)]
     assert comparisons(rows) == {"a": rows[2]}
@@ -55,6 +62,25 @@ def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
     assert latest_metrics(rows) == {"a": Metrics(loss=1.5, accuracy_before=0.6, accuracy_common=0.2, kept="common")}
     later = Row(round=4, work="evaluate", client="a", accuracy_before=0.7)
     assert latest_metrics([*rows, later]) == {"a": Metrics(loss=1.5, accuracy_before=0.7)}, "it compared with nothing"
+
+
+def shown(accuracy: float, constant: float | None, no_better: list[str]) -> list[str]:
+    """The last lines of a status in which every average is `accuracy` over clients, and a tenth more over samples."""
+    both = {"mean_over_clients": accuracy, "over_samples": accuracy + 0.1}
+    of_constant = None if constant is None else {"mean_over_clients": constant, "over_samples": constant}
+    said = {"state": "done", "round": 1, "rounds": 1, "method": "fedavg", "running": False, "reason": None, "troubles": []}
+    said |= {"awaited": [], "adapting": [], "clients": [], "accuracy": both, "constant": of_constant}
+    return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]
+
+
+def test_status_says_where_models_are_no_better_than_a_constant_answer():
+    assert shown(0.8, None, []) == ["accuracy: 0.8000 mean over clients, 0.9000 over samples"]
+    assert shown(0.8, 0.5, [])[1:] == ["a constant answer: 0.5000 mean over clients, 0.5000 over samples"]
+    assert shown(0.8, 0.85, ["a"])[2:] == [
+        "no better than a constant answer over clients: these models have learned nothing that is worth having",
+        "on 1 of 0 devices the model is no better than a constant answer",
+    ]
+    assert "over clients and over samples" in shown(0.8, 0.9, [])[2]
 
 
 def test_one_line_about_a_round():

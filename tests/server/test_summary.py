@@ -18,7 +18,7 @@ def train(round_, client, before, after, size=10):
 
 def evaluate(round_, client, value, size=10, common=None, local=None, kept=None):
     found = {"accuracy_before": value, "accuracy_common": common, "accuracy_local": local, "kept": kept}
-    return Row(round=round_, work="evaluate", client=client, test_samples=size, **found)
+    return Row(round=round_, work="evaluate", client=client, test_samples=size, accuracy_constant=0.25, **found)
 
 
 def policy(**settings):
@@ -129,6 +129,22 @@ def test_bmta_is_the_best_mean_and_beside_it_the_last_twenty():
     assert found.mean_of_last == pytest.approx((sum(range(12, 31)) / 100 + 0.2) / 20)
 
 
+def test_the_pooled_bmta_is_that_of_its_own_best_round():
+    """Three states, two clients: the best mean over clients is of state 1, the best over samples of state 3 (erratum E7)."""
+    found = fedmcsa([point(1, 0.8, 0.5), point(2, 0.6, 0.6), point(3, 0.7, 0.9), point(4, 0.1, 0.95, whole=False)])
+    assert found is not None
+    assert (found.bmta, found.bmta_round, found.mean_of_last) == (0.8, 1, pytest.approx(0.7))
+    assert (found.bmta_over_samples, found.bmta_over_samples_round) == (0.9, 3)
+    assert found.mean_of_last_over_samples == pytest.approx(2 / 3)
+
+
+def test_fedtps_figure_is_given_over_clients_too():
+    points = [point(r, 0.5 + r / 100, r / 100) for r in (1, 2, 5, 10)]
+    found = fedtp(points, policy(rounds=10, evaluate_every=5, evaluate_last=6))
+    assert found is not None
+    assert (found.mean, found.mean_over_clients, found.evaluations) == (pytest.approx(0.075), pytest.approx(0.575), 2)
+
+
 def test_bmta_of_few_evaluations_says_how_many():
     assert fedmcsa([point(0, 0.25), point(1, 0.75)]) == fedmcsa([point(0, 0.25), point(1, 0.75), point(2, 0.9, whole=False)])
     assert fedmcsa([point(0, 0.25), point(1, 0.75)]).evaluations == 2
@@ -152,6 +168,8 @@ def test_a_whole_summary():
     assert found.latest["before"].mean_over_clients == pytest.approx(0.6)
     assert found.latest["common"].over_samples == pytest.approx((2 + 12) / 40)
     assert found.latest["local"].clients == 1
+    assert found.latest["constant"].mean_over_clients == found.latest["constant"].over_samples == 0.25
+    assert found.no_better_than_constant == []
     assert found.settings["round.rounds"] == 2
 
 

@@ -97,7 +97,9 @@ def test_every_damaged_file_has_its_line(home: Path, pattern: str, damage: str) 
     assert "missing" in line if damage == "remove" else f"{path} is damaged" in line
 
 
-@pytest.mark.parametrize("name", ["state.sqlite", "ca/ca-key.pem", "state/recipe.1.json", "inbox/train-1-kiel/update.json"])
+@pytest.mark.parametrize(
+    "name", ["state.sqlite", "ca/ca-key.pem", "server.json", "state/recipe.1.json", "inbox/train-1-kiel/update.json"]
+)
 def test_other_files_that_are_damaged_are_named(home: Path, name: str) -> None:
     path = home / name
     path.write_bytes(b"\0" * 4096 if name.endswith("sqlite") else b"{")

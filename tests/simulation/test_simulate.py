@@ -97,12 +97,12 @@ def test_the_table_has_a_row_for_each_device() -> None:
         client = clients[row.device]
         assert row.local == client["accuracy_local"] is not None
         assert row.common is None, "fedper's heads never leave a device: there is no common model"
-        assert row.personalized == client["accuracy"] is not None
+        assert row.personalized == row.accuracy == client["accuracy"] is not None
         assert row.interval == wilson(row.personalized, client["test_samples"])
         assert row.verdict in ("better", "worse", "unclear")
     assert table.mean("personalized") == pytest.approx(sum(row.personalized for row in table) / 3)
     lines = str(table).splitlines()
-    assert lines[0].split() == ["device", "samples", "local", "common", "personalized", "interval", "verdict"]
+    assert lines[0].split() == ["device", "samples", "local", "common", "personalized", "accuracy", "interval", "verdict"]
     assert [line.split()[0] for line in lines[1:]] == ["site0", "site1", "site2", "mean"]
 
 

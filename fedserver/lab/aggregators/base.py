@@ -50,8 +50,8 @@ class Aggregator(Protocol):
         """Theta_0 of this part into the vault; once, on a fresh federation."""
         ...
 
-    def admit(self, client: str) -> None:
-        """A device enrolled. May be repeated."""
+    def admit(self, client: str, founder: bool = False) -> None:
+        """A device takes part. May be repeated. founder: it enrolled before the first round was closed."""
         ...
 
     def slot(self, client: str) -> str | None:

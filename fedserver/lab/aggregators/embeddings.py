@@ -27,21 +27,24 @@ class Embeddings:
     def __repr__(self) -> str:
         return f"Embeddings({len(self._rows)} clients, {sum(map(bool, self._steps.values()))} trained)"
 
-    def admit(self, client: str) -> None:
-        """An embedding for a new client: the mean of the trained ones, or a draw from N(0, 1) of its own while there are none.
+    def __contains__(self, client: str) -> bool:
+        return client in self._rows
 
-        It depends on the client's name and on what has been trained, so admitting again after a restart gives the same. Until
-        a client's own embedding is trained, it follows the mean.
+    def admit(self, client: str, founder: bool) -> None:
+        """Until a client's embedding is trained: a founder has its own draw from N(0, 1), a later one the mean of the trained.
+
+        It depends on the client's name and on what has been trained, so admitting again after a restart gives the same.
+        Founders that were reset to the mean would be one and the same to the network. While none is trained, all have draws.
         """
         if self._steps.get(client):
             return
-        if self._trained():
-            value_E = self.mean()
-        else:
-            draw = torch.Generator().manual_seed(derive(self._seed, "embedding", client))
-            value_E = torch.randn(self._dim, generator=draw, dtype=torch.float64).to(self._dtype)
+        value_E = self.mean() if not founder and self._trained() else self._drawn(client)
         self._rows[client] = [value_E, *(torch.zeros_like(value_E) for _ in self._kinds[1:])]
         self._steps[client] = 0
+
+    def _drawn(self, client: str) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(derive(self._seed, "embedding", client))
+        return torch.randn(self._dim, generator=draw, dtype=torch.float64).to(self._dtype)
 
     def mean(self) -> torch.Tensor:
         """(E), of the trained embeddings; zero while there are none."""

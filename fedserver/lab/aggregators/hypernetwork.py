@@ -77,8 +77,8 @@ class Hypernetwork:
         write(self._vault, INITIAL, state.initial)
         self._save(state)
 
-    def admit(self, client: str) -> None:
-        self._load().embeddings.admit(client)
+    def admit(self, client: str, founder: bool = False) -> None:
+        self._load().embeddings.admit(client, founder)
 
     def slot(self, client: str) -> str | None:
         """None: weights are generated."""
@@ -86,12 +86,11 @@ class Hypernetwork:
 
     @torch.no_grad()
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
-        """W_i of each client, FORWARD_ROWS of them per forward; a client not yet admitted is."""
+        """W_i of each client, FORWARD_ROWS of them per forward; a client not yet admitted is, as one that comes late."""
         state = self._load()
+        self._admit_others(clients)
         for start in range(0, len(clients), FORWARD_ROWS):
             asked = clients[start : start + FORWARD_ROWS]
-            for client in asked:
-                state.embeddings.admit(client)
             yield from zip(asked, _generated(state, state.embeddings.values(asked)), strict=True)
 
     @torch.no_grad()
@@ -128,8 +127,7 @@ class Hypernetwork:
         """A step of the cohort's z and, with `phi`, of the network's own weights."""
         state = self._load()
         clients = [update.client for update in updates]
-        for client in clients:
-            state.embeddings.admit(client)
+        self._admit_others(clients)
         if phi:
             self._begin_step(state)
         mlp = {name: p.detach().requires_grad_() for name, p in state.network.items() if name.startswith("mlp.")}
@@ -199,6 +197,11 @@ class Hypernetwork:
         if rows.start == 0:
             self._optimiser.dense_(state.network[head.bias], G_SR.sum(dim=0), self._moments(state, head.bias), state.step)
         return iter(())
+
+    def _admit_others(self, clients: Sequence[str]) -> None:
+        for client in clients:
+            if client not in self._load().embeddings:
+                self.admit(client)
 
     def _head(self, block: Block) -> Head:
         return next(head for head in self._load().heads if head.group == block.unit)

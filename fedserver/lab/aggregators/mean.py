@@ -31,7 +31,7 @@ class Mean:
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         write(self._vault, VALUE, initial)
 
-    def admit(self, client: str) -> None:
+    def admit(self, client: str, founder: bool = False) -> None:
         """Nothing to keep: a new client is served what all are."""
 
     def slot(self, client: str) -> str | None:

@@ -47,7 +47,7 @@ class Mixing:
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         write(self._vault, COLD_START, initial)
 
-    def admit(self, client: str) -> None:
+    def admit(self, client: str, founder: bool = False) -> None:
         """Nothing to store: until its first round is closed, a client is served the value of a cold start."""
 
     def slot(self, client: str) -> str:

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own: so a simulation runs inside a notebook, whose thread has a loop already."""
+"""An event loop on a thread of its own: for callers whose thread has a loop already, such as a notebook's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    thread = threading.Thread(target=body, name="simulation")
+    thread = threading.Thread(target=body, name="attune")
     thread.start()
     try:
         return done.result()
@@ -45,3 +45,12 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
         raise
     finally:
         thread.join()
+
+
+def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
+    """What the coroutine returns or raises: on this thread, or on one of its own where this one has a loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    return run_alone(lambda stopped: work)

@@ -1,0 +1,90 @@
+"""`attune.Client`: a device as an object, of which the command `fedclient` is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attune.common import homes
+from attune.common.errors import SettingError
+from attune.common.identity.names import check_name
+from attune.fedclient import app
+from attune.fedclient.address import Address
+from attune.fedclient.console import Console
+from attune.fedclient.data.given import shard_of
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.options import Options
+
+if TYPE_CHECKING:
+    from attune.fedclient.model.artifact import Model
+
+DEFAULT_TIMEOUT_S = 300.0
+Factory = str | Callable[..., Any]
+
+
+class Client:
+    """One device of a federation over the network.
+
+    server: HOST:PORT. data: a shard's folder or file; or arrays or torch data sets as for `attune.simulate`, and then `name`
+    says which device this is. model: code of the federation that may run here: "package.module:factory", the function, or
+    several of them. The rest as the options of `fedclient`. Errors: SettingError, ShardError.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        data: Any,
+        model: Factory | Sequence[Factory] = (),
+        home: str | Path | None = None,
+        name: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+        threads: int = 1,
+        connect_timeout_s: float = DEFAULT_TIMEOUT_S,
+        keep: Literal["best", "personalized"] = "best",
+        baseline: Literal["local"] | None = None,
+    ) -> None:
+        address = Address.parse(server)
+        self._shard: LazyShard | None
+        place = Path(home).expanduser() if home is not None else None
+        if isinstance(data, (str, Path)):
+            path, self._shard = Path(data), None
+        else:
+            if name is None:
+                raise SettingError("data that lie in no file have no name: give the device one, name=")
+            path, self._shard = Path(check_name(name)), shard_of(name, data)
+            place = place or homes.devices_home() / homes.address_folder(address.host, address.port) / name
+        self.options = Options(
+            data=path,
+            server=address,
+            home=place,
+            name=name,
+            token=token,
+            device=device,
+            threads=threads,
+            connect_timeout_s=connect_timeout_s,
+            keep=keep,
+            baseline=baseline,
+            allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Client on {self.options.data} for {self.options.server}>"
+
+    def run(self, console: Console | None = None) -> Model:
+        """Takes part until the federation is over; the device's finished model. Errors: AttuneError of the kind that ended it.
+
+        An interruption loses nothing that was finished: call it again. console: hears what the command prints.
+        """
+        from attune.fedclient.model.artifact import Model
+
+        return Model.load(self.take_part(console or Console()))
+
+    def take_part(self, console: Console) -> Path:
+        """As `run`; where the finished model lies."""
+        return app.run(self.options, console, self._shard)
+
+
+def _name_of(model: Factory) -> str:
+    return model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"

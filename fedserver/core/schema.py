@@ -1,0 +1,145 @@
+"""What the data of a federation are: the operator declares it, or the majority of the devices decides.
+
+A profile comes from a device, which may be hostile. So its numbers are bounded, it alone decides nothing, and an error that
+speaks of it is short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
+from attune.common.metrics import MAX_COUNT
+from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
+from attune.common.plan import DataSettings, Label, Plan, Profile
+
+MAX_LABELS = 1 << 16
+LONGEST_LABEL = 256  # characters
+MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
+NAMED = 3  # labels that an error names
+Form = tuple[str, tuple[int, ...], bool]  # kind, shape of a sample, a label for every position
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """agreed: profiles of the majority's form. odd: the others, each with the error for it. tie: why nothing is decided."""
+
+    agreed: dict[str, Profile] = field(default_factory=dict)
+    odd: dict[str, AttuneError] = field(default_factory=dict)
+    tie: str = ""
+
+
+def agree(profiles: Mapping[str, Profile]) -> Agreement:
+    """What more than half of the devices have: kind, shape, and labels for a sample or for every position."""
+    groups: dict[Form, list[str]] = defaultdict(list)
+    for name in sorted(profiles):
+        groups[form_of(profiles[name])].append(name)
+    largest = max(groups, key=lambda form: len(groups[form]))
+    if 2 * len(groups[largest]) <= len(profiles):
+        said = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])
+        return Agreement(
+            tie=f"no majority of the devices has data of one form ({said}). One device more can decide it, or the operator: "
+            "revoke those that are wrong, or start a federation that declares data.kind and data.shape"
+        )
+    agreed = {name: profiles[name] for name in groups[largest]}
+    reference = profiles[groups[largest][0]]
+    others = [name for name in sorted(profiles) if name not in agreed]
+    return Agreement(agreed, {name: _unlike(profiles[name], reference, name) for name in others})
+
+
+def form_of(profile: Profile) -> Form:
+    return profile.kind, profile.shape, profile.per_position
+
+
+def check_possible(profile: Profile, name: str) -> None:
+    """Errors: SettingError for numbers that no shard has; they come from outside and go into the database and the model."""
+    bounds = {
+        "samples": (1, profile.samples, MAX_COUNT),
+        "test_samples": (0, profile.test_samples, MAX_COUNT),
+        "vocabulary": (0, profile.vocabulary, MAX_VOCABULARY),
+    }
+    for named, (least, value, most) in bounds.items():
+        if not least <= value <= most:
+            raise SettingError(f"{name} declares {named} = {value}; it must lie between {least} and {most}")
+    if not 1 <= len(profile.shape) <= 3 or min(profile.shape) < 1 or math.prod(profile.shape) > MAX_SAMPLE_VALUES:
+        raise SettingError(
+            f"{name} declares samples of the impossible shape {profile.shape[:4]}: 1 to 3 sizes, {MAX_SAMPLE_VALUES} values"
+        )
+    if profile.per_position and profile.kind != "tokens":
+        raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
+    _check_labels(profile.labels, name)
+
+
+def _check_labels(labels: Collection[Label], name: str) -> None:
+    if not labels or len(set(labels)) < len(labels):
+        raise SettingError(f"{name} declares no labels, or one of them twice")
+    texts = [str(label) for label in labels]
+    if len(texts) > MAX_LABELS or sum(map(len, texts)) > MAX_LABELS_BYTES:
+        raise SettingError(
+            f"{name} declares {len(texts)} labels of {sum(map(len, texts))} characters; at most {MAX_LABELS} labels of "
+            f"{MAX_LABELS_BYTES} characters together are possible"
+        )
+    if any(len(text) > LONGEST_LABEL or not text.isprintable() for text in texts):
+        raise SettingError(f"{name} declares a label of more than {LONGEST_LABEL} characters, or one that cannot be printed")
+
+
+def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
+    """Errors: ShapeMismatch, UndeclaredLabels for data that are not what the operator has declared."""
+    kind, shape = declared.kind or profile.kind, tuple(declared.shape or profile.shape)
+    if (profile.kind, profile.shape) != (kind, shape):
+        raise ShapeMismatch(_mismatch(name, profile, kind, shape))
+    _check_vocabulary(profile, declared.vocabulary, name)
+    if declared.classes:
+        _check_known(profile.labels, declared.classes, name)
+
+
+def check_fits(profile: Profile, plan: Plan, name: str) -> None:
+    """Errors: ShapeMismatch, UndeclaredLabels if a device's shard does not fit the plan."""
+    model = plan.model
+    if form_of(profile) != (model.kind, model.shape, model.per_position):
+        raise _unlike(profile, Profile(model.kind, model.shape, [], 0, 0, per_position=model.per_position), name)
+    _check_vocabulary(profile, model.vocabulary, name)
+    _check_known(profile.labels, plan.classes, name)
+
+
+def some(labels: Collection[Label]) -> str:
+    """The first three labels, and how many more there are."""
+    first = ", ".join(repr(label) for label in list(labels)[:NAMED])
+    return f"[{first}{f' and {len(labels) - NAMED:,} more' if len(labels) > NAMED else ''}]"
+
+
+def _check_vocabulary(profile: Profile, vocabulary: int, name: str) -> None:
+    if profile.kind == "tokens" and vocabulary and profile.vocabulary > vocabulary:
+        raise ShapeMismatch(f"{name} has tokens up to {profile.vocabulary - 1}; this federation knows 0 to {vocabulary - 1}")
+
+
+def _check_known(labels: Iterable[Label], classes: Collection[Label], name: str) -> None:
+    known = set(classes)
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise UndeclaredLabels(f"{name} has labels {some(unknown)}; the classes of this federation are fixed: {some(classes)}")
+
+
+def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:
+    if (profile.kind, profile.shape) != (reference.kind, reference.shape):
+        return ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
+    has, needs = ("position", "sequence") if profile.per_position else ("sequence", "position")
+    return ShapeMismatch(
+        f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
+        "Convert its y (one for every position has the shape of x), or start a federation of its own"
+    )
+
+
+def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) -> str:
+    return (
+        f"the shard of {name} holds {profile.kind} of shape {profile.shape}; this federation expects {kind} of shape {shape}. "
+        "Convert the shard, or start a federation of its own"
+    )
+
+
+def _words(form: Form) -> str:
+    kind, shape, per_position = form
+    return f"{kind} of shape {shape}{', labelled at every position' if per_position else ''}"

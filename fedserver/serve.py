@@ -1,0 +1,51 @@
+"""`attune.serve`: the server as a function, of which the command `fedserver` is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attune.common import homes
+from attune.common.alone import run_anywhere
+from attune.common.config import by_section, load_settings, merge
+
+NO_SETTINGS: Mapping[str, Any] = {}
+
+
+def serve(
+    method: str | None = None,
+    model: str | None = None,
+    rounds: int | None = None,
+    min_clients: int | None = None,
+    clients_per_round: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    config: str | Path | None = None,
+    home: str | Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    exit_when_done: bool = False,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round. Arguments as `fedserver`'s.
+
+    settings: as in federation.toml, such as {"method.sigma": 50}; over those of the file `config`, and below the other
+    arguments. home: None is the default home of this user. host and port: where this home was served before, else all
+    addresses and 50051; port 0 is a free one. say: hears what the command prints.
+    Errors: AttuneError, each before or instead of serving.
+    """
+    from attune.fedserver.app import Options, run
+
+    flags: dict[str, Any] = {
+        "method.name": method,
+        "model.name": model,
+        "round.rounds": rounds,
+        "round.min_clients": min_clients,
+        "round.clients": clients_per_round,
+        "seed": seed,
+    }
+    given = by_section({name: value for name, value in flags.items() if value is not None})
+    overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), given))
+    place = Path(home).expanduser() if home is not None else homes.server_home()
+    run_anywhere(run(Options(place, host, port, exit_when_done, say), overrides))

@@ -1,0 +1,78 @@
+"""`fedserver simulate`: simulations of several methods on the same shards, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from attune.common.config import load_settings
+
+if TYPE_CHECKING:
+    from attune.simulation.result import Result
+
+
+@click.command()
+@click.option("--data", multiple=True, required=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*').")
+@click.option("--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them.")
+@click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
+@click.option("--seed", type=int, help="Seed of every random draw (default 0).")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
+@click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
+@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
+@click.option(
+    "--home", type=click.Path(path_type=Path, file_okay=False), help="Keep all state in this folder, and go on from it."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write the results of each method below this folder."
+)
+def simulate(
+    data: tuple[str, ...],
+    methods: str,
+    model: str | None,
+    rounds: int | None,
+    seed: int | None,
+    assignments: tuple[str, ...],
+    config: Path | None,
+    baseline: Literal["local"] | None,
+    home: Path | None,
+    out: Path | None,
+) -> None:
+    """Whole federations in this process, without a network: every method on the same shards, side by side."""
+    from attune.simulation.simulate import simulate as run
+
+    settings, results = load_settings(config, assignments, {}), {}
+    for method in dict.fromkeys(name.strip() for name in methods.split(",")):
+        click.echo(f"{method} ...", err=True)
+        place = home / method if home else None
+        results[method] = run(data, method, model, rounds, seed, settings, baseline, place)
+        if out is not None:
+            results[method].save(out / method)
+    for line in side_by_side(results):
+        click.echo(line)
+
+
+def side_by_side(results: Mapping[str, Result]) -> list[str]:
+    """A row for each device with its accuracy by each method, by the model that the method leads to; then the means."""
+    tables = {method: {row.device: row for row in result.table()} for method, result in results.items()}
+    devices = sorted(set().union(*tables.values()))
+    width = max(map(len, ("device", *devices)))
+    lines = [f"{'device':<{width}}  {'samples':>7}" + "".join(f"  {method:>{_wide(method)}}" for method in results)]
+    for device in devices:
+        cells = [_cell(method, table[device].accuracy) for method, table in tables.items()]
+        samples = next(iter(tables.values()))[device].samples
+        lines.append(f"{device:<{width}}  {samples:>7}" + "".join(cells))
+    means = [_cell(method, result.table().mean("accuracy")) for method, result in results.items()]
+    return [*lines, f"{'mean':<{width}}  {'':>7}" + "".join(means)]
+
+
+def _wide(method: str) -> int:
+    return max(5, len(method))
+
+
+def _cell(method: str, accuracy: float | None) -> str:
+    text = "-" if accuracy is None else f"{accuracy:.3f}"
+    return f"  {text:>{_wide(method)}}"

@@ -1,0 +1,72 @@
+"""FedTP with sampling: founders keep their own embeddings until they are trained, through kill -9; who comes later has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load
+
+from attune.common.seeds import derive
+from tests.e2e.harness import Federation, digit_shards
+
+SEED = 4
+FLAGS = (
+    *("--method", "fedtp", "--seed", str(SEED), "--rounds", "2", "--min-clients", "3", "--clients-per-round", "1"),
+    *("--set", "train.local_epochs=1", "--set", "round.evaluate_every=1", "--set", "round.adapt_rounds=0"),
+    *("--set", "method.embedding_dim=6", "--set", "method.embedding_lr=0.5"),
+)
+
+
+def weights_of(phi: Mapping[str, np.ndarray], z: np.ndarray) -> np.ndarray:
+    """h(phi; z) in float64: all that the hypernetwork generates, head after head."""
+    hidden = z.astype(float)
+    for layer in range(sum(name.startswith("mlp.") and name.endswith(".weight") for name in phi)):
+        hidden = np.maximum(hidden, 0) if layer else hidden
+        hidden = phi[f"mlp.{layer}.weight"].astype(float) @ hidden + phi[f"mlp.{layer}.bias"]
+    heads = sorted(name.removesuffix(".weight") for name in phi if name.startswith("head.") and name.endswith(".weight"))
+    return np.concatenate([phi[f"{head}.weight"].astype(float) @ hidden + phi[f"{head}.bias"] for head in heads])
+
+
+def draw(name: str) -> np.ndarray:
+    """The embedding that a founder of this name begins with."""
+    generator = torch.Generator().manual_seed(derive(SEED, "embedding", name))
+    return torch.randn(6, generator=generator, dtype=torch.float64).float().numpy()
+
+
+def test_a_founder_keeps_its_draw_until_it_is_trained_and_late_devices_begin_with_the_mean(
+    federation_at: Callable[[str], Federation], tmp_path: Path
+) -> None:
+    federation = federation_at("founders")
+    *founders, late = digit_shards(tmp_path / "shards", 4, 60, 20)
+    server = federation.server(*FLAGS, fault="server:2:aggregated=hang")
+    devices = federation.devices(founders)
+    server.await_fault()
+    server.kill()
+    federation.server()
+    assert [device.code() for device in devices] == [0, 0, 0], [device.text for device in devices]
+    assert federation.device(late).code() == 0
+
+    exported = federation.export()
+    network = load(exported["server.safetensors"])
+    steps = dict(zip(_names(network), network["embedding.step"], strict=True))
+    values = dict(zip(_names(network), network["embedding.value"], strict=True))
+    trained = sorted(name for name, count in steps.items() if count)
+    never = sorted({shard.name for shard in founders} - set(trained))
+    assert trained and never, "two rounds with one device each leave one that was never sampled"
+    mean = np.mean([values[name] for name in trained], axis=0)
+    expected = {name: draw(name) for name in never} | {name: values[name] for name in trained} | {late.name: mean}
+    for name, z in expected.items():
+        served = load(exported[f"clients/{name}.safetensors"])
+        found = np.concatenate([served[key].ravel() for key in sorted(served)])
+        assert found == pytest.approx(weights_of(network, z), abs=1e-5), name
+    assert all(np.abs(draw(name) - mean).max() > 0.1 for name in never)
+
+
+def _names(network: Mapping[str, np.ndarray]) -> list[str]:
+    found: list[str] = json.loads(network["embedding.clients"].tobytes())
+    return found

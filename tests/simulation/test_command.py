@@ -1,0 +1,56 @@
+"""`fedserver simulate`: attached from outside, prints the methods side by side, and writes what it is told to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+import attune
+from attune.fedserver.cli import cli
+from tests.e2e.harness import tabular_shard
+
+
+def shards(folder: Path) -> str:
+    for n in range(3):
+        tabular_shard(folder / f"site{n}", seed=n, samples=24 + n)
+    return str(folder / "*")
+
+
+def run(*words: str) -> list[str]:
+    done = CliRunner().invoke(cli, ["simulate", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+def test_methods_side_by_side(tmp_path: Path) -> None:
+    data = shards(tmp_path / "shards")
+    quick = ("--rounds", "2", "--seed", "3", "--set", "train.local_epochs=1")
+    lines = run("--data", data, "--method", "fedper, fedavg,local", *quick, "--out", str(tmp_path / "out"))
+    assert lines[0].split() == ["device", "samples", "fedper", "fedavg", "local"]
+    expected = {
+        method: attune.simulate(data, method, rounds=2, seed=3, settings={"train.local_epochs": 1}).table()
+        for method in ("fedper", "fedavg", "local")
+    }
+    for at, line in enumerate(lines[1:4]):
+        rows = [table[at] for table in expected.values()]
+        assert line.split() == [f"site{at}", str(rows[0].samples), *(f"{row.accuracy:.3f}" for row in rows)]
+    assert lines[4].split() == ["mean", *(f"{table.mean('accuracy'):.3f}" for table in expected.values())]
+    status = json.loads((tmp_path / "out" / "fedavg" / "status.json").read_bytes())
+    assert (status["method"], status["state"], status["round"]) == ("fedavg", "done", 2)
+
+
+def test_a_home_is_gone_on_with(tmp_path: Path) -> None:
+    words = ("--data", shards(tmp_path / "shards"), "--method", "fedavg", "--rounds", "1", "--home", str(tmp_path / "home"))
+    assert run(*words) == run(*words)
+    assert (tmp_path / "home" / "fedavg" / "server" / "state.sqlite").exists()
+
+
+def test_mistakes_are_one_line_with_the_exit_code_of_their_kind(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("fedserver")), "simulate", "--data", shards(tmp_path / "shards")]
+    done = subprocess.run([*command, "--method", "fedavgg"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("fedserver: unknown method 'fedavgg'")
