@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained
-from attune.fedclient.work.objectives.batches import batch_of
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, diverged
 from attune.fedclient.work.stacked.batches import Batches
 
@@ -57,30 +56,28 @@ class Stack:
         job = self._job
         batches = Batches(self._jobs, job.purpose)
         others = iter(Batches(self._jobs, job.ahead.purpose)) if job.ahead else None
-        used = self._used()
-        total_D = torch.zeros(len(self._jobs), dtype=torch.float64)
-        seen_D = total_D.clone()
+        device = job.task.device
         counted = _counted(self._jobs, [drawn.size for drawn in batches.drawn])
+        counted = counted.to(device, torch.float64 if device.type != "mps" else torch.float32)
+        total_D = torch.zeros_like(counted[0])
         job.task.network.model.train()
         for number, batch in enumerate(batches):
             if all(each.task.cancelled() for each in self._jobs):
                 break
             k = len(batch.x)
-            loss_D = self._step(k, batch, next(others) if others else None, used)
-            total_D[:k] += loss_D.to(total_D) * counted[number, :k]
-            seen_D[:k] += counted[number, :k]
+            loss_D = self._step(k, batch, next(others) if others else None)
+            total_D[:k] += loss_D * counted[number, :k]
             self._tell(number + 1)
-        return self._ended(total_D / seen_D)
+        return self._ended(total_D / counted.sum(dim=0))
 
-    def _step(self, k: int, batch: Batch, other: Batch | None, used: Sequence[str]) -> Tensor:
+    def _step(self, k: int, batch: Batch, other: Batch | None) -> Tensor:
         """One step of the first k devices; their losses (k,)."""
         job, settings = self._job, self._job.settings
         tensors, beside = _first(self._tensors, k), _first(self._beside, k)
         for _ in range(job.repeat):
             at = tensors if job.ahead is None or other is None else self._ahead(tensors, beside, other, job.ahead.rate)
             gradients, loss_D = self._gradients(at, beside, batch)
-            for name in used:
-                change = gradients[name]
+            for name, change in gradients.items():
                 if settings.weight_decay:
                     change = change.add(tensors[name], alpha=settings.weight_decay)
                 if settings.momentum:
@@ -95,30 +92,19 @@ class Stack:
     def _ahead(self, tensors: Tensors, beside: Tensors, batch: Batch, rate: float) -> Tensors:
         """The tensors after a step of plain SGD with this rate."""
         gradients, _ = self._gradients(tensors, beside, batch)
-        decay = self._job.settings.weight_decay
-        return tensors | {name: tensors[name] - rate * (gradients[name] + decay * tensors[name]) for name in gradients}
+        decay, none = self._job.settings.weight_decay, torch.zeros(())
+        moving = {name: tensors[name] for name in self._job.moving}
+        return tensors | {name: tensor - rate * (gradients.get(name, none) + decay * tensor) for name, tensor in moving.items()}
 
     def _gradients(self, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
-        """The gradients of what moves, clipped for each device by itself, and the losses (k,)."""
+        """The gradients of what the loss depends on, clipped for each device by itself, and the losses (k,)."""
         job, clip = self._job, self._job.settings.clip_norm
-        moving = {name: tensors[name] for name in job.moving}
-        still = {name: tensor for name, tensor in tensors.items() if name not in moving}
-        gradients, loss_D = vmap(grad_and_value(one_loss(job)))(moving, still, beside, *batch)
+        gradients, loss_D = gradients_of(job, tensors, beside, batch)
         if clip:
             square_D = torch.stack([each.flatten(1).square().sum(dim=1) for each in gradients.values()]).sum(dim=0)
             scale_D = (clip / (square_D.sqrt() + 1e-6)).clamp(max=1.0)
             gradients = {name: each * scale_D.view(-1, *[1] * (each.dim() - 1)) for name, each in gradients.items()}
         return gradients, loss_D
-
-    def _used(self) -> Sequence[str]:
-        """What the loss depends on. Weight decay must not touch the rest, which has no gradient by itself."""
-        job = self._job
-        if not job.settings.weight_decay:
-            return job.moving
-        leaves = {name: tensor.detach().clone().requires_grad_(name in job.moving) for name, tensor in job.tensors.items()}
-        loss = job.loss(leaves, job.beside, batch_of(job.task, torch.zeros(1, dtype=torch.int64)))
-        found = torch.autograd.grad(loss, [leaves[name] for name in job.moving], allow_unused=True)
-        return [name for name, gradient in zip(job.moving, found, strict=True) if gradient is not None]
 
     def _tell(self, done: int) -> None:
         """Progress of all, now and then and at the end."""
@@ -132,7 +118,7 @@ class Stack:
         """Each device's result, in tensors of its own."""
         finite_D = loss_D.isfinite()
         for name in self._job.moving:
-            finite_D &= self._tensors[name].flatten(1).isfinite().all(dim=1).cpu()
+            finite_D &= self._tensors[name].flatten(1).isfinite().all(dim=1)
         parts = {name: self._tensors[name].unbind() for name in self._job.moving}
         followed = {name: tensor.unbind() for name, tensor in self._beside.items()} if self._job.follow else {}
         ended: list[Trained | Exception] = []
@@ -148,13 +134,21 @@ class Stack:
         return ended
 
 
-def one_loss(job: Descent) -> Callable[..., Tensor]:
-    """(what moves, what does not, beside, x, y, weight) of one device -> its loss: what vmap is given."""
+def gradients_of(job: Descent, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
+    """For D devices like that of `job`: the gradient of each one's loss in its tensors (D, ...), and the losses (D,).
 
-    def loss(moving: Tensors, still: Tensors, beside: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return job.loss({**still, **moving}, beside, Batch(x, y, weight))
+    What the loss does not depend on has no gradient. The devices are mapped in the forward pass alone: no loss depends on the
+    tensors of another device, so one backward pass of their sum has everybody's gradients.
+    """
+    leaves = {name: tensor.detach().requires_grad_(name in job.moving) for name, tensor in tensors.items()}
 
-    return loss
+    def loss(own: Tensors, kept: Tensors, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        return job.loss(own, kept, Batch(x, y, weight))
+
+    loss_D: Tensor = vmap(loss)(leaves, beside, *batch)
+    found = torch.autograd.grad(loss_D, [leaves[name] for name in job.moving], torch.ones_like(loss_D), allow_unused=True)
+    gradients = {name: gradient for name, gradient in zip(job.moving, found, strict=True) if gradient is not None}
+    return gradients, loss_D.detach()
 
 
 def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:

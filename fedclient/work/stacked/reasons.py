@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
 from attune.fedclient.work.objectives.base import Batch, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.stacked.descend import one_loss, stacked
+from attune.fedclient.work.stacked.descend import gradients_of, stacked
 from attune.fedclient.work.trainer import Scores
 
 
@@ -53,25 +53,24 @@ def _trained(jobs: Sequence[Descent]) -> str:
     """By the gradients of a sample each, and by whether the samples of a batch are independent."""
     job, some = jobs[0], jobs[:2]
     x, y = (each.to(job.task.device) for each in _samples([(each.task.x, each.task.y) for each in some]))
-    still, beside = stacked([each.tensors for each in some]), stacked([each.beside for each in some])
-    moving = {name: still.pop(name) for name in job.moving}
-    weight = torch.ones_like(y[:, None], dtype=moving[job.moving[0]].dtype).view(len(y), -1)[:, :1]
+    tensors, beside = stacked([each.tensors for each in some]), stacked([each.beside for each in some])
+    weight = torch.ones(len(x), 1, dtype=tensors[job.moving[0]].dtype, device=job.task.device)
     job.task.network.model.train()
     try:
-        found, _ = vmap(grad_and_value(one_loss(job)))(moving, still, beside, x[:, None], y[:, None], weight)
+        found, _ = gradients_of(job, tensors, beside, Batch(x[:, None], y[:, None], weight))
         alone = _gradients(job, Batch(x[:1], y[:1]))
         both, first = (job.task.network(job.tensors, some_x).detach() for some_x in (x, x[:1]))
     except Exception as error:
         return _not_mapped(error)
-    wrong = next((name for name in job.moving if not _alike(found[name][0], alone[name])), None)
+    wrong = next((name for name in alone if name not in found or not _alike(found[name][0], alone[name])), None)
     return f"torch's mapping of the model over devices has another gradient of {wrong}" if wrong else _mixed(both, first)
 
 
 def _gradients(job: Descent, batch: Batch) -> Tensors:
     leaves = {name: tensor.detach().clone().requires_grad_(name in job.moving) for name, tensor in job.tensors.items()}
     loss = job.loss(leaves, job.beside, batch)
-    found = torch.autograd.grad(loss, [leaves[name] for name in job.moving], materialize_grads=True)
-    return dict(zip(job.moving, found, strict=True))
+    found = torch.autograd.grad(loss, [leaves[name] for name in job.moving], allow_unused=True)
+    return {name: gradient for name, gradient in zip(job.moving, found, strict=True) if gradient is not None}
 
 
 def _scored(jobs: Sequence[Scores]) -> str:
