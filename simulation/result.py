@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.errors import SettingError, nearest
+from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.together import SideBySide
 from attune.fedserver.view.status import status
 from attune.simulation.federation import Ended
 from attune.simulation.table import Row, Table, row_of
-from attune.simulation.worlds import World
+from attune.simulation.worlds import SEQUENTIAL, World
 
 if TYPE_CHECKING:
     from attune.common.pictures.page import Section
@@ -45,8 +47,8 @@ class Pictures:
 class Result:
     """Of a federation that is over."""
 
-    def __init__(self, ended: Ended, world: World) -> None:
-        self._ended, self._world = ended, world
+    def __init__(self, ended: Ended, world: World, executor: Executor | None = None) -> None:
+        self._ended, self._world, self._executor = ended, world, executor
 
     def __repr__(self) -> str:
         found = self.status
@@ -77,6 +79,18 @@ class Result:
         source = plots.Drawn(lambda: self._ended.found, self._world.blobs, None, "this simulation")
         title, sections, _ = plots.pages(source, pictures)
         return Pictures(title, sections)
+
+    @property
+    def executor(self) -> str:
+        """How cohorts were carried out: "sequential", "stacked" ("auto" where no trial was needed), or a class of one's own."""
+        if self._executor is None:
+            return SEQUENTIAL
+        return self._executor.how if isinstance(self._executor, SideBySide) else type(self._executor).__name__
+
+    @property
+    def one_by_one(self) -> list[str]:
+        """Why devices that are stacked did some things one by one, each reason once."""
+        return self._executor.reasons if isinstance(self._executor, SideBySide) else []
 
     @property
     def digests(self) -> dict[str, str]:
