@@ -55,6 +55,7 @@ class BlobService:
             ahead = asyncio.ensure_future(self._executors.disk(_take, frames))
             while batch := await ahead:
                 ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
+                self._updates.barred.check(name)
                 for frame in batch:
                     await context.write(frame)
                     pace.sent(len(frame))
