@@ -80,7 +80,7 @@ class Coordinator:
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._standing = Standing(ledger, self.troubles)
-        self._orders = Orders(settings, ledger, self.streams, lab)
+        self._orders = Orders(settings, ledger, self.streams, lab, blobs, executors)
         self.book = self._orders.book
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
@@ -167,7 +167,7 @@ class Coordinator:
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
         for name in profiles:
-            self.streams.send(name, events.Welcome(plan))
+            self.streams.send(name, events.Welcome(plan, self.settings.server.inline_bytes))
 
     # --- events and their effects
 
