@@ -17,6 +17,7 @@ from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
+from attune.fedserver.core.scale import scale_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 AFTER_THE_END = ("adapt_rounds", "adapt")
@@ -136,6 +137,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method=settings.method.name,
         method_options=settings.method_options,
         train=settings.train,
+        scale=scale_of(profiles),
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
