@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from attune.fedclient.work.stacked.advice import Advice
     from attune.fedclient.work.stacked.lockstep import Stacked
 
+How = Literal["sequential", "stacked", "auto"]
+
 QUIET_S = 0.05  # without another order: devices are sent a round's orders within some milliseconds
 
 
@@ -28,7 +30,7 @@ class SideBySide:
     """
 
     def __init__(self, how: Literal["stacked", "auto"] = "stacked", advised: Callable[[Advice], None] = lambda advice: None):
-        self.how: Literal["sequential", "stacked", "auto"] = how
+        self.how: How = how
         self._advised = advised
         self.stacked: Stacked | None = None
 

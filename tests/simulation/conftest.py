@@ -16,6 +16,7 @@ from attune.fedclient.address import Address
 from attune.fedclient.console import Console
 from attune.fedclient.model.artifact import read_info
 from attune.fedclient.options import Options as DeviceOptions
+from attune.fedclient.work.together import How
 from attune.fedserver import app
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
@@ -47,7 +48,7 @@ def over_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     """A federation over gRPC with mutual TLS: `settings` in the shape of a federation.toml."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "attune"))
 
-    def run(members: Mapping[str, Path], settings: Mapping[str, Any]) -> Digests:
+    def run(members: Mapping[str, Path], settings: Mapping[str, Any], executor: How = "sequential") -> Digests:
         home = Home(tmp_path / "attune" / "server")
         fixed = {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
         options = app.Options(home.path, "127.0.0.1", 0, True, lambda line: None)
@@ -59,7 +60,7 @@ def over_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
         common = DeviceOptions(Path(), Address("localhost", address.port), tmp_path / "devices", device="cpu")
         listed = shards.members(list(members.values()), common)
         named = [_named(options, name, tmp_path) for options, name in zip(listed, members, strict=True)]
-        outcomes = fleet.run(named, Quiet())
+        outcomes = fleet.run(named, Quiet(), executor)
         server.join(60)
         assert not server.is_alive() and not fleet.failures(outcomes), fleet.failures(outcomes)
         slots = {f"{slot.part}/{slot.key}": slot.digest for slot in snapshot(home).slots}
