@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from attune.common.durable import write_file
-from attune.common.errors import CertificateRefused, NotEnrolled
+from attune.common.errors import CertificateRefused, HomeMismatch, NotEnrolled
 from attune.common.identity.certificates import subject
 
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -41,7 +41,7 @@ class Credential:
 
     @classmethod
     def load(cls, folder: Path, name: str = "device") -> Credential:
-        """Reads what `save` wrote. Raises NotEnrolled if there is none, CertificateRefused if it is damaged."""
+        """Reads what `save` wrote. Raises NotEnrolled if there is none, HomeMismatch if it is damaged."""
         path = folder / f"{name}.pem"
         try:
             data = path.read_bytes()
@@ -50,7 +50,10 @@ class Credential:
         key_pem, begin, rest = data.partition(_BEGIN_CERTIFICATE)
         credential = cls(key_pem, begin + rest)
         if not credential.fits():
-            raise CertificateRefused(f"{path} is damaged: its key and certificate do not belong together. Enrol again.")
+            raise HomeMismatch(
+                f"{path} is damaged: its key and certificate do not belong together. Restore it from a backup, or enrol anew "
+                "with another home and name"
+            )
         return credential
 
     def fits(self) -> bool:

@@ -56,13 +56,14 @@ class Engine:
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
         version = closed + 1 if slots else 0
         self._vaults = {part: Vault(blobs, part, slots, version, area) for part in parts}
-        self._aggregators: dict[PartKind, Aggregator] = aggregators_for(
-            method, plan.method_options, model, self._vaults.__getitem__, plan.seed
-        )
+        # To be made anew: what they hold of a staged state goes with it.
+        self._make = partial(aggregators_for, method, plan.method_options, model, self._vaults.__getitem__, plan.seed)
+        self._aggregators: dict[PartKind, Aggregator] = self._make()
         self._returns = {part: found.returns for part, found in options_of(method, plan.method_options).aggregators.items()}
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: Recipe | None = None  # of the present state
         self._next_recipe: Recipe | None = None  # of the staged one
+        self._tried = False  # a round was closed, maybe in part, and not committed
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
             own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
@@ -170,6 +171,7 @@ class Engine:
     def _close(
         self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]
     ) -> dict[str, float]:
+        self._take_back()
         closes: dict[PartKind, Callable[[list[Update]], dict[str, float]]]
         if adaptation is None:
             closes = {part: one.close_round for part, one in self._aggregators.items()}
@@ -187,6 +189,14 @@ class Engine:
                 ]
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
+
+    def _take_back(self) -> None:
+        """What was staged and not committed is forgotten, as by a restart: the round is closed again from the durable state."""
+        if self._tried:
+            for vault in self._vaults.values():
+                vault.take_back()
+            self._aggregators, self._next_recipe = self._make(), None
+        self._tried = True
 
     def _opened(self, blob: Blob, stack: ExitStack) -> TensorFile:
         return stack.enter_context(TensorFile(self._blobs.open(blob)))
@@ -209,6 +219,7 @@ class Engine:
                 self._blobs.remove([self._recipe.name])
             self._closed = self._next_recipe.round
             self._recipe, self._next_recipe = self._next_recipe, None
+        self._tried = False
         made = (*self._generated.values(), *self._cold_start.values())
         self._served.remove([blob.name for blob in made if blob.name.startswith(SERVED)])
         self._generated, self._cold_start, self._admitted = {}, {}, {}

@@ -1,0 +1,58 @@
+"""What the demo's devices ended with, as a table: a row a device, both kinds of mean, and who is best where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+COLUMNS = {"constant": "constant", "local": "Local", "fedavg": "FedAvg", "fedavg+ft": "tuned", "fedtp": "FedTP"}
+LEGEND = (
+    "constant: always the device's most frequent label; Local: trained alone, with the same budget; FedAvg: one model for all;",
+    "tuned: that model trained on each device for 20 epochs at rate 0.1; FedTP: weights of each device's own, from the server",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One device: its accuracy by each of COLUMNS, as fractions of its own test part."""
+
+    name: str
+    samples: int
+    test_samples: int
+    accuracy: Mapping[str, float]
+    home: Path
+
+    @property
+    def best(self) -> str:
+        """Whose model finds most of the test labels; "equal" if several do."""
+        rivals = {key: value for key, value in self.accuracy.items() if key != "constant"}
+        first = [key for key, value in rivals.items() if value == max(rivals.values())]
+        return COLUMNS[first[0]] if len(first) == 1 else "equal"
+
+
+def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The lines of the table."""
+    width = max(len("over all test samples"), *(len(each.name) for each in outcomes))
+    yield "accuracy on each device's own test data"
+    yield _row("device", "train", "test", COLUMNS.values(), "best", width)
+    for each in outcomes:
+        yield _row(each.name, each.samples, each.test_samples, _shown(each.accuracy), each.best, width)
+    total = sum(each.test_samples for each in outcomes)
+    means = {key: fmean(each.accuracy[key] for each in outcomes) for key in COLUMNS}
+    pooled = {key: sum(each.accuracy[key] * each.test_samples for each in outcomes) / total for key in COLUMNS}
+    yield _row("mean over devices", "", "", _shown(means), "", width)
+    yield _row("over all test samples", sum(each.samples for each in outcomes), total, _shown(pooled), "", width)
+    count = Counter(each.best for each in outcomes)
+    yield f"finds most labels: {', '.join(f'{name} on {number} devices' for name, number in count.most_common())}"
+    yield from LEGEND
+
+
+def _shown(found: Mapping[str, float]) -> list[str]:
+    return [f"{found[key]:.3f}" for key in COLUMNS]
+
+
+def _row(name: str, train: object, test: object, cells: Iterable[str], best: str, width: int) -> str:
+    return f"{name:<{width}} {train:>6} {test:>5} {' '.join(f'{cell:>9}' for cell in cells)}  {best}".rstrip()

@@ -1,0 +1,133 @@
+"""One federation of the demo in real processes: a server, and a process that hosts a device for each shard."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+PREFIX = "demo"  # of every device's name: what is drawn follows from names, so the host's name may not be in them
+LISTENS = re.compile(r"listens on \S+:(\d+)")
+CLOSED = re.compile(r"round (\d+)/(\d+) closed: (.*)")
+SHOWN_EVERY = 5  # rounds
+
+Tell = Callable[[int, int, str], None]  # the closed round, of how many, and what the server says of it
+
+
+class Watch:
+    """Says what is done and how long the rest will take, if it goes on as since the first round was closed."""
+
+    def __init__(self, work: float) -> None:
+        self._left, self._done = work, 0.0
+        self._since: float | None = None  # monotonic; starting processes takes long, and only once for each federation
+
+    def of(self, method: str, work: float) -> Tell:
+        """Told of each round of this method, which is so much of the work."""
+
+        def tell(number: int, rounds: int, said: str) -> None:
+            self._left -= work
+            if self._since is None:
+                self._since, left = time.monotonic(), ""
+            else:
+                self._done += work
+                left = f"; about {(time.monotonic() - self._since) / self._done * self._left:.0f} s left"
+            if number % SHOWN_EVERY == 0 or number in (1, rounds):
+                click.echo(f"[{method}] round {number}/{rounds}: {said}{left}")
+
+        return tell
+
+
+class Federation:
+    """Processes, logs and homes below one folder."""
+
+    def __init__(self, folder: Path, method: str, shards: Sequence[Path], tell: Tell) -> None:
+        self._folder, self._method, self._shards, self._tell = folder, method, shards, tell
+        self._server = folder / "server"
+
+    @staticmethod
+    def bin() -> Path:
+        """Where the commands are, as a path that is short to type where that is possible."""
+        found = Path(sys.executable).parent
+        return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+
+    def to_the_end(self, rounds: int, seed: int, settings: Iterable[str], more: Iterable[str] = ()) -> None:
+        """Runs until every device has its model; `more`: flags of the devices. Errors: click.ClickException."""
+        self._folder.mkdir(parents=True)
+        flags = ["--home", self._server, "--host", "127.0.0.1", "--port", 0, "--method", self._method, "--rounds", rounds]
+        flags += ["--min-clients", len(self._shards), "--seed", seed, "--exit-when-done"]
+        server = self._start("fedserver", [*flags, *(word for each in settings for word in ("--set", each))], subprocess.PIPE)
+        fleet = None
+        try:
+            port = self._port(server)
+            token = (self._server / "local-token").read_text().strip()
+            data = [word for shard in self._shards for word in ("--data", shard)]
+            to = ["--server", f"localhost:{port}", "--token", token, "--home", self._folder / "devices", "--name", PREFIX]
+            with (self._folder / "devices.log").open("w", encoding="utf-8") as log:
+                fleet = self._start("fedclient", [*data, *to, *more], log)
+            self._wait({"the devices": fleet, "fedserver": server})
+        finally:
+            for process in filter(None, (fleet, server)):
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(10)
+
+    def clients(self) -> dict[str, dict[str, Any]]:
+        """By shard, what `fedserver status --json` says of its device. Errors: click.ClickException if one has no accuracy."""
+        command = [str(Path(sys.executable).parent / "fedserver"), "status", "--json", "--home", str(self._server)]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        clients = {client["name"].removeprefix(f"{PREFIX}-"): client for client in found["clients"]}
+        if missing := [shard.name for shard in self._shards if clients.get(shard.name, {}).get("accuracy") is None]:
+            raise click.ClickException(f"{self._method}: {', '.join(missing)} ended without an accuracy")
+        return clients
+
+    def home(self, shard: Path) -> Path:
+        """Of a shard's device. Errors: click.ClickException if it has no model."""
+        home = self._folder / "devices" / shard.name
+        if not (home / "model").is_dir():
+            raise click.ClickException(
+                f"{self._method}: {shard.name} ended without a model; see {self._folder / 'devices.log'}"
+            )
+        return home
+
+    def _start(self, command: str, words: Sequence[object], out: Any) -> subprocess.Popen[str]:
+        line = [str(Path(sys.executable).parent / command), *map(str, words)]
+        return subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, text=True)
+
+    def _port(self, server: subprocess.Popen[str]) -> int:
+        """Reads the server's first line; a thread follows its rounds from then on."""
+        said = ""
+        lines = iter(server.stdout or ())
+        for line in lines:
+            said += line
+            if found := LISTENS.search(line):
+                threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
+                return int(found[1])
+        raise click.ClickException(f"{self._method}: fedserver did not start: {said.strip()}")
+
+    def _follow(self, lines: Iterable[str]) -> None:
+        with (self._folder / "server.log").open("w", encoding="utf-8") as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                if found := CLOSED.search(line):
+                    self._tell(int(found[1]), int(found[2]), found[3].strip())
+
+    def _wait(self, running: dict[str, subprocess.Popen[str]]) -> None:
+        """Until all have ended well; one that has not ends the demo at once, for the others would wait for it."""
+        while any(process.poll() is None for process in running.values()):
+            time.sleep(0.1)
+            self._check(running)
+        self._check(running)
+
+    def _check(self, running: dict[str, subprocess.Popen[str]]) -> None:
+        for name, process in running.items():
+            if process.poll():
+                raise click.ClickException(f"{self._method}: {name} ended with status {process.returncode}; see {self._folder}")

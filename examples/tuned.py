@@ -1,0 +1,42 @@
+"""A finished FedAvg model, trained on one device's own samples before it predicts: a rival that is cheap and strong.
+
+How deep and how fast it is tuned matters: one epoch at the usual rate is a straw man. It is what `fedavg+ft` does with these
+settings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from attune.common.methods.settings.objectives import SgdSettings
+from attune.common.methods.settings.predictors import FineTuneSettings
+from attune.common.models.registry import build
+from attune.common.plan import Plan
+from attune.common.seeds import derive
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.home import Home
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.work import hardware
+from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.trainer import Trainer
+
+TUNING = FineTuneSettings(tune_epochs=20, alpha=0.1)
+
+
+def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float:
+    """The accuracy on the shard's test part of the model in this device's home, tuned on the shard's training part."""
+    hardware.set_threads(1)  # as on a device; more make so small a model slower
+    plan = msgspec.json.decode(Home(home).plan.read_bytes(), type=Plan)
+    model, data = Model(Home(home).model), prepare(load_shard(shard), plan)
+    trainer = Trainer(build(plan.model, plan.seed), Sgd(SgdSettings()), FineTune(settings), plan.train, torch.device("cpu"))
+
+    def seeds(purpose: str) -> int:
+        return derive(plan.seed, model.info.name, model.info.round, purpose)
+
+    own = trainer.prepare(model.tensors, {}, data.train_x, data.train_y, seeds)
+    return trainer.evaluate(own, data.test_x, data.test_y)

@@ -1,0 +1,84 @@
+"""`make demo` in small: what it prints is what its federations came to, and the commands that it offers can be run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attune.common.methods.settings.predictors import FineTuneSettings
+from examples.outcome import COLUMNS, Outcome, report
+from examples.processes import Federation, Watch
+from examples.tuned import tuned
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def run(*words: str) -> str:
+    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("demo") / "out"
+    small = ("--devices", "3", "--rounds", "2", "--samples", "90", "--seed", "1")
+    return out, run(sys.executable, "-m", "examples.demo", "--out", str(out), *small)
+
+
+def test_the_table_is_what_the_federations_came_to(demo: tuple[Path, str]) -> None:
+    out, said = demo
+    table = said.partition("accuracy on each device's own test data")[2]
+    rows = {words[0]: words[1:-1] for words in map(str.split, table.splitlines()) if "".join(words[:1]).startswith("shard")}
+    shards = [out / "shards" / f"shard{i}" for i in range(3)]
+    fedtp, fedavg = (Federation(out / method, method, shards, lambda *_: None) for method in ("fedtp", "fedavg"))
+    for shard in shards:
+        own, common = fedtp.clients()[shard.name], fedavg.clients()[shard.name]
+        found = [own["accuracy_constant"], own["accuracy_local"], common["accuracy"], tuned(shard, fedavg.home(shard))]
+        assert rows[shard.name] == [
+            str(own["samples"]),
+            str(own["test_samples"]),
+            *(f"{value:.3f}" for value in (*found, own["accuracy"])),
+        ]
+    assert rows.keys() == {shard.name for shard in shards}
+    assert re.search(r"\[fedavg\] round 2/2: .*; about 0 s left", said)
+
+
+def test_both_means_and_who_is_best_by_hand() -> None:
+    def device(name: str, test_samples: int, *accuracy: float) -> Outcome:
+        return Outcome(name, 30, test_samples, dict(zip(COLUMNS, accuracy, strict=True)), Path())
+
+    lines = list(report([device("a", 10, 0.9, 0.1, 0.2, 0.3, 0.4), device("b", 30, 0.5, 0.5, 0.6, 0.7, 0.7)]))
+    assert lines[2].split() == ["a", "30", "10", "0.900", "0.100", "0.200", "0.300", "0.400", "FedTP"], "no rival: a constant"
+    assert lines[3].split()[-1] == "equal"
+    assert lines[4].split()[3:] == ["0.700", "0.300", "0.400", "0.500", "0.550"]
+    assert lines[5].split()[4:] == ["60", "40", "0.600", "0.400", "0.500", "0.600", "0.625"]
+    assert lines[6] == "finds most labels: FedTP on 1 devices, equal on 1 devices"
+
+
+def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
+    out, said = demo
+    commands = [shlex.split(line) for line in said.splitlines() if line.startswith("  ")]
+    assert [command[0].rpartition("/")[2] for command in commands] == ["fedserver", "fedserver", "fedclient"]
+    status, _, evaluated = (run(*command) for command in commands)
+    assert "done: round 2/2 of fedtp" in status and "demo-shard0 (fedtp" in evaluated
+    assert (out / "pictures" / "accuracy.png").is_file()
+
+
+def test_a_tuned_model_is_what_fedavg_with_fine_tuning_serves(demo: tuple[Path, str], tmp_path: Path) -> None:
+    """Names and seeds alike: the same accuracies as a federation that tunes at its end."""
+    out, _ = demo
+    shards = [out / "shards" / f"shard{i}" for i in range(3)]
+    tuning = FineTuneSettings(tune_epochs=3, alpha=0.2)
+    expected = Federation(tmp_path / "ft", "fedavg+ft", shards, Watch(2.0).of("fedavg+ft", 1.0))
+    expected.to_the_end(2, 1, ("train.local_epochs=2", "method.tune_epochs=3", "method.alpha=0.2"))
+    before = Federation(out / "fedavg", "fedavg", shards, lambda *_: None)
+    for shard in shards:
+        assert tuned(shard, before.home(shard), tuning) == expected.clients()[shard.name]["accuracy"]
