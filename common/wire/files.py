@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -162,6 +163,12 @@ class TensorFile(Mapping[str, torch.Tensor]):
         tensor_N = torch.empty(end - start, dtype=DTYPES[self.manifest[name].dtype])
         self._fill(tensor_N, name, start)
         return tensor_N
+
+    def read_into(self, name: str, out_N: torch.Tensor) -> None:
+        """All elements of a tensor in C order into `out_N`, flat and of its dtype. Errors: as an access; Malformed."""
+        spec = self.manifest[name]
+        check_spec(name, spec_of(name, out_N), TensorSpec(spec.dtype, (math.prod(spec.shape),)), self._name)
+        self._fill(out_N, name, 0)
 
     def _fill(self, tensor_N: torch.Tensor, name: str, start: int) -> None:
         if tensor_N.numel():
