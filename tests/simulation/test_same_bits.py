@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
     "fedtp": ("digits", {"method": {"name": "fedtp"}, "model": VIT}),
     "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
+    "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16", "rounds": 2}}),
     "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
     "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
     "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}})),
