@@ -1,1 +1,1 @@
-"""Things to run and to read: the demo, and a federation in a few lines."""
+"""Things to run and to read: the demo, and federations in a few lines."""

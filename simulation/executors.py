@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
-from attune.simulation.worlds import SEQUENTIAL, reconciled, record
+from attune.fedclient.work.together import SideBySide
+from attune.simulation.worlds import SEQUENTIAL, begun, reconciled, record
 
-NAMES = (SEQUENTIAL,)
+if TYPE_CHECKING:
+    from attune.fedclient.work.stacked.advice import Advice
+
+STACKED, AUTO = "stacked", "auto"
+NAMES = (SEQUENTIAL, STACKED, AUTO)
 
 
 def executor_of(given: str | Executor | None, folder: Path | None) -> Executor | None:
@@ -20,8 +27,21 @@ def executor_of(given: str | Executor | None, folder: Path | None) -> Executor |
     if isinstance(given, str) and given not in NAMES:
         raise SettingError(f"unknown executor {given!r}{nearest(given, NAMES)}")
     if folder is not None:
-        name = reconciled(folder, name)
-        record(folder, name)
-        if given is None and name not in NAMES:
+        if name != AUTO:
+            name = reconciled(folder, name)
+            if not begun(folder):
+                record(folder, name)
+        elif begun(folder):
+            name = reconciled(folder, None)
+        if given in (None, AUTO) and name not in NAMES:
             raise SettingError(f"the simulation in {folder} was begun with an executor of its own, {name}: hand it over again")
-    return None if given is None or isinstance(given, str) else given
+    if given is not None and not isinstance(given, str):
+        return given
+    if name == AUTO:
+        return SideBySide("auto", partial(_settled, folder))
+    return SideBySide() if name == STACKED else None
+
+
+def _settled(folder: Path | None, advice: Advice) -> None:
+    if folder is not None:
+        record(folder, advice.executor, str(advice))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,20 +12,43 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.errors import SettingError, nearest
+from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.together import SideBySide
 from attune.fedserver.view.status import status
 from attune.simulation.federation import Ended
 from attune.simulation.table import Row, Table, row_of
-from attune.simulation.worlds import World
+from attune.simulation.worlds import SEQUENTIAL, World
 
 if TYPE_CHECKING:
+    from attune.common.pictures.page import Section
     from attune.fedclient.model.artifact import Model
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A page of pictures with their numbers."""
+
+    title: str
+    sections: Sequence[Section] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from attune.common.pictures import page
+
+        return page.render(self.title, self.sections)
+
+    def save(self, folder: str | Path) -> Path:
+        """A PNG file for each picture, and index.html with all of them; the page's path."""
+        from attune.common.pictures import page
+
+        return page.write(Path(folder).expanduser(), self.title, self.sections)[-1]
 
 
 class Result:
     """Of a federation that is over."""
 
-    def __init__(self, ended: Ended, world: World) -> None:
-        self._ended, self._world = ended, world
+    def __init__(self, ended: Ended, world: World, executor: Executor | None = None) -> None:
+        self._ended, self._world, self._executor = ended, world, executor
 
     def __repr__(self) -> str:
         found = self.status
@@ -44,6 +68,29 @@ class Result:
         if name not in self._ended.results:
             raise SettingError(f"there is no device {name!r}{nearest(name, self._ended.results)}")
         return self._world.model(name)
+
+    def plot(self, *pictures: str) -> Pictures:
+        """The pictures of `fedserver plot`: those named, or all that there can be. A notebook shows them; `save` writes them.
+
+        Errors: SettingError for a picture that cannot be.
+        """
+        from attune.fedserver.view import plots
+
+        source = plots.Drawn(lambda: self._ended.found, self._world.blobs, None, "this simulation")
+        title, sections, _ = plots.pages(source, pictures)
+        return Pictures(title, sections)
+
+    @property
+    def executor(self) -> str:
+        """How cohorts were carried out: "sequential", "stacked" ("auto" where no trial was needed), or a class of one's own."""
+        if self._executor is None:
+            return SEQUENTIAL
+        return self._executor.how if isinstance(self._executor, SideBySide) else type(self._executor).__name__
+
+    @property
+    def one_by_one(self) -> list[str]:
+        """Why devices that are stacked did some things one by one, each reason once."""
+        return self._executor.reasons if isinstance(self._executor, SideBySide) else []
 
     @property
     def digests(self) -> dict[str, str]:
@@ -65,7 +112,7 @@ class Result:
         export.write_tables(found, found.plan, out)
         (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.status)))
         with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+            writer = csv.DictWriter(file, [each.name for each in fields(Row)])
             writer.writeheader()
             writer.writerows(asdict(row) for row in self.table())
         for name in self._ended.results:

@@ -36,7 +36,7 @@ def simulate(
     settings: Mapping[str, Any] = NO_SETTINGS,
     baseline: Literal["local"] | None = None,
     home: str | Path | None = None,
-    executor: Literal["sequential"] | Executor | None = None,
+    executor: Literal["sequential", "stacked", "auto"] | Executor | None = None,
     progress: bool | Tell | None = None,
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
@@ -51,8 +51,9 @@ def simulate(
     settings: as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}; `min_clients` is all devices.
     baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
     home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
-    executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), or an object that is
-    given all of them. A home keeps the one that it was begun with.
+    executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), "stacked" (side by
+    side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one), or an object
+    that is given all of them. A home keeps the one that it was begun with.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
@@ -71,6 +72,6 @@ def simulate(
 
         async def run(stopped: Stopped) -> Result:
             ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
-            return Result(ended, place)
+            return Result(ended, place, how)
 
         return run_alone(run)

@@ -81,6 +81,7 @@ class Kept(msgspec.Struct, frozen=True):
     """simulation.json: what this folder was begun with, beside the settings that the ledger has."""
 
     executor: str
+    why: str = ""  # of one that was tried: what it came to
 
 
 def reconciled(folder: Path, executor: str | None) -> str:
@@ -100,9 +101,14 @@ def reconciled(folder: Path, executor: str | None) -> str:
     return kept.executor
 
 
-def record(folder: Path, executor: str) -> None:
+def begun(folder: Path) -> bool:
+    """Whether the executor of the simulation in `folder` is recorded."""
+    return (folder / "simulation.json").exists()
+
+
+def record(folder: Path, executor: str, why: str = "") -> None:
     """Written once the folder is this process's own."""
-    write_file(folder / "simulation.json", msgspec.json.encode(Kept(executor)), PUBLIC)
+    write_file(folder / "simulation.json", msgspec.json.encode(Kept(executor, why)), PUBLIC)
 
 
 @contextmanager

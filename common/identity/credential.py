@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from attune.common.durable import write_file
-from attune.common.errors import CertificateRefused, NotEnrolled
+from attune.common.errors import CertificateRefused, HomeMismatch, NotEnrolled
 from attune.common.identity.certificates import subject
 
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -41,7 +42,7 @@ class Credential:
 
     @classmethod
     def load(cls, folder: Path, name: str = "device") -> Credential:
-        """Reads what `save` wrote. Raises NotEnrolled if there is none, CertificateRefused if it is damaged."""
+        """Reads what `save` wrote. Raises NotEnrolled if there is none, HomeMismatch if it is damaged."""
         path = folder / f"{name}.pem"
         try:
             data = path.read_bytes()
@@ -50,7 +51,10 @@ class Credential:
         key_pem, begin, rest = data.partition(_BEGIN_CERTIFICATE)
         credential = cls(key_pem, begin + rest)
         if not credential.fits():
-            raise CertificateRefused(f"{path} is damaged: its key and certificate do not belong together. Enrol again.")
+            raise HomeMismatch(
+                f"{path} is damaged: its key and certificate do not belong together. Restore it from a backup, or enrol anew "
+                "with another home and name"
+            )
         return credential
 
     def fits(self) -> bool:
@@ -111,6 +115,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
         raise CertificateRefused(f"The certificate cannot be read ({error}). Enrol again.") from error
 
 
+@lru_cache(maxsize=1024)  # it is asked at every call, of the same few
 def fingerprint_of(pem: bytes) -> str:
     """Lower hex SHA-256 of the DER of the first certificate in `pem`: the identity of who holds its key."""
     return load_certificate(pem).fingerprint(hashes.SHA256()).hex()

@@ -18,7 +18,9 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.work.blend import weights_of
+from attune.fedclient.work.blend import Weighing
+from attune.fedclient.work.build import family_of
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
@@ -34,7 +36,8 @@ class Baselines:
 
     def __init__(self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool) -> None:
         self._plan = plan
-        self._trainer = Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), plan.train, device)
+        family = (family_of(plan), "baseline")
+        self._trainer = Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), plan.train, device, family=family)
         initial = self._initial() if local else {}
         # In the model's order, not that of a file: sums over tensors are folded in it.
         self.local = {name: (saved or initial)[name] for name in initial} if local else None
@@ -45,11 +48,12 @@ class Baselines:
     def _initial(self) -> Tensors:
         return {name: tensor.clone() for name, tensor in tensors_of(build(self._plan.model, self._plan.seed)).items()}
 
-    def trained(self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool]) -> Tensors | None:
+    def trained(self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool]) -> Jobs[Tensors | None]:
         """The local model after one more order's worth of training; bit by bit what the method `local` does with it."""
         if self.local is None:
             return None
-        return self._trainer.train(self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled).tensors
+        trained = yield from self._trainer.training(self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled)
+        return trained.tensors
 
     def candidates(self, common: Tensors) -> Candidates:
         """The models there are, each with what evaluates it.
@@ -79,11 +83,13 @@ def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> 
     return "private" not in part_of.values() and settings.uses_head
 
 
-def right_on_test(candidates: Candidates, data: Prepared) -> dict[Choice, torch.Tensor]:
+def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
     """Which labels of the test part each finds, (N,) or (N, T) bool; none where there is no test part."""
-    if not len(data.test_x):
-        return {}
-    return {name: trainer.right(tensors, data.test_x, data.test_y) for name, (trainer, tensors) in candidates.items()}
+    right: dict[Choice, torch.Tensor] = {}
+    if len(data.test_x):
+        for name, (trainer, tensors) in candidates.items():
+            right[name] = yield from trainer.right(tensors, data.test_x, data.test_y)
+    return right
 
 
 def constant_answer(data: Prepared) -> float | None:
@@ -106,7 +112,10 @@ def compared(own: torch.Tensor, rival: torch.Tensor) -> tuple[int, int]:
     return int((gain_N > 0).sum()), int((gain_N < 0).sum())
 
 
-def weighed(candidates: Candidates, data: Prepared) -> dict[Choice, float]:
+def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, float]]:
     """How much each model counts, by the samples held out of training."""
-    x, y = data.validation_x, data.validation_y
-    return weights_of({name: trainer.probability(tensors, x, y) for name, (trainer, tensors) in candidates.items()})
+    probability: dict[Choice, torch.Tensor] = {}
+    for name, (trainer, tensors) in candidates.items():
+        probability[name] = yield from trainer.probability(tensors, data.validation_x, data.validation_y)
+    weights: dict[Choice, float] = yield Weighing(probability)
+    return weights

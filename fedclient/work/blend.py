@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from attune.common.metrics import Choice
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
-from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 
 PSEUDO_COUNT = 1.0  # samples that each model is said to explain beforehand: draws the weights of few samples to equal ones
 FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without being ruled out
@@ -45,17 +46,29 @@ def weights_of(probability: Mapping[Choice, Tensor]) -> dict[Choice, float]:
     return dict(zip(probability, w_K.tolist(), strict=True))
 
 
+@dataclass(frozen=True)
+class Weighing:
+    """`weights_of` as a job."""
+
+    probability: Mapping[Choice, Tensor]
+
+    def alone(self) -> dict[Choice, float]:
+        return weights_of(self.probability)
+
+
 def classes_of(members: Sequence[Member], x: Tensor) -> Tensor:
     """The class that each sample of x (N, ...) is given, (N,), or each position, (N, T); on the CPU. One member at least."""
+    return alone(classifying(members, x))
+
+
+def classifying(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
+    """`classes_of`, which stops at what many devices can compute together."""
     found = []
     for at in range(0, len(x), EVALUATION_BATCH):
-        some_x = x[at : at + EVALUATION_BATCH]
-        scores = [_scores(member, some_x, len(members) > 1) for member in members]
+        scores = []
+        for member in members:
+            [(_, logits)] = yield Scores(member.trainer, member.tensors, x[at : at + EVALUATION_BATCH])
+            # A model alone needs no probabilities: its logits have the same order.
+            scores.append(member.weight * logits.float().softmax(-1) if len(members) > 1 else logits)
         found.append(torch.stack(scores).sum(dim=0).argmax(-1).cpu())
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
-
-
-def _scores(member: Member, x: Tensor, mixed: bool) -> Tensor:
-    """Of at most EVALUATION_BATCH samples. A model alone needs no probabilities: its logits have the same order."""
-    [(_, logits)] = member.trainer.logits(member.tensors, x)
-    return member.weight * logits.float().softmax(-1) if mixed else logits

@@ -6,7 +6,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import msgspec
+
 from attune.common.methods.method import Method, options_of
+from attune.common.plan import Plan
 from attune.fedclient.work.objectives.base import Objective
 from attune.fedclient.work.predictors.base import Predictor
 
@@ -48,6 +51,11 @@ def objective_for(method: Method, options: Mapping[str, Any]) -> Objective:
 def predictor_for(method: Method, options: Mapping[str, Any]) -> Predictor:
     """The predictor with its settings. Errors: SettingError."""
     return predictor_class(method.predictor)(options_of(method, options).predictor)
+
+
+def family_of(plan: Plan) -> bytes:
+    """Equal for devices that compute alike but for their tensors, samples and seeds."""
+    return msgspec.json.encode(plan)
 
 
 def _load(folder: str, path: str) -> object:

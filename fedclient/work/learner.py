@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from attune.common.errors import Forbidden, HomeMismatch, NoModel
+from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
 from attune.common.faults import fail_at
 from attune.common.methods.method import assign, options_of
 from attune.common.methods.registry import method_from_options
@@ -23,18 +23,21 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.protocol import ENCODINGS
 from attune.common.seeds import derive
+from attune.common.wire.encodings import encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
-from attune.fedclient.work.blend import Member, classes_of
-from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.blend import Member, classifying
+from attune.fedclient.work.build import family_of, objective_for, predictor_for
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.state import check_order_id
-from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trainer
+from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
 RECEIVED, LOCAL, KEPT = "received", "local", "kept-{}"  # what is committed beside the model's tensors
 
@@ -70,7 +73,7 @@ class Learner:
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self._constant = baselines.constant_answer(self.data)
-        self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of)
+        self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"))
         self.theta |= self.trainer.extras(self.theta)
         self.served: dict[str, str] = {}
         self.versions: dict[str, int] = {}
@@ -115,12 +118,20 @@ class Learner:
         fetched: digest -> tensors, for what `missing` named. Errors: Cancelled (nothing changed), TrainingDiverged, DiskFull,
         Forbidden (an order that asks for a private part).
         """
+        return alone(self.work(order, fetched, bytes_down, progress, cancelled))
+
+    def work(
+        self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Jobs[Result]:
+        """`carry_out`, which stops at what many devices can compute together."""
         if self.newest is not None and self.newest.order_id == order.id:
             return self.newest
         check_order_id(order.id)
         started = time.monotonic()
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
         self._check_trains(order)
+        if order.encoding and order.encoding not in ENCODINGS:
+            raise WireError(f"the server asks for parts written as {order.encoding[:40]!r}: update fedclient")
         theta, received, served = self._merged(order, fetched)
         result = Result(
             order_id=order.id,
@@ -132,18 +143,19 @@ class Learner:
             accuracy_constant=self._constant,
             bytes_down=bytes_down,
             served=served,
+            encoding=order.encoding if returns else "",
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},
         )
         beside = {RECEIVED: received} if self.keeps_received else {}
         seeds, local = self._seeds(order.round), self.baselines.local
         if order.train:
-            result, theta, local = self._trained(result, theta, received, order, progress, cancelled)
+            result, theta, local = yield from self._trained(result, theta, received, order, progress, cancelled)
         else:
             common = self._common(order, fetched, received)
-            result, kept = self._compared(result, theta, received, common, seeds, cancelled)
+            result, kept = yield from self._compared(result, theta, received, common, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         beside |= {} if local is None else {LOCAL: local}
-        parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
+        parts = {part: encode(self._handed_in(part, names, theta, received), order.encoding) for part, names in returns.items()}
         if cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
@@ -169,7 +181,7 @@ class Learner:
 
     def _trained(
         self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
-    ) -> tuple[Result, Tensors, Tensors | None]:
+    ) -> Jobs[tuple[Result, Tensors, Tensors | None]]:
         """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
@@ -180,11 +192,13 @@ class Learner:
         def second(done: float) -> None:
             progress((1 + done) / passes)
 
-        before = self._accuracy(theta, received, seeds, cancelled)
-        trained = self.trainer.train(theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains)
-        after = self._accuracy(trained.tensors, received, seeds, cancelled)
+        x, y = data.train_x, data.train_y
+        before = yield from self._accuracy(theta, received, seeds, cancelled)
+        trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains)
+        after = yield from self._accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
-        return result, trained.tensors, self.baselines.trained(data, seeds, second, cancelled)
+        local = yield from self.baselines.trained(data, seeds, second, cancelled)
+        return result, trained.tensors, local
 
     def _cold_start(self, order: Order) -> tuple[BlobRef, ...]:
         return order.cold_start if self.has_rival else ()
@@ -198,18 +212,18 @@ class Learner:
 
     def _compared(
         self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
-    ) -> tuple[Result, dict[Choice, Tensors]]:
+    ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
         """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one)."""
         data = self.data
-        own = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
+        own = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
         candidates: baselines.Candidates = {self.own: (self.trainer, own), **self.baselines.candidates(common)}
-        right = baselines.right_on_test(candidates, data)
+        right = yield from baselines.right_on_test(candidates, data)
         found = {name: float(each.double().mean()) for name, each in right.items()}
         counts = {name: baselines.compared(right[self.own], each) for name, each in right.items() if name != self.own}
         choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
-        weights = baselines.weighed(candidates, data) if choosing else {}
+        weights = (yield from baselines.weighed(candidates, data)) if choosing else {}
         members = [Member(weight, *candidates[name]) for name, weight in weights.items()]
-        blended = classes_of(members, data.test_x) == data.test_y.cpu() if members and right else None
+        blended = (yield from classifying(members, data.test_x)) == data.test_y.cpu() if members and right else None
         result = msgspec.structs.replace(
             result,
             accuracy_before=found.get(self.own),
@@ -232,6 +246,11 @@ class Learner:
             return {name: theta[name] - received[name] for name in names}
         return {name: theta[name] for name in names}
 
+    def trial(self) -> Jobs[Trained]:
+        """Training as an order's would be, to see how long it takes: nothing comes of it."""
+        data = self.data
+        return self.trainer.training(self.theta, self.received, data.train_x, data.train_y, self._seeds(0))
+
     def finished(self) -> dict[Choice, Tensors]:
         """What the device predicts with now: all that a finished model needs, of each model that counts.
 
@@ -247,12 +266,12 @@ class Learner:
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
 
-    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> float | None:
+    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
         data = self.data
         if not len(data.test_x):
             return None
-        prepared = self.trainer.prepare(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        return self.trainer.evaluate(prepared, data.test_x, data.test_y)
+        prepared = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
+        return float((yield from self.trainer.right(prepared, data.test_x, data.test_y)).double().mean())
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
         found = {name: tensors[name] for name, kind in self.part_of.items() if kind == part and kind != "private"}

@@ -5,28 +5,44 @@ Shapes: N samples, C classes; a batch has B samples. Samples may lie on the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
-from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
+from attune.fedclient.work.objectives.batches import batches
+from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.predictors.base import Predictor
 
-__all__ = ["Cancelled", "Progress", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]
+__all__ = ["Cancelled", "Progress", "Scores", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]
 
 EVALUATION_BATCH = 512
 
 Seeds = Callable[[str], int]  # purpose -> seed, in one order
 
 
+@dataclass(frozen=True)
+class Scores:
+    """The scores that prepared tensors give to samples x (N, ...): (index, logits) of each batch, as `Trainer.logits`."""
+
+    trainer: Trainer
+    prepared: Mapping[str, Tensor]
+    x: Tensor
+
+    def alone(self) -> Iterator[tuple[int, Tensor]]:
+        return self.trainer.logits(self.prepared, self.x)
+
+
 class Trainer:
     """Trains and evaluates weights given by name; the module only says how to compute.
 
-    Arguments: `model` is moved to `device`; `settings` as the plan fixes them; `kinds` tells of each tensor which part it is.
+    Arguments: `model` is moved to `device`; `settings` as the plan fixes them; `kinds` tells of each tensor which part it is;
+    `family` is equal for trainers that differ in nothing (LocalTask).
     """
 
     def __init__(
@@ -37,6 +53,7 @@ class Trainer:
         settings: TrainSettings,
         device: torch.device,
         kinds: Mapping[str, str] | None = None,
+        family: Hashable = None,
     ) -> None:
         self.network = Network(model.to(device))
         self.objective = objective
@@ -44,6 +61,7 @@ class Trainer:
         self.settings = settings
         self.device = device
         self.kinds = kinds or {}
+        self.family = family
 
     def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """What this device keeps beside the model, as it is before its first order. Errors: SettingError."""
@@ -65,8 +83,22 @@ class Trainer:
         `received`: what the server served, by name. `trains`: the kinds of tensors that move; the others come back bit for bit;
         none named: all move. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
         """
+        return alone(self.training(start, received, x, y, seeds, progress, cancelled, trains))
+
+    def training(
+        self,
+        start: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        seeds: Seeds,
+        progress: Progress = lambda done: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        trains: Collection[str] = (),
+    ) -> Jobs[Trained]:
+        """`train`, which stops at what many devices can compute together."""
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains)
-        trained = self.objective.run(task)
+        trained = yield from self.objective.work(task)
         return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
 
     def prepare(
@@ -79,26 +111,41 @@ class Trainer:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Tensors:
         """What the device predicts with: arguments as for `train`."""
+        return alone(self.preparing(tensors, received, x, y, seeds, cancelled))
+
+    def preparing(
+        self,
+        tensors: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        seeds: Seeds,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Jobs[Tensors]:
+        """`prepare`, which stops at what many devices can compute together."""
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
-        return {name: tensor.cpu() for name, tensor in self.predictor.prepare(task).items()}
+        prepared = yield from self.predictor.work(task)
+        return {name: tensor.cpu() for name, tensor in prepared.items()}
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
-        return float(self.right(prepared, x, y).double().mean())
+        return float(alone(self.right(prepared, x, y)).double().mean())
 
-    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
         found = []
-        for at, logits in self.logits(prepared, x):
+        scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
+        for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
             check_scores(logits, some_y)
             found.append(logits.argmax(-1) == some_y)
         return torch.cat(found).cpu()
 
-    def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """What prepared tensors give to the labels y (N,) or (N, T) of x (N, ...): in y's shape, on the CPU."""
         found = []
-        for at, logits in self.logits(prepared, x):
+        scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
+        for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
             check_scores(logits, some_y)
             found.append(logits.float().softmax(-1).gather(-1, some_y.unsqueeze(-1)).squeeze(-1))
@@ -136,6 +183,7 @@ class Trainer:
             trains=frozenset(trains),
             progress=progress,
             cancelled=cancelled,
+            family=self.family,
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:

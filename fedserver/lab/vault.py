@@ -79,6 +79,10 @@ class Vault:
         """At start: what was true before the last commit."""
         self._replaced = [slot for slot in replaced if slot.part == self._part]
 
+    def take_back(self) -> None:
+        """What was staged is not the state, and will not be: its blobs are written again under the same names."""
+        self._staged = {}
+
     def settle(self) -> None:
         """After the commit: what was staged is the state.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -16,7 +16,8 @@ from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import embeddings as embedding_rows
 from attune.fedserver.lab.aggregators import matrices
-from attune.fedserver.ports.blobs import Damaged, blob_of
+from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
+from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics
 from attune.fedserver.view.beside import snapshot
@@ -29,12 +30,12 @@ ATTEMPTS = 5  # a running server removes the files of a closed round's old state
 class Drawn:
     """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
 
-    def __init__(self, home: Home, labels: Path | None) -> None:
-        found = snapshot(home)
+    def __init__(self, look: Callable[[], Snapshot], blobs: Blobs, labels: Path | None, where: str) -> None:
+        """look: what the ledger holds now. where: what errors call it."""
+        found = look()
         if found.plan is None or not found.rows:
-            raise NoModel(f"{home.path} has no rounds yet: there is nothing to draw before the first is closed")
-        self._home, self.rows = home, found.rows
-        self._blobs = FolderBlobs(home.path)
+            raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
+        self._look, self._blobs, self._where, self.rows = look, blobs, where, found.rows
         self.closed = found.record.round
         self.summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, self.closed)
         if labels is None:
@@ -43,13 +44,18 @@ class Drawn:
         else:
             self.groups, self.coloured_by = read_labels(labels, [device.name for device in found.devices])
 
+    @classmethod
+    def of_home(cls, home: Home, labels: Path | None) -> Self:
+        """Errors: as the constructor."""
+        return cls(lambda: snapshot(home), FolderBlobs(home.path), labels, str(home.path))
+
     def __repr__(self) -> str:
-        return f"Drawn({self._home.path}, {self.closed} rounds)"
+        return f"Drawn({self._where}, {self.closed} rounds)"
 
     def tensors(self, key: str, read: Callable[[TensorFile], T]) -> T | None:
         """`read` of the slot `key`, of whichever part has one; None if none has."""
         for attempt in range(ATTEMPTS):
-            found = next((slot for slot in snapshot(self._home).slots if slot.key == key), None)
+            found = next((slot for slot in self._look().slots if slot.key == key), None)
             if found is None:
                 return None
             try:
@@ -123,11 +129,16 @@ def plot_home(home: Home, out: Path, labels: Path | None, wanted: Sequence[str])
     Without `wanted`: all pictures that there can be, and why there cannot be the others.
     Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
     """
-    source = Drawn(home, labels)
+    title, sections, left_out = pages(Drawn.of_home(home, labels), wanted)
+    return [*map(str, page.write(out, title, sections)), *left_out]
+
+
+def pages(source: Drawn, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
+    """(title, sections, why pictures are left out). Arguments and errors: as `plot_home`."""
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
-    return [*map(str, page.write(out, title, [plot_accuracy.figures_of(summary), *sections])), *left_out]
+    return title, [plot_accuracy.figures_of(summary), *sections], left_out
 
 
 def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attune.common.durable import write_file
-from attune.common.errors import CertificateRefused, DiskFull, NotEnrolled
+from attune.common.errors import CertificateRefused, DiskFull, HomeMismatch, NotEnrolled
 from attune.common.identity.credential import (
     Credential,
     check_dates,
@@ -86,7 +86,7 @@ def test_a_damaged_credential_is_refused(authority: Authority, device: Any, home
             "garbage": b"\0\xff",
         }[damage]
     )
-    with pytest.raises(CertificateRefused, match="damaged"):
+    with pytest.raises(HomeMismatch, match="damaged"):
         Credential.load(home)
 
 

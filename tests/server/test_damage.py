@@ -136,3 +136,17 @@ def test_what_a_kill_left_beside_the_state_goes_at_the_next_start(tmp_path: Path
     bench.blobs.sweep()
     assert {f"state/{path.name}" for path in (tmp_path / "state").iterdir()} == kept
     assert list((tmp_path / "serve").iterdir()) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_that_was_staged_and_not_committed_is_closed_again_to_the_same_bits(tmp_path: Path, method: str) -> None:
+    """A full disk between the aggregation and the commit: the server tries the whole step again, in the same process."""
+    benches = [Bench(tmp_path / name, plan(method, "vit")) for name in ("once", "again")]
+    for bench in benches:
+        bench.close(a=(0.25, 3), b=(-0.5, 5))
+    once, again = benches
+    again.round(a=(1.0, 3), c=(-0.25, 5))
+    for bench in benches:
+        bench.close(a=(1.0, 3), c=(-0.25, 5))
+    assert again.digests(("a", "b", "c")) == once.digests(("a", "b", "c"))
+    assert {slot.digest for slot in again.slots.values()} == {slot.digest for slot in once.slots.values()}

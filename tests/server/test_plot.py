@@ -159,7 +159,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     present = snapshot(fed.home)
     old = [msgspec.structs.replace(slot, file=f"old.{slot.file}") for slot in present.slots]
     gone = replace(present, slots=tuple(old))
-    source = plot.Drawn(fed.home, None)
+    source = plot.Drawn.of_home(fed.home, None)
     answers = [gone, present]
     monkeypatch.setattr(plot, "snapshot", lambda home: answers.pop(0))
     assert source.tensors("matrices", lambda file: "mean" in file) is True
@@ -197,7 +197,7 @@ def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
 
 def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
     fed = federation(clients=4)
-    source = plot.Drawn(fed.home, None)
+    source = plot.Drawn.of_home(fed.home, None)
     assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
     assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
@@ -244,7 +244,7 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
 def exported(federation_, folder, **changes):
     """A folder with a summary as of `fedserver export`, changed."""
     folder.mkdir()
-    source = plot.Drawn(federation_.home, None)
+    source = plot.Drawn.of_home(federation_.home, None)
     found = msgspec.structs.replace(source.summary, **changes)
     (folder / "summary.json").write_bytes(msgspec.json.encode(found))
     return str(folder)
@@ -252,7 +252,7 @@ def exported(federation_, folder, **changes):
 
 def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
     fed = federation(clients=4)
-    whole = plot.Drawn(fed.home, None).summary
+    whole = plot.Drawn.of_home(fed.home, None).summary
     tp = {mean: figure(mean, 0.1) for mean in (0.5, 0.7, 0.9)}
     folders = [
         exported(fed, tmp_path / "a", fedtp=tp[0.5], settings=whole.settings | {"round.clients": 2}),

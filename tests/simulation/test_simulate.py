@@ -134,6 +134,18 @@ def test_what_is_saved_is_what_an_export_has_and_the_models(tmp_path: Path) -> N
         assert Model.load(out / "models" / name).predict(x) == result.model(name).predict(x)
 
 
+def test_pictures_are_shown_or_written(tmp_path: Path) -> None:
+    result = attune.simulate(CLOUDS, "fedmcsa", "dnn", rounds=2, settings={"train.local_epochs": 1})
+    drawn = result.plot()
+    assert drawn._repr_html_().count("<img") >= 3
+    page = drawn.save(tmp_path / "out")
+    assert page == tmp_path / "out" / "index.html"
+    assert {"accuracy.png", "attention.png"} <= {path.name for path in page.parent.iterdir()}
+    assert result.plot("attention")._repr_html_().count("<img") == 1
+    with pytest.raises(SettingError, match="fedmcsa has no embeddings"):
+        result.plot("embeddings")
+
+
 def test_sampling_and_settings_by_section() -> None:
     by_name = attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK | {"round.clients": 1})
     by_section = attune.simulate(

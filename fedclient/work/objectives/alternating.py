@@ -6,8 +6,9 @@ from __future__ import annotations
 import msgspec
 
 from attune.common.methods.settings.objectives import AlternatingSettings
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
-from attune.fedclient.work.objectives.descent import descend, last_loss
+from attune.fedclient.work.objectives.descent import Descent, last_loss
 
 
 class Alternating(Objective):
@@ -19,13 +20,14 @@ class Alternating(Objective):
     def __repr__(self) -> str:
         return f"Alternating(head_epochs={self._settings.head_epochs}, body_epochs={self._settings.body_epochs})"
 
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """The loss reported is that of the rest's last epoch. A frozen layer's running statistics go on."""
         head_epochs, body_epochs = self._settings.head_epochs, self._settings.body_epochs
         private = {name for name in task.start if task.kinds.get(name) == "private"}
         turn = head_epochs / (head_epochs + body_epochs)
         head = msgspec.structs.replace(task.settings, local_epochs=head_epochs, local_steps=0)
         body = msgspec.structs.replace(head, local_epochs=body_epochs)
-        first = descend(task, task.start, task.cross_entropy, private, head, "head", (0.0, turn))
-        second = descend(task, first.tensors, task.cross_entropy, task.start.keys() - private, body, share=(turn, 1.0))
+        first: Trained = yield Descent(task, head, task.start, task.plain, names=private, purpose="head", share=(0.0, turn))
+        rest = task.start.keys() - private
+        second: Trained = yield Descent(task, body, first.tensors, task.plain, names=rest, share=(turn, 1.0))
         return Trained(second.tensors, last_loss(first, second))

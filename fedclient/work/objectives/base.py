@@ -6,28 +6,42 @@ N samples, C classes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
+from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.network import Network
 
 Tensors = dict[str, torch.Tensor]
 Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor]  # (tensors, x) -> logits (N, ..., C)
-Loss = Callable[[Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]  # (tensors, x, y) -> scalar
 Progress = Callable[[float], None]
 
 PERSONAL = "personal."  # tensors named so are a device's own, beside the model's, and never leave it
+
+
+class Batch(NamedTuple):
+    """Samples of one device for one step."""
+
+    x: torch.Tensor  # (B, ...)
+    y: torch.Tensor  # (B, ...) int64
+    weight: torch.Tensor | None = None  # (B,): how much each counts in a mean, summing to 1; None: all alike
+
+
+# (tensors, what else the device has for it, batch) -> scalar. It sees nothing of a device but these, so that it serves many.
+Loss = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Batch], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Trained:
     tensors: Tensors
     loss: float  # sample-weighted mean over the last epoch, or over all local steps
+    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of a descent that changes them: what they became
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class LocalTask:
     trains: frozenset[str] = frozenset()  # the kinds that may move, "personal" for the objective's extras; empty: all
     progress: Progress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
+    family: Hashable = None  # equal for devices that compute alike but for tensors, samples and seeds; None: for this one alone
 
     def takes(self, name: str, own: bool = False) -> bool:
         """Whether this tensor may move. own: it is the device's own under the model's name.
@@ -55,9 +70,20 @@ class LocalTask:
         own, name = own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
         return not self.trains or self.kinds.get(name) in self.trains or (own and "personal" in self.trains)
 
-    def cross_entropy(self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def movable(self, tensors: Mapping[str, torch.Tensor], own: bool = False) -> list[str]:
+        """The names of those tensors that can be trained and may move. own: as for `takes`."""
+        trainable = self.network.trainable
+        return [name for name in tensors if name.removeprefix(PERSONAL) in trainable and self.takes(name, own)]
+
+    def cross_entropy(
+        self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """f_i: the mean loss of a mini-batch."""
-        return mean_cross_entropy(self.network(tensors, x), y)
+        return mean_cross_entropy(self.network(tensors, x), y, weight)
+
+    def plain(self, tensors: Mapping[str, torch.Tensor], _: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """`cross_entropy` as a Loss."""
+        return self.cross_entropy(tensors, *batch)
 
     def class_counts(self, classes: int) -> torch.Tensor:
         """(C,) int64 on the CPU: how often each label occurs in the training samples."""
@@ -68,6 +94,7 @@ class Objective(ABC):
     """A device's local algorithm. Constructed with its settings."""
 
     keeps_received = False  # whether `received` must survive a restart
+    by_itself: ClassVar[str] = ""  # why devices cannot be trained together with it; empty: they can
 
     def extras(self, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
         """Further tensors that the device keeps: `personal.` + the name of what they stand beside.
@@ -77,8 +104,12 @@ class Objective(ABC):
         return {}
 
     @abstractmethod
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """Every tensor of `task.start` after local training. Errors: TrainingDiverged, Cancelled."""
+
+    def run(self, task: LocalTask) -> Trained:
+        """What `work` comes to, by itself."""
+        return alone(self.work(task))
 
 
 def extras_of(objective: Objective, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
@@ -101,13 +132,16 @@ def personal(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     return {PERSONAL + name: tensor for name, tensor in tensors.items()}
 
 
-def mean_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def mean_cross_entropy(logits: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
     """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...).
 
-    Errors: SettingError as for `check_scores`.
+    weight (N,): of each sample, as in Batch. Errors: SettingError as for `check_scores`.
     """
     check_scores(logits, y)
-    return cross_entropy(logits.flatten(end_dim=-2), y.flatten())
+    if weight is None:
+        return cross_entropy(logits.flatten(end_dim=-2), y.flatten())
+    loss = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return (loss.reshape(len(y), -1).mean(dim=1) * weight).sum()
 
 
 def check_scores(logits: torch.Tensor, y: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The loop of mini-batches that every local algorithm runs, and plain SGD on any loss and any of the tensors.
+"""The loop of mini-batches that every local algorithm runs: SGD on any loss and any of the tensors.
 
 B samples of a batch.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +17,12 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
-from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Loss, Tensors, Trained
+from attune.common.wire.checks import is_finite
+from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
+from attune.fedclient.work.objectives.batches import batch_of, batches
+
+# (tensors, beside): changes `beside` in place, element by element, so that it serves one device and many.
+Follow = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 
 class TrainingDiverged(AttuneError):
@@ -30,32 +37,105 @@ class Cancelled(AttuneError):
     kind = "cancelled"
 
 
-def descend(
-    task: LocalTask,
-    tensors: Mapping[str, Tensor],
-    loss: Loss,
-    names: Collection[str] | None = None,
-    settings: TrainSettings | None = None,
-    purpose: str = "",
-    share: tuple[float, float] = (0.0, 1.0),
-    own: bool = False,
-) -> Trained:
+@dataclass(frozen=True)
+class Ahead:
+    """The gradient is taken at the end of a step of plain SGD, which itself is not taken: first-order MAML."""
+
+    rate: float
+    purpose: str  # of the batches that the step is made with
+
+
+@dataclass(frozen=True)
+class Descent:
     """SGD with a fresh optimiser on `loss` from `tensors`, which stay as they are.
 
-    names: what is trained; all that can be if None. settings: the task's if None. purpose, share and own: as for `sweep`.
-    Where the task lets none of it move, nothing is done and the loss is not a number. Errors: TrainingDiverged, Cancelled.
+    Where the task lets nothing of it move, nothing is done and the loss is not a number.
     """
-    settings = settings or task.settings
-    work = leaves(task, tensors, names, own)
-    if not any(tensor.requires_grad for tensor in work.values()):
-        return Trained(work, math.nan)
-    optimiser = sgd(work, settings.lr, settings)
 
-    def step(x_B: Tensor, y_B: Tensor) -> Tensor:
-        return take_step(task, optimiser, lambda: loss(work, x_B, y_B), settings)
+    task: LocalTask
+    settings: TrainSettings
+    tensors: Mapping[str, Tensor]
+    loss: Loss
+    beside: Mapping[str, Tensor] = field(default_factory=dict)  # what else the loss needs of this device
+    names: Collection[str] | None = None  # what is trained; all that may move if None
+    purpose: str = ""  # a second descent of one task has a name, and with it batches and dropout of its own
+    share: tuple[float, float] = (0.0, 1.0)  # where the task's progress begins and ends
+    own: bool = False  # the tensors are the device's own under the model's names
+    repeat: int = 1  # steps on each batch
+    ahead: Ahead | None = None
+    follow: Follow | None = None  # after each batch
+    by_itself: str = ""  # why it cannot be computed together with those of other devices; empty: it can
 
-    mean = sweep(task, step, settings, purpose, share, own)
-    return Trained(finished(work, settings), mean)
+    def __repr__(self) -> str:
+        return f"<Descent {self.purpose or 'of'} {len(self.moving)} tensors on {len(self.task.x)} samples>"
+
+    @cached_property
+    def moving(self) -> tuple[str, ...]:
+        """The names of the tensors that take gradients."""
+        movable = self.task.movable(self.tensors, self.own)
+        return tuple(name for name in movable if self.names is None or name in self.names)
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps in one pass over the samples."""
+        return -(-len(self.task.x) // self.settings.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.settings.local_steps or self.settings.local_epochs * self.per_epoch
+
+    @property
+    def counted_from(self) -> int:
+        """The first step whose loss is reported: of the last epoch, or of all steps."""
+        return 0 if self.settings.local_steps else self.steps - self.per_epoch
+
+    def batches(self, purpose: str) -> Iterator[Tensor]:
+        """Indices (B,) of each step. purpose: of the draw, where it is not the usual one."""
+        return batches(len(self.task.x), self.settings, self.batch_seed(purpose))
+
+    def batch_seed(self, purpose: str) -> int:
+        """Of the draw of batches for this purpose."""
+        return self.task.seeds(f"batches {purpose}".strip())
+
+    def alone(self) -> Trained:
+        """Errors: TrainingDiverged; Cancelled between two batches."""
+        return descend(self)
+
+
+def descend(job: Descent) -> Trained:
+    """The descent of one device by itself. Errors: TrainingDiverged, Cancelled."""
+    task, settings = job.task, job.settings
+    work, beside = _leaves(job), dict(job.beside)
+    if not job.moving:
+        return Trained(work, math.nan, beside)
+    if job.follow is not None:
+        beside = {name: tensor.detach().clone() for name, tensor in beside.items()}
+    trained = {name: work[name] for name in job.moving}
+    optimiser = torch.optim.SGD(
+        list(trained.values()), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    others = job.batches(job.ahead.purpose) if job.ahead else None
+
+    def value(batch: Batch) -> Tensor:
+        if job.ahead is None or others is None:
+            return job.loss(work, beside, batch)
+        gradients = _gradients(job.loss(work, beside, batch_of(task, next(others))), trained, settings)
+        # The step is a constant here, so the gradient at its end is the first-order one.
+        ahead = {name: tensor - job.ahead.rate * gradients[name] for name, tensor in trained.items()}
+        return job.loss({**work, **ahead}, beside, batch)
+
+    def step(batch: Batch) -> Tensor:
+        for _ in range(job.repeat):
+            loss = _take_step(task, optimiser, lambda: value(batch), settings)
+        if job.follow is not None:
+            with torch.no_grad():
+                job.follow(work, beside)
+        return loss
+
+    mean = _sweep(job, step)
+    for tensor in trained.values():
+        _check(tensor.detach(), settings)
+    return Trained({name: tensor.detach() for name, tensor in work.items()}, mean, beside)
 
 
 def last_loss(*stages: Trained) -> float:
@@ -63,80 +143,38 @@ def last_loss(*stages: Trained) -> float:
     return next((stage.loss for stage in reversed(stages) if not math.isnan(stage.loss)), math.nan)
 
 
-def sweep(
-    task: LocalTask,
-    step: Callable[[Tensor, Tensor], Tensor],
-    settings: TrainSettings | None = None,
-    purpose: str = "",
-    share: tuple[float, float] = (0.0, 1.0),
-    own: bool = False,
-) -> float:
-    """Calls `step` with each mini-batch, which returns its loss; the sample-weighted mean over the last epoch or all steps.
+def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
+    """Calls `step` with each mini-batch, which returns its loss; the sample-weighted mean over the steps that are reported.
 
-    purpose: a second sweep in one task has a name, and with it batches and dropout of its own. share: where the task's progress
-    begins and ends. own: the tensors computed with are the device's own. Errors: TrainingDiverged if the loss is not finite;
-    Cancelled between two batches.
+    Errors: TrainingDiverged if the loss is not finite; Cancelled between two batches.
     """
-    settings, samples = settings or task.settings, len(task.x)
-    per_epoch = -(-samples // settings.batch_size)
-    steps = settings.local_steps or settings.local_epochs * per_epoch
-    counted_from = 0 if settings.local_steps else steps - per_epoch
+    task, settings = job.task, job.settings
     total = torch.zeros((), device=task.device, dtype=torch.float64 if task.device.type != "mps" else None)
     seen = 0
-    task.network.train(still=lambda name: not task.takes(name, own))
-    with _fork_rng(task.device, task.seeds(f"dropout {purpose}".strip())):
-        for number, index_B in enumerate(batches(samples, settings, task.seeds(f"batches {purpose}".strip()))):
-            if number == counted_from:
+    task.network.train(still=lambda name: not task.takes(name, job.own))
+    with _fork_rng(task.device, task.seeds(f"dropout {job.purpose}".strip())):
+        for number, index_B in enumerate(job.batches(job.purpose)):
+            if number == job.counted_from:
                 total, seen = torch.zeros_like(total), 0
             if task.cancelled():
                 raise Cancelled("this work was replaced")
-            total += step(*batch_of(task, index_B)) * len(index_B)
+            total += step(batch_of(task, index_B)) * len(index_B)
             seen += len(index_B)
-            if (number + 1) % per_epoch == 0 or number + 1 == steps:
+            if (number + 1) % job.per_epoch == 0 or number + 1 == job.steps:
                 _check(total, settings)
-            task.progress(share[0] + (share[1] - share[0]) * ((number + 1) / steps))
+            task.progress(job.share[0] + (job.share[1] - job.share[0]) * ((number + 1) / job.steps))
     return float(total) / seen
 
 
-def batches(samples: int, settings: TrainSettings, seed: int) -> Iterator[Tensor]:
-    """Indices (B,) of each step: epochs over seeded permutations, or `local_steps` batches, reshuffled when exhausted.
-
-    The last, incomplete batch of a permutation is used.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    left = settings.local_steps or settings.local_epochs * -(-samples // settings.batch_size)
-    while left > 0:
-        for index_B in torch.split(torch.randperm(samples, generator=generator), settings.batch_size)[:left]:
-            left -= 1
-            yield index_B
-
-
-def batch_of(task: LocalTask, index_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The samples and labels at these indices, on the task's device."""
-    index_B = index_B.to(task.x.device)
-    return task.x[index_B].to(task.device), task.y[index_B].to(task.device)
-
-
-def leaves(task: LocalTask, tensors: Mapping[str, Tensor], names: Collection[str] | None = None, own: bool = False) -> Tensors:
-    """Copies to compute with; those of `names` (None: any) that can be trained and that the task lets move take gradients.
-
-    own: they are the device's own under the model's names.
-    """
-    trainable = task.network.trainable
-    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    for name, copy in copies.items():
-        if name.removeprefix(PERSONAL) in trainable and (names is None or name in names) and task.takes(name, own):
-            copy.requires_grad_()
+def _leaves(job: Descent) -> Tensors:
+    """Copies to compute with; those that move take gradients."""
+    copies = {name: tensor.detach().clone() for name, tensor in job.tensors.items()}
+    for name in job.moving:
+        copies[name].requires_grad_()
     return copies
 
 
-def sgd(work: Mapping[str, Tensor], lr: float, settings: TrainSettings) -> torch.optim.SGD:
-    """A fresh optimiser of those tensors of `work` that take gradients."""
-    trained = [tensor for tensor in work.values() if tensor.requires_grad]
-    return torch.optim.SGD(trained, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-
-
-def take_step(task: LocalTask, optimiser: torch.optim.SGD, loss: Callable[[], Tensor], settings: TrainSettings) -> Tensor:
+def _take_step(task: LocalTask, optimiser: torch.optim.SGD, loss: Callable[[], Tensor], settings: TrainSettings) -> Tensor:
     """One step on `loss()`, whose detached value is returned."""
     optimiser.zero_grad(set_to_none=True)
     with autocast(task.device, settings):
@@ -148,12 +186,15 @@ def take_step(task: LocalTask, optimiser: torch.optim.SGD, loss: Callable[[], Te
     return value.detach()
 
 
-def finished(work: Mapping[str, Tensor], settings: TrainSettings) -> Tensors:
-    """The tensors, detached. Errors: TrainingDiverged if one that was trained is not finite."""
-    for tensor in work.values():
-        if tensor.requires_grad:
-            _check(tensor.detach(), settings)
-    return {name: tensor.detach() for name, tensor in work.items()}
+def _gradients(loss: Tensor, trained: Mapping[str, Tensor], settings: TrainSettings) -> Tensors:
+    """Clipped and with decay, as one step of SGD has them: a start that is trained for another step than the one that is taken
+    before prediction gets worse with every round."""
+    gradients = list(torch.autograd.grad(loss, list(trained.values()), materialize_grads=True))
+    if settings.clip_norm:
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+        gradients = [gradient * torch.clamp(settings.clip_norm / (norm + 1e-6), max=1.0) for gradient in gradients]
+    decay = settings.weight_decay
+    return {name: gradient + decay * value.detach() for gradient, (name, value) in zip(gradients, trained.items(), strict=True)}
 
 
 def autocast(device: torch.device, settings: TrainSettings) -> Any:
@@ -176,8 +217,13 @@ def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _check(values: Tensor, settings: TrainSettings) -> None:
-    if not torch.isfinite(values).all():
-        raise TrainingDiverged(
-            f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
-            "lower train.lr or set train.clip_norm on the server"
-        )
+    if not is_finite(values):
+        raise diverged(settings)
+
+
+def diverged(settings: TrainSettings) -> TrainingDiverged:
+    """What is raised then."""
+    return TrainingDiverged(
+        f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
+        "lower train.lr or set train.clip_norm on the server"
+    )

@@ -16,8 +16,9 @@ from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import GpSettings
 from attune.fedclient.work.gp.process import LinAlgError, exact, gibbs, log_evidence, own_covariance
 from attune.fedclient.work.gp.tree import class_tree, members
-from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained
-from attune.fedclient.work.objectives.descent import TrainingDiverged, descend
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.base import Batch, LocalTask, Objective, Tensors, Trained
+from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
 from attune.fedclient.work.objectives.memory import remember
 from attune.fedclient.work.objectives.network import Network
 
@@ -27,6 +28,8 @@ class Gp(Objective):
 
     The classifier head takes no part. The loss reported is the augmented one: comparable over rounds, not with other methods.
     """
+
+    by_itself = "the Gaussian processes have a class tree and Gibbs draws of each device's own"
 
     def __init__(self, settings: GpSettings) -> None:
         self._settings = settings
@@ -40,25 +43,26 @@ class Gp(Objective):
             raise SettingError(f"the model {type(network.model).__name__} has no layer before its head: choose another model")
         return {}
 
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         tree_JC = self._tree(task)
         generator = torch.Generator().manual_seed(task.seeds("gibbs"))
 
-        def loss(tensors: Mapping[str, Tensor], x_B: Tensor, y_B: Tensor) -> Tensor:
-            _, features = task.network.with_features(tensors, x_B)
-            features_PD, labels_P = exact(features.flatten(end_dim=-2)), y_B.flatten()
+        def loss(tensors: Mapping[str, Tensor], beside: Mapping[str, Tensor], batch: Batch) -> Tensor:
+            _, features = task.network.with_features(tensors, batch.x)
+            features_PD, labels_P = exact(features.flatten(end_dim=-2)), batch.y.flatten()
             if len(labels_P) > self._settings.batch_points:
                 kept = torch.randperm(len(labels_P), generator=generator)[: self._settings.batch_points].to(labels_P.device)
                 features_PD, labels_P = features_PD[kept.to(features_PD.device)], labels_P[kept]
             return self._loss(tree_JC, features_PD, labels_P.to(features_PD.device), generator)
 
         try:
-            return descend(task, task.start, loss)
+            trained: Trained = yield Descent(task, task.settings, task.start, loss, by_itself=self.by_itself)
         except LinAlgError as error:
             raise TrainingDiverged(
                 f"the kernel matrix of the features is not finite any more (lr {task.settings.lr:g}): "
                 "lower train.lr or set train.clip_norm on the server"
             ) from error
+        return trained
 
     def _tree(self, task: LocalTask) -> Tensor:
         classes = len(task.start[f"{task.network.head}.weight"])

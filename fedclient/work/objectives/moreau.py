@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
+import msgspec
 from torch import Tensor
 
 from attune.common.methods.settings.objectives import MoreauSettings
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
-from attune.fedclient.work.objectives.descent import finished, leaves, sgd, sweep, take_step
+from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.objectives.proximal import pulled
+from attune.fedclient.work.objectives.proximal import pulled_loss
 
 
 class Moreau(Objective):
@@ -30,27 +31,23 @@ class Moreau(Objective):
         """theta, a whole model."""
         return personal(tensors)
 
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """theta starts an order at w, as in the published code; where w may not move, it goes on from itself.
 
         Running statistics are theta's, and w takes them over.
         """
-        mu, settings = self._settings.mu, task.settings
+        mu, rate = self._settings.mu, task.settings.lr
         model, kept = split(task.start)
         start = {name: tensor if task.takes(name) else kept[name] for name, tensor in model.items()}
-        theta, centre = leaves(task, start, own=True), leaves(task, model, names=())
-        optimiser = sgd(theta, self._settings.personal_lr or settings.lr, settings)
+        centre = {name: model[name] for name in task.movable(start, own=True)}
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            for _ in range(self._settings.inner_steps):
-                loss = take_step(task, optimiser, lambda: pulled(task.cross_entropy(theta, x, y), theta, centre, mu), settings)
-            with torch.no_grad():
-                for name, tensor in theta.items():
-                    if tensor.requires_grad and task.takes(name):
-                        centre[name] -= mu * settings.lr * (centre[name] - tensor)
-            return loss
+        def follow(theta: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> None:
+            for name, tensor in w.items():
+                if task.takes(name):
+                    tensor -= mu * rate * (tensor - theta[name])
 
-        mean = sweep(task, step, own=True)
-        own = finished(theta, settings)
-        shared = {name: centre[name] if theta[name].requires_grad else tensor for name, tensor in own.items()}
-        return Trained(shared | personal(own), mean)
+        inner = msgspec.structs.replace(task.settings, lr=self._settings.personal_lr or rate)
+        own: Trained = yield Descent(
+            task, inner, start, pulled_loss(task, mu), centre, own=True, repeat=self._settings.inner_steps, follow=follow
+        )
+        return Trained(own.tensors | dict(own.beside) | personal(own.tensors), own.loss)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attune.common.methods.settings.objectives import OwnModelSettings
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
-from attune.fedclient.work.objectives.descent import descend, last_loss
+from attune.fedclient.work.objectives.descent import Descent, last_loss
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.objectives.proximal import pulled
+from attune.fedclient.work.objectives.proximal import pulled_loss
 
 
 class OwnModel(Objective):
@@ -29,13 +30,13 @@ class OwnModel(Objective):
         """v, a whole model."""
         return personal(tensors)
 
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """The loss reported is that of the own model, with its term. Both take as many steps."""
 
-        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return pulled(task.cross_entropy(tensors, x, y), tensors, task.received, self._mu)
-
         model, own = split(task.start)
-        shared = descend(task, model, task.cross_entropy, share=(0.0, 0.5))
-        kept = descend(task, own, loss, purpose="own", share=(0.5, 1.0), own=True)
+        centre = {name: task.received[name] for name in task.movable(own, own=True) if name in task.received}
+        shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))
+        kept: Trained = yield Descent(
+            task, task.settings, own, pulled_loss(task, self._mu), centre, purpose="own", share=(0.5, 1.0), own=True
+        )
         return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attune.common.methods.settings.objectives import ProximalSettings
-from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
-from attune.fedclient.work.objectives.descent import descend
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Objective, Trained
+from attune.fedclient.work.objectives.descent import Descent
 
 
 class Proximal(Objective):
@@ -22,20 +23,26 @@ class Proximal(Objective):
     def __repr__(self) -> str:
         return f"Proximal(mu={self._mu})"
 
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """Private parameters and running statistics have no centre to be pulled to, so they have no term."""
+        centre = {name: task.received[name] for name in task.movable(task.start) if name in task.received}
+        trained: Trained = yield Descent(task, task.settings, task.start, pulled_loss(task, self._mu), beside=centre)
+        return trained
 
-        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return pulled(task.cross_entropy(tensors, x, y), tensors, task.received, self._mu)
 
-        return descend(task, task.start, loss)
+def pulled_loss(task: LocalTask, mu: float) -> Loss:
+    """The task's plain loss, pulled towards what lies beside the tensors."""
+
+    def loss(tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        return pulled(task.cross_entropy(tensors, *batch), tensors, centre, mu)
+
+    return loss
 
 
 def pulled(loss: Tensor, tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], mu: float) -> Tensor:
-    """loss + mu/2 * ||tensors - centre||^2 over the trained tensors that have a centre, which takes no gradient."""
+    """loss + mu/2 * ||tensors - centre||^2 over those tensors that have a centre, which takes no gradient."""
     if mu == 0:
         return loss
-    for name, tensor in tensors.items():
-        if tensor.requires_grad and name in centre:
-            loss = loss + mu / 2 * (tensor - centre[name].detach()).square().sum()
+    for name, at in centre.items():
+        loss = loss + mu / 2 * (tensors[name] - at.detach()).square().sum()
     return loss

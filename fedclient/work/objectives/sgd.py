@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from attune.common.methods.settings.objectives import SgdSettings
+from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
-from attune.fedclient.work.objectives.descent import descend
+from attune.fedclient.work.objectives.descent import Descent
 
 
 class Sgd(Objective):
@@ -16,5 +17,6 @@ class Sgd(Objective):
     def __repr__(self) -> str:
         return "Sgd()"
 
-    def run(self, task: LocalTask) -> Trained:
-        return descend(task, task.start, task.cross_entropy)
+    def work(self, task: LocalTask) -> Jobs[Trained]:
+        trained: Trained = yield Descent(task, task.settings, task.start, task.plain)
+        return trained

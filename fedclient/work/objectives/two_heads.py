@@ -13,8 +13,18 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from attune.common.methods.settings.objectives import TwoHeadsSettings
-from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, mean_cross_entropy, personal
-from attune.fedclient.work.objectives.descent import descend
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.base import (
+    PERSONAL,
+    Batch,
+    LocalTask,
+    Objective,
+    Tensors,
+    Trained,
+    mean_cross_entropy,
+    personal,
+)
+from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
 
 
@@ -31,18 +41,19 @@ class TwoHeads(Objective):
         """The personal head, of zeros: a device that has not trained predicts with the generic head."""
         return personal({name: torch.zeros_like(tensors[name]) for name, of in network.roles.items() if "head" in of})
 
-    def run(self, task: LocalTask) -> Trained:
+    def work(self, task: LocalTask) -> Jobs[Trained]:
         """The loss reported is the sum of both."""
         weight, bias = f"{PERSONAL}{task.network.head}.weight", f"{PERSONAL}{task.network.head}.bias"
         prior_C = log_prior(task.class_counts(len(task.start[weight]))).to(task.start[weight])
 
-        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            logits_BC, features_BD = task.network.with_features(tensors, x)
+        def loss(tensors: Mapping[str, Tensor], beside: Mapping[str, Tensor], batch: Batch) -> Tensor:
+            logits_BC, features_BD = task.network.with_features(tensors, batch.x)
             own_BC = linear(features_BD.detach(), tensors[weight], tensors.get(bias))
-            generic = mean_cross_entropy(logits_BC + prior_C, y)
-            return generic + mean_cross_entropy(logits_BC.detach() + own_BC, y)
+            generic = mean_cross_entropy(logits_BC + beside["prior"], batch.y, batch.weight)
+            return generic + mean_cross_entropy(logits_BC.detach() + own_BC, batch.y, batch.weight)
 
-        return descend(task, task.start, loss)
+        trained: Trained = yield Descent(task, task.settings, task.start, loss, {"prior": prior_C})
+        return trained
 
 
 def log_prior(counts_C: Tensor) -> Tensor:

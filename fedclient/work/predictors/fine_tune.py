@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from attune.common.methods.settings.predictors import FineTuneSettings
-from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
-from attune.fedclient.work.objectives.descent import descend
+from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.objectives.base import LocalTask, Tensors, Trained, split
+from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.predictors.base import Predictor
 
 
@@ -20,10 +21,14 @@ class FineTune(Predictor):
         return f"FineTune(epochs={self._settings.tune_epochs}, steps={self._settings.tune_steps})"
 
     def prepare(self, task: LocalTask) -> Tensors:
+        return alone(self.work(task))
+
+    def work(self, task: LocalTask) -> Jobs[Tensors]:
         settings = msgspec.structs.replace(
             task.settings,
             lr=self._settings.alpha or task.settings.lr,
             local_epochs=self._settings.tune_epochs,
             local_steps=self._settings.tune_steps,
         )
-        return descend(task, split(task.start)[0], task.cross_entropy, settings=settings, purpose="tune").tensors
+        tuned: Trained = yield Descent(task, settings, split(task.start)[0], task.plain, purpose="tune")
+        return tuned.tensors

@@ -31,6 +31,8 @@ class Gp(Predictor):
     that class whatever it sees; one without samples has the model's own logits.
     """
 
+    by_itself = "the Gaussian processes are of each device's own training samples"
+
     def __init__(self, settings: GpSettings) -> None:
         self._settings = settings
 

@@ -28,6 +28,8 @@ class Knn(Predictor):
     position is a sample. The memory is on the device alone, beside the tensors that it predicts with.
     """
 
+    by_itself = "each device looks for neighbours among its own training samples"
+
     def __init__(self, settings: KnnSettings) -> None:
         self._settings = settings
 

@@ -1,0 +1,46 @@
+"""Work that stops at each heavy computation and waits for its result, so that who runs it decides how it is computed.
+
+A generator yields jobs and is sent their results. `alone` computes each job at once, by itself. fedclient.work.stacked runs the
+generators of many devices side by side and computes like jobs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T", covariant=True)
+
+
+class Job(Protocol):
+    """One computation of one device, with all that it needs."""
+
+    def alone(self) -> Any:
+        """Its result, by the definition: what any other way to compute it must agree with."""
+
+
+Jobs = Generator[Job, Any, T]  # which come to a T
+
+
+@dataclass(frozen=True)
+class Failed:
+    """How work ended, instead of a result."""
+
+    error: Exception
+
+
+def alone(work: Jobs[T]) -> T:
+    """What `work` comes to, one job after the other. Errors: those of the jobs, raised where the work waits for them."""
+    try:
+        job = next(work)
+        while True:
+            try:
+                result = job.alone()
+            except Exception as error:
+                job = work.throw(error)
+            else:
+                job = work.send(result)
+    except StopIteration as end:
+        found: T = end.value
+        return found

@@ -1,0 +1,129 @@
+"""Runs the work of many devices side by side: like jobs are computed together, the others one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor
+
+from attune.fedclient.work.blend import Weighing
+from attune.fedclient.work.job import Failed, Job, Jobs, alone
+from attune.fedclient.work.objectives.descent import Descent
+from attune.fedclient.work.stacked import reasons
+from attune.fedclient.work.stacked.descend import descend
+from attune.fedclient.work.stacked.scores import score
+from attune.fedclient.work.stacked.weigh import weigh
+from attune.fedclient.work.trainer import Scores
+
+T = TypeVar("T")
+
+
+def one_by_one(works: Iterable[Jobs[T]]) -> list[T | Failed]:
+    """What each comes to, in their order. A failure of one is no other one's."""
+    ended: list[T | Failed] = []
+    for work in works:
+        try:
+            ended.append(alone(work))
+        except Exception as error:
+            ended.append(Failed(error))
+    return ended
+
+
+class Stacked:
+    """Keeps what it found out: why some jobs cannot be computed together."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Hashable, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Stacked({self.reasons})"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why something went one by one, each reason once. What was found together with nothing like it has none."""
+        return sorted({reason for reason in self._reasons.values() if reason})
+
+    def run(self, works: Iterable[Jobs[T]]) -> list[T | Failed]:
+        """What each comes to, in their order, as if it had been alone. A failure of one is no other one's."""
+        runs = [_Run(work) for work in works]
+        while waiting := [run for run in runs if run.job is not None]:
+            some = _next(waiting)
+            for run, found in zip(some, self._computed(some[0].key, [cast(Job, run.job) for run in some]), strict=True):
+                run.go_on(found)
+        return [run.end for run in runs]
+
+    def _computed(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
+        """The result of each, or Failed. jobs: like ones."""
+        if len(jobs) == 1:
+            return [_alone(jobs[0])]
+        compute, against = _TOGETHER[type(jobs[0])]
+        if key not in self._reasons:
+            self._reasons[key] = against(jobs)
+        if self._reasons[key]:
+            return [_alone(job) for job in jobs]
+        return [Failed(result) if isinstance(result, Exception) else result for result in compute(jobs)]
+
+
+# Kind of job -> what computes like ones together, and why it may not.
+_TOGETHER: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any], str]]] = {
+    Descent: (descend, reasons.against_training),
+    Scores: (score, reasons.against_scoring),
+    Weighing: (weigh, lambda jobs: ""),
+}
+
+
+class _Run(Generic[T]):
+    """One device's work: the job that it waits for, with what jobs computed together have in common; or how it ended."""
+
+    job: Job | None
+    key: Hashable
+    end: T | Failed
+
+    def __init__(self, work: Jobs[T]) -> None:
+        self._work = work
+        self.go_on(None)
+
+    def go_on(self, found: Any) -> None:
+        """Hands over the result that it waits for."""
+        try:
+            self.job = self._work.throw(found.error) if isinstance(found, Failed) else self._work.send(found)
+            self.key = _key(self.job)
+        except StopIteration as ended:
+            self.job, self.end = None, ended.value
+        except Exception as error:
+            self.job, self.end = None, Failed(error)
+
+
+def _next(waiting: Sequence[_Run[T]]) -> list[_Run[T]]:
+    """Those that wait for like jobs. Training comes last, so that whoever is not there yet can join in."""
+    first = min(waiting, key=lambda run: isinstance(run.job, Descent))
+    return [run for run in waiting if run.key == first.key]
+
+
+def _alone(job: Job) -> Any:
+    try:
+        return job.alone()
+    except Exception as error:
+        return Failed(error)
+
+
+def _key(job: Job) -> Hashable:
+    """Equal for jobs that can be computed together, if any of them can."""
+    if isinstance(job, Descent) and job.task.family is not None and len(job.task.x) and job.moving:
+        what = (job.settings, job.moving, job.purpose, job.share, job.own, job.repeat, job.ahead)
+        tensors = (_shapes(job.tensors), _shapes(job.beside))
+        return ("descent", job.task.family, what, tensors, _shape(job.task.x[:1]), _shape(job.task.y[:1]), job.task.device)
+    if isinstance(job, Scores) and job.trainer.family is not None and len(job.x):
+        return ("scores", job.trainer.family, _shapes(job.prepared), _shape(job.x[:1]), job.trainer.device)
+    if isinstance(job, Weighing):
+        return ("weighing", tuple(job.probability), *{p.shape[1:] for p in job.probability.values()})
+    return id(job)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> Hashable:
+    return tuple((name, *_shape(tensor)) for name, tensor in tensors.items())
+
+
+def _shape(tensor: Tensor) -> tuple[Hashable, Hashable]:
+    return tensor.shape, tensor.dtype

@@ -1,0 +1,105 @@
+"""Why devices cannot be computed together: found by what a model consists of, and by trying it on a sample or two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.dropout import _DropoutNd
+
+from attune.fedclient.work.objectives.base import Batch, Tensors
+from attune.fedclient.work.objectives.descent import Descent
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.stacked.descend import gradients_of, stacked
+from attune.fedclient.work.trainer import Scores
+
+
+def against_training(jobs: Sequence[Descent]) -> str:
+    """Why like descents go one by one; empty if they need not."""
+    job = jobs[0]
+    return job.by_itself or _of_precision(job.settings.mixed_precision) or _of_layers(job.task.network) or _trained(jobs)
+
+
+def against_scoring(jobs: Sequence[Scores]) -> str:
+    """Why like evaluations go one by one; empty if they need not."""
+    trainer = jobs[0].trainer
+    return trainer.predictor.by_itself or _of_precision(trainer.settings.mixed_precision) or _scored(jobs)
+
+
+def _of_precision(mixed_precision: str) -> str:
+    return "" if mixed_precision == "off" else f"in {mixed_precision} two ways to add up need not agree"
+
+
+def _of_layers(network: Network) -> str:
+    for name in sorted(network.names - network.parameters):
+        return f"training changes {name} in place, as running statistics are"
+    for name, module in network.model.named_modules():
+        if _drops(module):
+            return f"{name} drops units at random, by draws of each device's own"
+        if isinstance(module, nn.RNNBase):
+            return f"torch has no operator for many recurrent layers such as {name} at once"
+    return ""
+
+
+def _drops(module: nn.Module) -> bool:
+    """Layers of one kind have a share `p`; recurrent and attention layers a share `dropout`."""
+    share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
+    return isinstance(share, int | float) and share > 0
+
+
+def _trained(jobs: Sequence[Descent]) -> str:
+    """By the gradients of a sample each, and by whether the samples of a batch are independent."""
+    job, some = jobs[0], jobs[:2]
+    x, y = (each.to(job.task.device) for each in _samples([(each.task.x, each.task.y) for each in some]))
+    tensors, beside = stacked([each.tensors for each in some]), stacked([each.beside for each in some])
+    weight = torch.ones(len(x), 1, dtype=tensors[job.moving[0]].dtype, device=job.task.device)
+    job.task.network.model.train()
+    try:
+        found, _ = gradients_of(job, tensors, beside, Batch(x[:, None], y[:, None], weight))
+        alone = _gradients(job, Batch(x[:1], y[:1]))
+        both, first = (job.task.network(job.tensors, some_x).detach() for some_x in (x, x[:1]))
+    except Exception as error:
+        return _not_mapped(error)
+    wrong = next((name for name in alone if name not in found or not _alike(found[name][0], alone[name])), None)
+    return f"torch's mapping of the model over devices has another gradient of {wrong}" if wrong else _mixed(both, first)
+
+
+def _gradients(job: Descent, batch: Batch) -> Tensors:
+    leaves = {name: tensor.detach().clone().requires_grad_(name in job.moving) for name, tensor in job.tensors.items()}
+    loss = job.loss(leaves, job.beside, batch)
+    found = torch.autograd.grad(loss, [leaves[name] for name in job.moving], allow_unused=True)
+    return {name: gradient for name, gradient in zip(job.moving, found, strict=True) if gradient is not None}
+
+
+def _scored(jobs: Sequence[Scores]) -> str:
+    trainer, (x, _) = jobs[0].trainer, _samples([(each.x, each.x) for each in jobs])
+    x = x.to(trainer.device)
+    tensors = [{name: tensor.to(trainer.device) for name, tensor in each.prepared.items()} for each in jobs[:2]]
+    trainer.network.model.eval()
+    try:
+        with torch.no_grad():
+            vmap(lambda own, some_x: trainer.predictor.logits(trainer.network, own, some_x))(stacked(tensors), x[:, None])
+            both, first = (trainer.predictor.logits(trainer.network, tensors[0], some) for some in (x, x[:1]))
+    except Exception as error:
+        return _not_mapped(error)
+    return _mixed(both, first)
+
+
+def _samples(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The first sample and label of each of the first two devices."""
+    return torch.stack([x[0] for x, _ in each[:2]]), torch.stack([y[0] for _, y in each[:2]])
+
+
+def _not_mapped(error: Exception) -> str:
+    return f"torch cannot map the model over devices: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+
+
+def _mixed(both: Tensor, first: Tensor) -> str:
+    """Padding a batch must not change the scores of its samples."""
+    return "" if _alike(both[:1], first) else "a sample's scores depend on the other samples of its batch"
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -1,0 +1,113 @@
+"""Simulations whose devices are computed side by side: the same results to rounding, the choice tried, recorded and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import attune
+from attune.common.errors import HomeMismatch
+from attune.common.wire.files import read_tensors
+from attune.fedclient.messages import Result
+from attune.fedclient.work.stacked import advice
+from attune.fedclient.work.together import SideBySide
+from attune.fedclient.work.worker import Work
+from tests.e2e.hosted import host
+from tests.simulation.test_simulate import CLOUDS, QUICK
+
+SMOOTH = QUICK | {"train.lr": 0.03, "round.evaluate_every": 1}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "pfedme", "per-fedavg"])
+def test_side_by_side_comes_to_the_same(method: str) -> None:
+    one_by_one, stacked = (
+        attune.simulate(CLOUDS, method, rounds=3, settings=SMOOTH, baseline="local", executor=executor)
+        for executor in ("sequential", "stacked")
+    )
+    assert (one_by_one.executor, stacked.executor, stacked.one_by_one) == ("sequential", "stacked", [])
+    assert [row.personalized for row in stacked.table()] == pytest.approx([row.personalized for row in one_by_one.table()])
+    for name in CLOUDS:
+        x = CLOUDS[name][0]
+        assert stacked.model(name).predict(x) == one_by_one.model(name).predict(x)
+
+
+def test_the_same_seeds_give_the_same_bits_again() -> None:
+    one, two = (attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor="stacked") for _ in range(2))
+    assert one.digests == two.digests
+
+
+def test_what_cannot_be_stacked_is_said_and_has_the_same_bits() -> None:
+    settings = {"train.local_epochs": 1, "train.mixed_precision": "bf16"}
+    stacked = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings, executor="stacked")
+    one_by_one = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings)
+    assert stacked.digests == one_by_one.digests
+    assert ["bf16" in reason for reason in stacked.one_by_one] == [True]
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 5.0), "sequential"), ((5.0, 1.0), "stacked")])
+def test_auto_takes_what_is_faster_and_a_home_stays_with_it(
+    seconds: tuple[float, float], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the trial is a list: first the devices one by one, then side by side."""
+    times = iter(seconds)
+
+    def timed(work: Any) -> float:
+        work()
+        return next(times)
+
+    monkeypatch.setattr(advice, "_seconds", timed)
+    first = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor="auto")
+    assert first.executor == chosen and next(times, None) is None, "tried once"
+    kept = msgspec.json.decode((tmp_path / "simulation.json").read_bytes())
+    assert kept["executor"] == chosen and kept["why"].startswith(f"{chosen}: ")
+    for given in (None, "auto", chosen):
+        again = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=given)
+        assert again.executor == chosen and again.digests == first.digests
+    other = {"sequential": "stacked", "stacked": "sequential"}[chosen]
+    with pytest.raises(HomeMismatch, match=f"was begun with the executor '{chosen}'"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=other)  # type: ignore[arg-type]
+
+
+def test_a_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "_seconds", lambda work: float(work() is None))
+    tried = attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor="auto")
+    assert tried.executor in ("sequential", "stacked")
+    expected = attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor=tried.executor)  # type: ignore[arg-type]
+    assert tried.digests == expected.digests
+
+
+def test_what_cannot_be_stacked_needs_no_clock() -> None:
+    settings = {"train.local_epochs": 1, "train.mixed_precision": "bf16"}
+    found = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings, executor="auto")
+    assert found.executor == "sequential"
+
+
+def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
+    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[int] = []
+    carry_out = SideBySide.carry_out
+
+    def spied(self: SideBySide, works: Sequence[Work]) -> Sequence[Result | Exception]:
+        met.append(len(works))
+        return carry_out(self, works)
+
+    monkeypatch.setattr(SideBySide, "carry_out", spied)
+    settings = {"method": {"name": "fedmcsa"}, "model": {"name": "mlr"}, "round": {"rounds": 2}, "train": {"local_epochs": 1}}
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    hosted = host(tmp_path, clouds, settings, executor="stacked")
+    expected = attune.simulate(clouds, settings=settings)
+    assert sum(met) == 3 * len(clouds) and max(met) > 1, "two rounds and the evaluation at the end"
+    for name in clouds:
+        found = read_tensors(hosted.model(name) / "model.safetensors")
+        [*members] = expected.model(name).members.values()
+        assert any(_close(found, member.tensors) for member in members)
+
+
+def _close(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-5) for name in one)
