@@ -26,7 +26,7 @@ PFEDME_MCSA = Method(
     objective="moreau",
     predictor="own-model",
     evaluate="trained",
-    defaults={"method": {"sigma": 50.0}, **PFEDME.defaults},
+    defaults={"method": {"sigma": 50.0}},
     published=published(sigma=50.0),
     published_with=WITH_MLR,
 )
