@@ -5,8 +5,8 @@ The smaller roof is the longer of the times that a square float32 product and a 
 are CPU times of the one thread, so that other work on the machine counts little; each is the best of several, roofs and
 subjects in turn.
 
-A round in files is the server's: updates read from the page cache, the next values written and hashed, the mean of all moved. Its
-roof are the bytes that it must touch, read and written by themselves: the updates, the values before, the next ones.
+A round in files is the server's: updates read from the page cache, the next values written and hashed, the mean of all moved.
+Its roof are the bytes that it must touch, read and written by themselves: the updates, the values before, the next ones.
 """
 
 from __future__ import annotations
