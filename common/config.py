@@ -48,6 +48,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     train: Literal["sampled", "all"] = "sampled"
+    encoding: Literal["", "bf16"] = ""  # of what devices hand in, with loss; empty: none
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
     evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
     adapt_rounds: CountOrZero = 0  # rounds for newcomers to a finished federation
@@ -60,6 +61,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_blob_bytes: Count = 8 << 30
     max_model_bytes: Count = 4 << 30  # of the model that the devices' data ask for
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
+    inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16  # 1 Mbit/s carries it within a beat
     keepalive_s: Positive = 2.0
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
     certificate_days: Count = 90

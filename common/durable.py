@@ -23,12 +23,12 @@ _BESIDE = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")  # the name of an unfinished fi
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_file(path: Path, data: bytes, mode: int = PRIVATE) -> None:
+def write_file(path: Path, data: bytes, mode: int = PRIVATE, durable: bool = True) -> None:
     """Replaces `path` by `data`; its folder is made if need be. Errors: DiskFull; other OSErrors pass."""
     with disk_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The mode is set at creation, so other users can read a key at no moment.
-    with replaced(path) as beside, open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+    with replaced(path, durable) as beside, open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
 
 
@@ -56,9 +56,9 @@ def replaced(path: Path, durable: bool = True) -> Iterator[Path]:
 def committed_folder(final: Path) -> Iterator[Path]:
     """An empty folder to fill, which gets the name `final` when the `with` block ends well.
 
-    The files in it are to be durable already; their names, and that of the folder, become so here. After an exception the
-    folder is removed with all that is in it; after a kill it is left for `sweep`. One caller at a time for each `final`.
-    Errors: DiskFull; other OSErrors pass, such as that of a `final` that is there and not empty.
+    The files in it, their names and that of the folder become durable here, before it gets its name: who fills it need not
+    sync. After an exception the folder is removed with all that is in it; after a kill it is left for `sweep`. One caller at a
+    time for each `final`. Errors: DiskFull; other OSErrors pass, such as that of a `final` that is there and not empty.
     """
     filling = final.with_name(f"{FILLING}{final.name}")
     try:
@@ -66,6 +66,8 @@ def committed_folder(final: Path) -> Iterator[Path]:
             shutil.rmtree(filling, ignore_errors=True)
             filling.mkdir(parents=True)
             yield filling
+            for path in sorted(filling.iterdir()):
+                sync(path)
             sync(filling)
             filling.rename(final)
             sync(final.parent)

@@ -35,7 +35,7 @@ SERVER_STEPS = {
     "plan-committed": "the plan and the first state are in the database (round 0)",
     "certificate-issued": "a certificate is in the database, and not yet sent (round 0)",
     "record-written": "the record of a step is in the database, and nobody was told",
-    "upload-whole": "a blob that was uploaded has arrived and is durable",
+    "upload-whole": "a blob of an update has arrived, and is not durable yet",
     "inbox-renamed": "the blobs of an update are in the inbox, and the entry that makes them count is not",
     "update-accepted": "the entry is durable, and the receipt not sent",
     "aggregated": "the files of the next state are written, and nothing is committed",

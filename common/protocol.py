@@ -3,4 +3,6 @@
 from __future__ import annotations
 
 PROTOCOL = 1  # the version that `Hello.protocol` names
+INLINE_BYTES = 1 << 20  # of blobs that one message may carry at most, whatever server.inline_bytes is
+ENCODINGS = ("bf16",)  # of parts, beside safetensors as it is: what each does is in attune.common.wire.encodings
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

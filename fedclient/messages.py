@@ -18,6 +18,8 @@ class BlobRef:
     digest: str  # ALGORITHM:HEX
     size: int  # bytes
     version: int = 0
+    data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
+    encoding: str = ""  # of the tensors; empty: none
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Order:
     cold_start: tuple[BlobRef, ...] = ()  # what a device of which nothing is known is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
     deadline_s: float = 0.0  # left when the order came; 0: none
+    encoding: str = ""  # of the parts to hand in; empty: none
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -56,7 +59,7 @@ class UploadTarget:
 
 @dataclass(frozen=True)
 class Update:
-    """What is handed in for an order once its blobs are uploaded."""
+    """What is handed in for an order, whose blobs are uploaded or (small ones) in it."""
 
     order_id: str
     parts: tuple[BlobRef, ...]
@@ -79,6 +82,8 @@ class Result(Metrics, frozen=True, kw_only=True):
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
     sequence: int = 0
     files: Mapping[str, str] = msgspec.field(default_factory=dict)  # file beside this one -> digest
+    encoding: str = ""  # of what was handed in; empty: none
+    state_parts: tuple[str, ...] = ()  # parts handed in whose files are part of the state
     check: str = ""  # digest of all the rest of this file
 
     @property

@@ -89,10 +89,11 @@ def cli(
         return
     settings = load_settings(None, assignments, {})
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    from attune.fedserver.malloc import bound_heaps
+    from attune.fedserver.malloc import LARGE_PAGES, bound_heaps
     from attune.fedserver.serve import serve
 
     bound_heaps()
+    os.environ.setdefault(*LARGE_PAGES)
     serve(
         settings=settings,
         config=config,

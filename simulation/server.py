@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 
 from attune.common.plan import Profile
+from attune.common.protocol import ENCODINGS
 from attune.common.wire.frames import read_frames
 from attune.fedclient import messages as device
 from attune.fedserver.core import messages as server
@@ -34,7 +35,7 @@ class InProcess:
         self._troubled, self._answered = troubled, answered
 
     async def connect(self, name: str, software: str, profile: Profile) -> Spoken:
-        return Spoken(self._members, self._members.connect(name, profile, software))
+        return Spoken(self._members, self._members.connect(name, profile, software, encodings=ENCODINGS))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         await self._members.progress(name, order_id, done)
@@ -61,7 +62,7 @@ class InProcess:
         return target.size
 
     async def submit(self, name: str, update: device.Update) -> bool:
-        parts = tuple(server.BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in update.parts)
+        parts = tuple(server.BlobRef(r.part, r.digest, r.size, r.version, r.encoding) for r in update.parts)
         metrics_json = msgspec.json.encode(update.metrics)
         late = await self._updates.submit(name, server.Update(update.order_id, parts, update.samples, metrics_json))
         self._answered()
@@ -104,6 +105,7 @@ def _order(order: server.Order) -> device.Order:
         returns=order.returns,
         cold_start=_refs(order.cold_start),
         trains=order.trains,
+        encoding=order.encoding,
     )
 
 

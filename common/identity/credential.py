@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -114,6 +115,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
         raise CertificateRefused(f"The certificate cannot be read ({error}). Enrol again.") from error
 
 
+@lru_cache(maxsize=1024)  # it is asked at every call, of the same few
 def fingerprint_of(pem: bytes) -> str:
     """Lower hex SHA-256 of the DER of the first certificate in `pem`: the identity of who holds its key."""
     return load_certificate(pem).fingerprint(hashes.SHA256()).hex()

@@ -59,16 +59,18 @@ class Beat(_message.Message):
     def __init__(self, every_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "software", "profile_json", "encodings")
+    __slots__ = ("protocol", "software", "profile_json", "encodings", "inline_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     profile_json: bytes
     encodings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., profile_json: _Optional[bytes] = ..., encodings: _Optional[_Iterable[str]] = ...) -> None: ...
+    inline_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., profile_json: _Optional[bytes] = ..., encodings: _Optional[_Iterable[str]] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("order_id", "done")
@@ -101,10 +103,14 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("plan_json",)
+    __slots__ = ("plan_json", "inline_bytes", "waits")
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     plan_json: bytes
-    def __init__(self, plan_json: _Optional[bytes] = ...) -> None: ...
+    inline_bytes: int
+    waits: bool
+    def __init__(self, plan_json: _Optional[bytes] = ..., inline_bytes: _Optional[int] = ..., waits: bool = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("text",)
@@ -133,18 +139,20 @@ class Order(_message.Message):
     def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
-    __slots__ = ("part", "digest", "size", "version", "encoding")
+    __slots__ = ("part", "digest", "size", "version", "encoding", "data")
     PART_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     part: str
     digest: str
     size: int
     version: int
     encoding: str
-    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., version: _Optional[int] = ..., encoding: _Optional[str] = ...) -> None: ...
+    data: bytes
+    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., version: _Optional[int] = ..., encoding: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Return(_message.Message):
     __slots__ = ("part", "encoding")

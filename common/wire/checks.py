@@ -39,10 +39,7 @@ def _first(names: list[str]) -> str:
 
 def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
     """Errors: Malformed (not-finite), with the number of NaN and infinite values. Integers and empty tensors pass."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return
-    low, high = torch.aminmax(tensor.detach())  # both are NaN if any value is, and need no temporary tensor
-    if math.isfinite(low) and math.isfinite(high):
+    if is_finite(tensor):
         return
     nans = infinite = 0
     for block in _blocks(tensor):
@@ -52,6 +49,14 @@ def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
         "not-finite",
         f"{who}: {name!r} has {nans} NaN and {infinite} infinite of {tensor.numel()} values; lower the learning rate or clip",
     )
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite, without a temporary tensor. Integers and empty tensors are."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor.detach())  # both are NaN if any value is
+    return math.isfinite(low) and math.isfinite(high)
 
 
 def squared_norm(tensor: torch.Tensor) -> float:

@@ -153,16 +153,29 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""
-        spec = self.manifest[name]
+        spec = self._layout.manifest[name]
         tensor = empty(spec)
         self._fill(tensor.view(-1), name, 0)
         return tensor
 
     def span(self, name: str, start: int, end: int) -> torch.Tensor:
         """The elements [start, end) of a tensor in C order, flat, read alone. Errors: as an access."""
-        tensor_N = torch.empty(end - start, dtype=DTYPES[self.manifest[name].dtype])
+        tensor_N = torch.empty(end - start, dtype=DTYPES[self._layout.manifest[name].dtype])
         self._fill(tensor_N, name, start)
         return tensor_N
+
+    def blocks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(start, elements) of a tensor in C order, flat, `count` at a time (the last may be fewer).
+
+        All in one buffer: a block is gone when the next is asked for. Errors: as an access.
+        """
+        spec = self._layout.manifest[name]
+        size = math.prod(spec.shape)
+        buffer_N = torch.empty(min(count, size), dtype=DTYPES[spec.dtype])
+        for start in range(0, size, count):
+            block_N = buffer_N[: min(count, size - start)]
+            self._fill(block_N, name, start)
+            yield start, block_N
 
     def read_into(self, name: str, out_N: torch.Tensor) -> None:
         """All elements of a tensor in C order into `out_N`, flat and of its dtype. Errors: as an access; Malformed."""
@@ -174,7 +187,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
         if tensor_N.numel():
             raw_B = tensor_N.view(torch.uint8)
             self._source.read_into(raw_B.numpy().data, self._layout.spans[name][0] + start * tensor_N.element_size())
-            check_boolean(name, self.manifest[name], raw_B, self._name)
+            check_boolean(name, self._layout.manifest[name], raw_B, self._name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.manifest  # Mapping's own would read the tensor

@@ -17,7 +17,7 @@ from attune.common.identity.credential import Credential, csr_der, needs_renewal
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
 from attune.common.plan import Profile
-from attune.common.protocol import PROTOCOL, UPLOAD_KEY
+from attune.common.protocol import ENCODINGS, INLINE_BYTES, PROTOCOL, UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.fedclient.address import Address
 from attune.fedclient.home import Identity
@@ -42,6 +42,7 @@ class GrpcLink:
         self.address, self.identity, self.stall_s = address, identity, stall_s
         self._keep = keep
         self.open = asyncio.Event()
+        self.inline_bytes, self.waits = 0, False
         self._outbox: asyncio.Queue[pb.DeviceMessage] = asyncio.Queue(OUTBOX)
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +99,10 @@ class GrpcLink:
 
     async def control(self, software: str, profile: Profile, handle: Handle) -> NoReturn:
         self._outbox, self._pulse = asyncio.Queue(OUTBOX), Pulse()
-        hello = pb.Hello(protocol=PROTOCOL, software=software, profile_json=msgspec.json.encode(profile))
+        self.inline_bytes, self.waits = 0, False
+        profile_json = msgspec.json.encode(profile)
+        hello = pb.Hello(protocol=PROTOCOL, software=software, profile_json=profile_json)
+        hello.inline_bytes, hello.encodings[:] = INLINE_BYTES, ENCODINGS
         waiting = asyncio.get_running_loop().call_later(FIRST_WORD_S, self._gone)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -112,6 +116,9 @@ class GrpcLink:
                     self._pulse.heard()
                     if message.HasField("beat") and not self._pulse.paced:
                         tasks.append(self._keep_pace(message.beat.every_s))
+                    if message.HasField("welcome"):
+                        self.inline_bytes = min(message.welcome.inline_bytes, INLINE_BYTES)
+                        self.waits = message.welcome.waits
                     if (event := event_of(message)) is not None:
                         await handle(event)
         finally:

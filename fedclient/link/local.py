@@ -61,6 +61,7 @@ class LocalLink:
 
     def __init__(self, name: str, server: LocalServer) -> None:
         self.name, self.open = name, asyncio.Event()
+        self.inline_bytes, self.waits = 0, False
         self._server = server
         self._said: asyncio.Queue[tuple[str, float | str]] = asyncio.Queue(SAID)
 

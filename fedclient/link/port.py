@@ -35,9 +35,15 @@ class Broken(Exception):
 
 
 class Link(Protocol):
-    """One device's way to its server. open: set while the control stream is."""
+    """One device's way to its server.
+
+    open: set while the control stream is. inline_bytes: of blobs that the server takes within an update. waits: an update may
+    be submitted while its blobs are on their way. Both are what the server has said on the present stream.
+    """
 
     open: asyncio.Event
+    inline_bytes: int
+    waits: bool
 
     @property
     def name(self) -> str:

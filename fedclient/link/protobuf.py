@@ -38,12 +38,13 @@ def _ordered(order: pb.Order) -> messages.Ordered | None:
             cold_start=_refs(order.cold_start),
             trains=tuple(order.trains),
             deadline_s=order.deadline_s,
+            encoding=next((each.encoding for each in order.returns), ""),
         )
     )
 
 
 def _refs(refs: Iterable[pb.BlobRef]) -> tuple[messages.BlobRef, ...]:
-    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in refs)
+    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data) for ref in refs)
 
 
 def target_message(target: messages.UploadTarget) -> pb.UploadTarget:
@@ -53,6 +54,9 @@ def target_message(target: messages.UploadTarget) -> pb.UploadTarget:
 
 
 def update_message(update: messages.Update) -> pb.Update:
-    parts = [pb.BlobRef(part=ref.part, digest=ref.digest, size=ref.size, version=ref.version) for ref in update.parts]
+    parts = [
+        pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, encoding=r.encoding, data=r.data)
+        for r in update.parts
+    ]
     metrics = msgspec.json.encode(update.metrics)
     return pb.Update(order_id=update.order_id, parts=parts, samples=update.samples, metrics_json=metrics)

@@ -72,10 +72,10 @@ def save(folder: Path, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Te
     with committed_folder(folder) as fresh:
         files = {}
         for name, each in tensors.items():
-            blob = write_tensors(fresh / _file_of(name, info), each, durable=True)
+            blob = write_tensors(fresh / _file_of(name, info), each)
             files[blob.name] = blob.digest
         info = msgspec.structs.replace(info, files=files)
-        write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC)
+        write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC, durable=False)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)

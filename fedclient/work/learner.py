@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from attune.common.errors import Forbidden, HomeMismatch, NoModel
+from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
 from attune.common.faults import fail_at
 from attune.common.methods.method import assign, options_of
 from attune.common.methods.registry import method_from_options
@@ -23,7 +23,9 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.protocol import ENCODINGS
 from attune.common.seeds import derive
+from attune.common.wire.encodings import encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
@@ -128,6 +130,8 @@ class Learner:
         started = time.monotonic()
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
         self._check_trains(order)
+        if order.encoding and order.encoding not in ENCODINGS:
+            raise WireError(f"the server asks for parts written as {order.encoding[:40]!r}: update fedclient")
         theta, received, served = self._merged(order, fetched)
         result = Result(
             order_id=order.id,
@@ -139,6 +143,7 @@ class Learner:
             accuracy_constant=self._constant,
             bytes_down=bytes_down,
             served=served,
+            encoding=order.encoding if returns else "",
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},
         )
         beside = {RECEIVED: received} if self.keeps_received else {}
@@ -150,7 +155,7 @@ class Learner:
             result, kept = yield from self._compared(result, theta, received, common, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         beside |= {} if local is None else {LOCAL: local}
-        parts = {part: self._handed_in(part, names, theta, received) for part, names in returns.items()}
+        parts = {part: encode(self._handed_in(part, names, theta, received), order.encoding) for part, names in returns.items()}
         if cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")

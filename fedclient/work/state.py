@@ -1,13 +1,13 @@
 """What a device keeps between orders: one folder per carried-out order, made by a single rename.
 
 The rename commits the private state and the update to send together, so a device that dies at any moment either has done
-the order or has not. The folder with the highest sequence number is the current state. `update.json` has the digest of every
-file beside it, and one of itself, by which they are checked when they are loaded.
+the order or has not. The folder with the highest sequence number is the current state. A tensor that is both state and
+handed in as it is lies in the file of its part alone. `update.json` has the digest of every file beside it, and one of
+itself, by which they are checked when they are loaded.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -83,7 +83,10 @@ class Orders:
 
     def state(self, result: Result) -> Tensors:
         """All tensors of the model after this order."""
-        return read_tensors(self.path / result.order_id / f"{_STATE}.safetensors")
+        tensors: Tensors = {}
+        for name in (_STATE, *result.state_parts):
+            tensors |= self.beside(result, name) or {}
+        return tensors
 
     def beside(self, result: Result, what: str) -> Tensors | None:
         """The tensors committed under this name beside the model's, or None."""
@@ -110,22 +113,18 @@ class Orders:
         digests: dict[str, str] = {}
         with committed_folder(final) as folder:
             for name, tensors in parts.items():
-                blob = write_tensors(folder / f"{name}.safetensors", tensors, durable=True)
+                blob = write_tensors(folder / f"{name}.safetensors", tensors)
                 handed_in.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
                 digests[blob.name] = blob.digest
-            twin = next((name for name, held in parts.items() if _same(held, state)), None)
-            state_file = f"{_STATE}.safetensors"
-            if twin is not None and _linked(folder / f"{twin}.safetensors", folder / state_file):
-                digests[state_file] = digests[f"{twin}.safetensors"]
-            else:
-                digests[state_file] = write_tensors(folder / state_file, state, durable=True).digest
-            for what, tensors in beside.items():
-                blob = write_tensors(folder / f"{what}.safetensors", tensors, durable=True)
+            held = tuple(name for name, tensors in parts.items() if _held(tensors, state))
+            rest = {name: tensor for name, tensor in state.items() if not any(name in parts[part] for part in held)}
+            for what, tensors in (({_STATE: rest} if rest else {}) | dict(beside)).items():
+                blob = write_tensors(folder / f"{what}.safetensors", tensors)
                 digests[blob.name] = blob.digest
             bytes_up = sum(part.size for part in handed_in)
-            result = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up, files=digests)
+            result = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up, files=digests, state_parts=held)
             result = msgspec.structs.replace(result, check=_check_of(result))
-            write_file(folder / UPDATE, msgspec.json.format(msgspec.json.encode(result)), PUBLIC)
+            write_file(folder / UPDATE, msgspec.json.format(msgspec.json.encode(result)), PUBLIC, durable=False)
             fail_at(self.who, result.round, "state-written")
         self._keep({result.order_id, self._present})
         self._present = result.order_id
@@ -168,14 +167,6 @@ def _check_of(result: Result) -> str:
     return digest_of(msgspec.json.encode(msgspec.structs.replace(result, check="")))
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
-
-
-def _linked(path: Path, second: Path) -> bool:
-    """A second name for a file, which halves what is written. False: not every file system has second names."""
-    try:
-        os.link(path, second)
-    except OSError:
-        return False
-    return True
+def _held(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> bool:
+    """Whether a part is handed in just as it is in the state."""
+    return all(state.get(name) is tensor for name, tensor in part.items())

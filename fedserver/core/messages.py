@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
@@ -74,6 +74,14 @@ class Excused:
 
 
 @dataclass(frozen=True)
+class Expelled:
+    """The operator has shut a device out, for good."""
+
+    name: str
+    now: float
+
+
+@dataclass(frozen=True)
 class Tick:
     now: float
 
@@ -92,7 +100,7 @@ class Failed:
     reason: str
 
 
-Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Tick | Aggregated | Failed
+Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Tick | Aggregated | Failed
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,7 @@ class BlobRef:
     size: int  # bytes
     version: int
     encoding: str = ""  # of the tensors; empty: safetensors
+    data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
 
 
 @dataclass(frozen=True)
@@ -218,6 +227,15 @@ class Order:
     returns: tuple[str, ...] = ()
     trains: tuple[str, ...] = ()
     cold_start: tuple[BlobRef, ...] = ()
+    encoding: str = ""  # of what is handed in; empty: none
+
+    def carrying(self, data: Mapping[str, bytes]) -> Order:
+        """The same order with these blobs (digest -> bytes) in it, each once."""
+        left = dict(data)
+        downloads, cold_start = (
+            tuple(replace(ref, data=left.pop(ref.digest, b"")) for ref in refs) for refs in (self.downloads, self.cold_start)
+        )
+        return replace(self, downloads=downloads, cold_start=cold_start)
 
 
 @dataclass(frozen=True)
@@ -232,9 +250,10 @@ class Update:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What the federation has fixed."""
+    """What the federation has fixed. inline_bytes: of blobs that the server takes within an update."""
 
     plan: Plan
+    inline_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ class OrderBook:
         version: int,
         cold_start: Mapping[str, Blob] | None = None,
         trains: Sequence[str] = (),
+        encoding: str = "",
     ) -> Order:
         """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `cold_start` to compare with.
 
         version: how many rounds were closed when the state was made that they are of. trains: the kinds of tensors that move in
-        training; none named: all.
+        training; none named: all. encoding: of what is handed in.
         """
         compared = cold_start or {}
         self._offers[order.client] = {blob.digest: blob for blob in (*blobs.values(), *compared.values())}
@@ -43,6 +44,7 @@ class OrderBook:
             returns=tuple(returns),
             trains=tuple(trains),
             cold_start=_refs(compared, version),
+            encoding=encoding,
         )
         return self._orders[order.client]
 

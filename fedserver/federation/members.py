@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection
 from typing import Any
 
-from attune.common.errors import AttuneError, OrderClosed, UpdateRefused
+from attune.common.errors import AttuneError, OrderClosed, SettingError, UpdateRefused
 from attune.common.plan import Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
@@ -35,17 +36,24 @@ class Members:
     def __repr__(self) -> str:
         return f"Members({self._streams!r})"
 
-    def connect(self, name: str, profile: Profile, software: str) -> Stream:
-        """A device's new stream; it owns the device's orders from now on.
+    def connect(
+        self, name: str, profile: Profile, software: str, inline_bytes: int = 0, encodings: Collection[str] = ()
+    ) -> Stream:
+        """A device's new stream; it owns the device's orders from now on. inline_bytes: of blobs that it takes in an order.
+        encodings: of parts, that it can write.
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
         """
+        encoding = self._settings.round.encoding
+        if encoding and encoding not in encodings:
+            raise SettingError(f"{name} cannot write parts as {encoding} (round.encoding of this federation): update fedclient")
+        self._coordinator.barred.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
             schema.check_fits(profile, self._coordinator.plan, name)
         else:
             schema.check_declared(profile, self._settings.data, name)
-        stream = Stream(name, profile, software)
+        stream = Stream(name, profile, software, inline_bytes)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
         self._turns.start(self._coordinator.turn(self._welcome, stream, note))
         return stream
@@ -60,7 +68,7 @@ class Members:
             LOG.warning("%s: %s", name, note)
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software)
         if self._coordinator.plan is not None:
-            self._streams.send(name, events.Welcome(self._coordinator.plan))
+            self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
             await self._enter(stream)
         else:
             self._early.append(stream)
@@ -150,12 +158,19 @@ class Members:
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
+            if not self._coordinator.barred.add(name, error):
+                continue
+            LOG.warning("%s: %s", name, error)
             stream = self._streams.get(name)
             if stream is not None:
                 stream.close(error)
                 self.disconnect(stream)
-                await self.excuse(name, str(error))
+            await self._coordinator.turn(self._expel, name, str(error))
         return len(self._streams)
+
+    async def _expel(self, name: str, reason: str) -> None:
+        await self._update(name, note=reason[:MAX_NOTE])
+        await self._coordinator.expel(name)
 
     async def _update(self, name: str, **fields: Any) -> None:
         await self._coordinator.troubles.overcome(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attune.fedserver.core.messages import OrderId, Record
+from attune.common.wire.blobs import Blob
+from attune.fedserver.core.messages import Order, OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Device
+from attune.fedserver.executors import Executors
 from attune.fedserver.federation.streams import Streams
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab
 from attune.fedserver.ports.ledger import Ledger
 
@@ -19,9 +22,12 @@ LOG = logging.getLogger("fedserver")
 class Orders:
     """Writes orders into its book and sends them."""
 
-    def __init__(self, settings: ResolvedSettings, ledger: Ledger, streams: Streams, lab: Lab) -> None:
+    def __init__(
+        self, settings: ResolvedSettings, ledger: Ledger, streams: Streams, lab: Lab, blobs: Blobs, executors: Executors
+    ) -> None:
         self.book = OrderBook()
         self._settings, self._ledger, self._streams, self._lab = settings, ledger, streams, lab
+        self._blobs, self._executors = blobs, executors
 
     def __repr__(self) -> str:
         return f"Orders({self.book!r})"
@@ -37,12 +43,38 @@ class Orders:
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
+        data: dict[str, bytes] = {}  # of small blobs, by digest
+        for name in devices:
+            if name in known and known[name].progress:
+                await self._ledger.update_device(name, progress=0.0)
         for name in devices:
             blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
-            order = self.book.write(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains)
-            self._streams.send(name, order)
-            await self._ledger.update_device(name, progress=0.0)
+            order_id, encoding = OrderId(work, number, name), self._settings.round.encoding
+            order = self.book.write(order_id, blobs, returns, left_s, record.round, cold_start, trains, encoding)
+            inline = self._inline(name, order)
+            for digest, blob in inline.items():
+                if digest not in data:
+                    data[digest] = await self._executors.disk(self._bytes, blob)
+            self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
+
+    def _inline(self, name: str, order: Order) -> dict[str, Blob]:
+        """The blobs that fit into the order itself, by digest, of a device that takes them so."""
+        stream = self._streams.get(name)
+        room = 0 if stream is None else min(stream.inline_bytes, self._settings.server.inline_bytes)
+        found: dict[str, Blob] = {}
+        for ref in (*order.downloads, *order.cold_start):
+            if ref.digest not in found and ref.size <= room:
+                found[ref.digest] = self.book.offer(name, ref.digest)
+                room -= ref.size
+        return found
+
+    def _bytes(self, blob: Blob) -> bytes:
+        source = self._blobs.open(blob)
+        try:
+            return source.read(0, blob.size)
+        finally:
+            source.close()
 
     async def founders(self, names: Iterable[str]) -> list[str]:
         """Who of them enrolled before the first round was closed."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from attune.common.errors import AttuneError, DiskFull, OrderClosed, UnknownBlob, UpdateRefused
+from attune.common.errors import AttuneError, DiskFull, LimitExceeded, OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
+from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.arrivals import Arrivals
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.troubles import can_pass
@@ -33,12 +35,14 @@ class Updates:
     ) -> None:
         self._coordinator, self._members = coordinator, members
         self._uploads, self._ledger, self._executors = uploads, ledger, executors
+        self.arrivals, self.barred = Arrivals(), coordinator.barred
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
 
     async def open(self, name: str, target: Target) -> Sink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
+        self.barred.check(name)
         max_bytes = self._check(name, target)
         with self._told_of_full_disk():
             sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
@@ -48,17 +52,19 @@ class Updates:
 
     async def write(self, name: str, target: Target, sink: Sink, frames: Sequence[bytes]) -> None:
         """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        self.barred.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def complete(self, name: str, target: Target, sink: Sink) -> None:
-        """Checks the digest and makes the blob durable.
+        """Checks the digest.
 
         Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
         """
+        self.barred.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
-        fail_at(SERVER, OrderId.parse(target.order, name).round, "upload-whole")
+        _arrived(OrderId.parse(target.order, name))
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:
@@ -90,8 +96,10 @@ class Updates:
     async def submit(self, name: str, update: Update) -> str:
         """Takes an update in; returns why it is late, or nothing if it counts.
 
-        Errors: UpdateRefused and WireError, naming what is wrong; UnknownBlob (upload again); DiskFull.
+        What it names may still be on its way: then this waits for it. Errors: UpdateRefused and WireError, naming what is
+        wrong; UnknownBlob (upload again); DiskFull.
         """
+        await self.arrivals.wait(name, [ref.digest for ref in update.parts])
         return await self._coordinator.turns.carry(self._submit_alone(name, update))
 
     async def _submit_alone(self, name: str, update: Update) -> str:
@@ -99,6 +107,7 @@ class Updates:
             return await self._submit(name, update)
 
     async def _submit(self, name: str, update: Update) -> str:
+        self.barred.check(name)
         try:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
@@ -118,11 +127,12 @@ class Updates:
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
+            if wrong := [ref.part for ref in update.parts if ref.encoding != order.encoding]:
+                raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
+            await self._take_in(order, update)
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
-            max_norm = self._coordinator.settings.server.max_update_norm
-            for part, blob in blobs.items():
-                await self._coordinator.lab.check(name, part, blob, max_norm)
+            await asyncio.gather(self._check_blobs(name, blobs), self._executors.disk(self._uploads.sync, blobs.values()))
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -131,6 +141,28 @@ class Updates:
             raise
         with self._told_of_full_disk():
             await self._executors.disk(self._coordinator.inbox.accept, order.id, row, blobs)
+
+    async def _take_in(self, order: Order, update: Update) -> None:
+        """The blobs that came within the update, as if they were uploaded."""
+        limit = self._coordinator.settings.server.inline_bytes
+        if sum(len(ref.data) for ref in update.parts) > limit:
+            raise LimitExceeded(f"{order.id.client} sent more than {limit} bytes of blobs within its update: upload them")
+        for ref in update.parts:
+            if ref.data:
+                target = Target(str(order.id), ref.part, ref.digest, ref.size)
+                max_bytes = self._check(order.id.client, target)
+                with self._told_of_full_disk():
+                    await self._executors.disk(self._uploads.bring, order.id.client, target, max_bytes, ref.data)
+                _arrived(order.id)
+
+    async def _check_blobs(self, name: str, blobs: Mapping[str, Blob]) -> None:
+        max_norm = self._coordinator.settings.server.max_update_norm
+        for part, blob in blobs.items():
+            await self._coordinator.lab.check(name, part, blob, max_norm)
+
+
+def _arrived(order: OrderId) -> None:
+    fail_at(SERVER, order.round, "upload-whole")
 
 
 def row_of(order: OrderId, update: Update, device: Device | None) -> Row:

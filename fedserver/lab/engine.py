@@ -15,8 +15,10 @@ from attune.common.methods.registry import method_of
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Blob
-from attune.common.wire.checks import check_finite, check_manifest, squared_norm
+from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
+from attune.common.wire.encodings import encoded_manifest
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
@@ -24,11 +26,13 @@ from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.records import Entry, Slot
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update
 from attune.fedserver.lab.build import aggregators_for
+from attune.fedserver.lab.decoded import Decoded
 from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.lab.vault import Vault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs
 from attune.fedserver.ports.lab import Outcome, Served
 
+CHECKED_NUMBERS = 1 << 18  # of an update at a time: what is in the cache is checked fastest
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
 
@@ -65,9 +69,11 @@ class Engine:
         self._next_recipe: Recipe | None = None  # of the staged one
         self._tried = False  # a round was closed, maybe in part, and not committed
         self.manifests: dict[PartKind, Manifest] = {}
+        self._encoded: dict[PartKind, list[Manifest]] = {}  # what may be handed in beside it
         for part, aggregator in self._aggregators.items():
             own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
             self.manifests[part] = manifest_of(own)
+            self._encoded[part] = [encoded_manifest(self.manifests[part], encoding) for encoding in ENCODINGS]
             if not slots:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
@@ -132,14 +138,20 @@ class Engine:
         """
         who = f"{client}'s {part} update"
         with TensorFile(self._blobs.open(blob)) as update, ExitStack() as stack:
-            check_manifest(update.manifest, self.manifests[part], who)
+            if update.manifest not in self._encoded[part]:
+                check_manifest(update.manifest, self.manifests[part], who)
             slot = self._aggregators[part].slot(client) if self._returns[part] == "values" else None
             base = self._opened(self._vaults[part].blob(slot), stack) if max_norm and slot else None
             total = 0.0
-            for name, tensor in update.items():
-                check_finite(name, tensor, who)
-                if max_norm:
-                    total += squared_norm(tensor - base[name] if base is not None else tensor)
+            for name in update:
+                squares = 0.0
+                for start, block_N in update.blocks(name, CHECKED_NUMBERS):
+                    if not is_finite(block_N):
+                        check_finite(name, update[name], who)
+                    if max_norm:
+                        served = 0 if base is None else base.span(name, start, start + len(block_N))
+                        squares += squared_norm(block_N - served)
+                total += squares
         if max_norm and math.sqrt(total) > max_norm:
             raise UpdateRefused(f"{who} changes the weights by a norm of {math.sqrt(total):.3g}; the limit is {max_norm:.3g}")
 
@@ -184,11 +196,14 @@ class Engine:
         for part, close in sorted(closes.items()):
             with ExitStack() as stack:
                 updates = [
-                    Update(name, float(entry.row.samples or 0), self._opened(entry.parts[part], stack))
+                    Update(name, float(entry.row.samples or 0), self._decoded(part, entry.parts[part], stack))
                     for name, entry in sorted(entries.items())
                 ]
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
+
+    def _decoded(self, part: PartKind, blob: Blob, stack: ExitStack) -> TensorFile:
+        return stack.enter_context(Decoded(self._blobs.open(blob), self.manifests[part]))
 
     def _take_back(self) -> None:
         """What was staged and not committed is forgotten, as by a restart: the round is closed again from the durable state."""

@@ -53,7 +53,7 @@ class Growing(Protocol):
         ...
 
     def seal(self, name: str, digest: str) -> Blob:
-        """All bytes are there: a blob, durable, under its final name. Closes. Errors: DiskFull."""
+        """All bytes are there: a blob under its final name. Closes. Errors: DiskFull."""
         ...
 
     def remove(self) -> None:
@@ -105,6 +105,10 @@ class Blobs(Protocol):
 
     def move(self, blob: Blob, name: str) -> Blob:
         """Another name for a blob, in place of the old one. Durable with the next `put` beside it. Errors: Damaged."""
+        ...
+
+    def sync(self, blob: Blob) -> None:
+        """Its bytes are durable from now on. Errors: Damaged, DiskFull."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:

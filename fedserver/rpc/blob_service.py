@@ -24,7 +24,7 @@ from attune.fedserver.rpc.pulses import Pulses
 from attune.fedserver.stores.uploads import Target
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
-BATCH_FRAMES = 4  # frames handed to a disk thread at a time
+BATCH_FRAMES = 2  # frames handed to a disk thread at a time, while as many more are on their way
 
 
 class BlobService:
@@ -52,7 +52,10 @@ class BlobService:
         pace, pulse = Pace(), self._pulses.of(name)
         frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset, pace.frame_bytes)
         with pulse.transfer():
-            while batch := await self._executors.disk(_take, frames):
+            ahead = asyncio.ensure_future(self._executors.disk(_take, frames))
+            while batch := await ahead:
+                ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
+                self._updates.barred.check(name)
                 for frame in batch:
                     await context.write(frame)
                     pace.sent(len(frame))
@@ -62,15 +65,21 @@ class BlobService:
         name = caller().name
         target = _target_of(context, name)
         pulse = self._pulses.of(name)
-        with pulse.transfer():
+        with self._updates.arrivals.stream(name, target.digest), pulse.transfer():
             sink = await self._updates.open(name, target)
             skip = sink.offset - target.offset  # what an earlier stream has already brought
-            while batch := await _batch(context, name, pulse):
-                fresh = []
-                for frame in batch:
-                    fresh.append(frame[skip:])
-                    skip = max(0, skip - len(frame))
-                await self._updates.write(name, target, sink, fresh)
+            written = asyncio.ensure_future(asyncio.sleep(0))
+            try:
+                while batch := await _batch(context, name, pulse):  # the next comes in while the last is written and hashed
+                    fresh = []
+                    for frame in batch:
+                        fresh.append(frame[skip:])
+                        skip = max(0, skip - len(frame))
+                    await written
+                    written = asyncio.ensure_future(self._updates.write(name, target, sink, fresh))
+                await written
+            finally:
+                written.cancel()
             await self._updates.complete(name, target, sink)
         return pb.UploadReply(received=target.size)
 

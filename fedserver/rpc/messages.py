@@ -18,8 +18,9 @@ WORK = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
 def encode(message: ToDevice) -> pb.ServerMessage:
     """What the server tells a device."""
     match message:
-        case Welcome(plan):
-            return pb.ServerMessage(welcome=pb.Welcome(plan_json=msgspec.json.encode(plan)))
+        case Welcome(plan, inline_bytes):
+            welcome = pb.Welcome(plan_json=msgspec.json.encode(plan), inline_bytes=inline_bytes, waits=True)
+            return pb.ServerMessage(welcome=welcome)
         case Notice(text):
             return pb.ServerMessage(notice=pb.Notice(text=text))
         case Farewell(text):
@@ -34,7 +35,7 @@ def _order(order: Order) -> pb.Order:
         round=order.id.round,
         work=WORK[order.id.work],
         downloads=_refs(order.downloads),
-        returns=[pb.Return(part=part) for part in order.returns],
+        returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
         deadline_s=order.deadline_s,
         trains=order.trains,
         cold_start=_refs(order.cold_start),
@@ -42,7 +43,9 @@ def _order(order: Order) -> pb.Order:
 
 
 def _refs(refs: Iterable[BlobRef]) -> list[pb.BlobRef]:
-    return [pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, encoding=r.encoding) for r in refs]
+    return [
+        pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, encoding=r.encoding, data=r.data) for r in refs
+    ]
 
 
 def profile_of(hello: pb.Hello, name: str) -> Profile:
@@ -55,5 +58,5 @@ def profile_of(hello: pb.Hello, name: str) -> Profile:
 
 def update_of(message: pb.Update) -> Update:
     """What a device hands in."""
-    parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.encoding) for ref in message.parts)
+    parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.encoding, ref.data) for ref in message.parts)
     return Update(message.order_id, parts, message.samples, message.metrics_json or b"{}")

@@ -44,7 +44,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         hello = await self._hello(name, context)
         beat = pb.ServerMessage(beat=pb.Beat(every_s=self._pulses.every_s))
         await context.write(beat)
-        stream = self._members.connect(name, profile_of(hello, name), clean(hello.software, LONGEST_SOFTWARE))
+        software = clean(hello.software, LONGEST_SOFTWARE)
+        stream = self._members.connect(name, profile_of(hello, name), software, hello.inline_bytes, hello.encodings)
         pulse = self._pulses.open(name)
         listening = asyncio.create_task(self._listen(stream, pulse, context))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attune.common.durable import disk_errors, replaced, sweep_files, sync, write_file
@@ -52,9 +52,17 @@ class FolderBlobs(Trust):
             return None
 
     def names(self, prefix: str) -> list[str]:
-        under = self._folder / prefix.rpartition("/")[0]
-        found = (path.relative_to(self._folder).as_posix() for path in under.rglob("*") if _is_blob(path))
-        return sorted(name for name in found if name.startswith(prefix))
+        area = prefix.rpartition("/")[0]
+        return sorted(name for name in self._below(f"{area}/" if area else "") if name.startswith(prefix))
+
+    def _below(self, folder: str) -> Iterator[str]:
+        """The names of all blobs in and below a folder, which ends with "/" or is "" for all."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder / folder) as found:
+            for each in found:
+                if each.is_dir(follow_symlinks=False):
+                    yield from self._below(f"{folder}{each.name}/")
+                elif each.is_file() and not each.name.startswith("."):
+                    yield f"{folder}{each.name}"
 
     def move(self, blob: Blob, name: str) -> Blob:
         path = self._place(name)
@@ -66,6 +74,14 @@ class FolderBlobs(Trust):
         known = self._known.pop(blob.name, None)
         moved = Blob(name, blob.digest, blob.size)
         return moved if known is None else self.known(moved)
+
+    def sync(self, blob: Blob) -> None:
+        path = self._folder / blob.name
+        try:
+            with disk_errors(path):
+                sync(path)
+        except FileNotFoundError:
+            raise Damaged(f"{path} is missing") from None
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
@@ -110,10 +126,6 @@ class FolderBlobs(Trust):
             return LocalFile(self._folder / name)
         except FileNotFoundError:
             raise KeyError(name) from None
-
-
-def _is_blob(path: Path) -> bool:
-    return not path.name.startswith(".") and path.is_file()
 
 
 class _Target:
@@ -174,11 +186,8 @@ class _Growing:
         read_into(self._fd, target, offset, self.name)
 
     def seal(self, name: str, digest: str) -> Blob:
-        final = self._blobs.local(name)
         with disk_errors(self._path):
-            sync(self._path)
-            self._path.rename(final)
-            sync(final.parent)
+            self._path.rename(self._blobs.local(name))
         self.close()
         return self._blobs.known(Blob(name, digest, self.size))
 

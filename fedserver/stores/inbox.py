@@ -27,12 +27,14 @@ class Inbox:
         self._closed = 0  # the last round of training whose updates are in the state
 
     def accept(self, order: OrderId, row: Row, parts: Mapping[str, Blob]) -> None:
-        """Moves the (already durable) parts in and makes the whole durable. Accepting twice keeps the first.
+        """Moves the parts in and makes the whole durable. Accepting twice keeps the first.
 
         Errors: DiskFull, Damaged.
         """
         if self.holds(order):
             return
+        for blob in parts.values():
+            self._blobs.sync(blob)
         moved: dict[str, Blob] = {}
         try:
             for part, blob in parts.items():

@@ -116,6 +116,10 @@ class MemoryBlobs(Trust):
             self._known[name] = known
         return Blob(name, blob.digest, blob.size)
 
+    def sync(self, blob: Blob) -> None:
+        if blob.name not in self._data:
+            raise Damaged(f"{blob.name} is missing")
+
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
             self._data.pop(name, None)

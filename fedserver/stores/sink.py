@@ -50,7 +50,7 @@ class Sink:
             self._write(memoryview(frame))
 
     def finish(self, name: str) -> Blob:
-        """The whole blob, durable, under its final name.
+        """The whole blob under its final name.
 
         Errors: Truncated (go on at `offset`), DigestMismatch (nothing is kept), DiskFull.
         """

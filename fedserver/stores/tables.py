@@ -195,12 +195,7 @@ class Tables:
         self._db.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?, ?, ?)", values)
 
     def certificate(self, fingerprint: str) -> Certificate | None:
-        row = self._db.execute(
-            "SELECT c.fingerprint, c.name, c.role, c.not_after, COALESCE(d.revoked, 0) FROM certificates c "
-            "LEFT JOIN devices d ON d.name = c.name AND c.role = 'device' WHERE c.fingerprint = ?",
-            (fingerprint,),
-        ).fetchone()
-        return Certificate(row[0], row[1], row[2], row[3], bool(row[4])) if row else None
+        return certificate_in(self._db, fingerprint)
 
     def replace_operator(self, certificate: Certificate) -> None:
         with self._transaction():
@@ -228,3 +223,13 @@ class Tables:
             (now - keep_s,),
         )
         return [row[0] for row in rows]
+
+
+def certificate_in(db: sqlite3.Connection, fingerprint: str) -> Certificate | None:
+    """As the file has it at this moment."""
+    row = db.execute(
+        "SELECT c.fingerprint, c.name, c.role, c.not_after, COALESCE(d.revoked, 0) FROM certificates c "
+        "LEFT JOIN devices d ON d.name = c.name AND c.role = 'device' WHERE c.fingerprint = ?",
+        (fingerprint,),
+    ).fetchone()
+    return Certificate(row[0], row[1], row[2], row[3], bool(row[4])) if row else None

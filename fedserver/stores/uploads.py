@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import get_args
@@ -62,6 +62,17 @@ class Uploads:
             self._check_current(client, part, sink)
             sink.write(frames)
 
+    def bring(self, client: str, target: Target, max_bytes: int, data: bytes) -> None:
+        """A whole blob at once. Errors: those of `sink`, `write` and `complete`."""
+        sink = self.sink(client, target, max_bytes)
+        self.write(client, target.part, sink, [data[sink.offset :]])
+        self.complete(client, target.part, sink)
+
+    def sync(self, blobs: Iterable[Blob]) -> None:
+        """Makes complete blobs durable. Errors: DiskFull."""
+        for blob in blobs:
+            self._blobs.sync(blob)
+
     def offset(self, client: str, target: Target) -> int:
         """How many bytes of the target are here."""
         name = self._name(client, target.part, target.digest)
@@ -69,7 +80,7 @@ class Uploads:
         return whole if whole is not None else self._blobs.size(name) or 0
 
     def complete(self, client: str, part: str, sink: Sink) -> None:
-        """Checks the digest and makes the blob durable; only then can an update name it.
+        """Checks the digest; only then can an update name the blob, which is durable when that is accepted.
 
         Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
         """

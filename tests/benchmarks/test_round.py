@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from attune.common.errors import SettingError
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
+from benchmarks import floor
 from benchmarks import round as benchmark
+from benchmarks.floor import floor_s
 from benchmarks.model import Freight
 from benchmarks.table import COLUMNS, ROWS, write
 from benchmarks.tls import raw_tls_bytes_per_s
@@ -79,15 +81,28 @@ def test_the_table_writes_every_row_with_its_target(tmp_path):
     assert lines[1].endswith(",0.5")
 
 
-def test_the_rows_are_those_of_the_anchors():
+def test_the_rows_are_those_that_have_targets():
     said = [(row.case.clients, row.case.parameters, row.case.tensors, row.case.rtt_ms, row.target_s) for row in ROWS]
     assert said == [
-        (2, 1_000_000, 8, 0.0, 0.05),
-        (8, 1_000_000, 8, 0.0, 0.12),
-        (4, 25_000_000, 8, 0.0, 1.5),
-        (2, 1_000_000, 150, 50.0, 0.5),
+        (2, 1_000_000, 8, 0.0, 0.052),
+        (8, 1_000_000, 8, 0.0, 0.15),
+        (4, 25_000_000, 8, 0.0, 1.7),
+        (2, 1_000_000, 150, 50.0, 0.25),
+        (2, 1_000, 8, 0.0, 0.02),
     ]
     assert ROWS[2].target_bytes == 120_000_000 + 4 * 1024 * 1024
+
+
+def test_the_floor_of_a_round_is_the_sum_of_its_paths_over_all_cores():
+    costs = {"transport": 1e-9, "hash": 2e-9, "write": 3e-9, "read": 4e-9}
+    found = floor_s(costs, 2, 1_000_000, cores=4)
+    assert found == {"transport": 0.004, "hash": 0.014, "write": 0.015, "read": 0.032, "floor": 0.0163}
+
+
+def test_every_path_costs_something(monkeypatch):
+    monkeypatch.setattr(floor, "TOTAL_BYTES", 1 << 22)
+    assert all(cost >= 0 for cost in floor.paths().values())
+    assert floor.transport_per_byte() > 0
 
 
 def test_raw_tls_moves_all_it_was_given():

@@ -14,6 +14,7 @@ from benchmarks.rough import DOWN, UP, Cut, Proxy
 from tests.chaos.drive import Trial, kill
 from tests.chaos.site import Child, Red, Shape, Site
 
+TRANSFERRED = "server.inline_bytes=0"  # else such small parts travel within orders and updates, as in the others
 SMALL = (
     Shape("fedavg", 3, ("method.name=fedavg", "model.name=mlr", "round.rounds=3", "train.local_epochs=1")),
     Shape(
@@ -29,8 +30,13 @@ SMALL = (
         ),
         hosted=True,
     ),
-    Shape("fedper", 2, ("method.name=fedper", "model.name=dnn", "round.rounds=4", "train.local_epochs=1")),
-    Shape("pfedhn", 4, ("method.name=pfedhn", "model.name=mlr", "round.rounds=2", "train.local_epochs=1"), hosted=True),
+    Shape("fedper", 2, ("method.name=fedper", "model.name=dnn", "round.rounds=4", "train.local_epochs=1", TRANSFERRED)),
+    Shape(
+        "pfedhn",
+        4,
+        ("method.name=pfedhn", "model.name=mlr", "round.rounds=2", "train.local_epochs=1", TRANSFERRED),
+        hosted=True,
+    ),
 )
 WIDE_BYTES = 4 * (6 * 1500 + 1500 + 1500 * 100 + 100 + 100 * 3 + 3)
 WIDE = Shape(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -252,19 +254,41 @@ def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
         assert ends[1][name].device.type == "cpu"
 
 
-def test_what_is_wholly_handed_in_is_written_once(make, tmp_path, monkeypatch):
-    import os
-
-    learner = make("fedavg")
-    result = carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+@pytest.mark.parametrize(
+    ("method", "files"), [("fedavg", {"shared"}), ("fedper", {"shared", "state"}), ("fedtp", {"shared", "generated", "state"})]
+)
+def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, method, files):
+    """fedper keeps its head, which no part has; of what fedtp generates the change is handed in, so the state has it too."""
+    learner = make(method)
+    returns = tuple(sorted(files - {"state"}))
+    result = carry_out(learner, Order("train-1-kiel", 1, True, (), returns))
     folder = tmp_path / "home" / "train-1-kiel"
-    assert (folder / "state.safetensors").samefile(folder / "shared.safetensors")
+    written = {path.stem: read_tensors(path) for path in folder.glob("*.safetensors")}
+    assert written.keys() - {"received"} == files
+    private = {name for name, part in learner.part_of.items() if part != "shared"}
+    assert written.get("state", {}).keys() == private
+    state = Orders(learner.orders.path).state(result)
+    assert state.keys() == learner.theta.keys()
+    assert all(torch.equal(state[name], learner.theta[name]) for name in state)
 
-    def refused(*_):
-        raise PermissionError("no second names here")
 
-    monkeypatch.setattr(os, "link", refused)
-    result = carry_out(learner, Order("train-2-kiel", 2, True, (), ("shared",)))
-    folder = tmp_path / "home" / "train-2-kiel"
-    assert not (folder / "state.safetensors").samefile(folder / "shared.safetensors")
-    assert (folder / "state.safetensors").read_bytes() == learner.orders.blob(result.order_id, "shared").read_bytes()
+@pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
+def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part):
+    exact, lossy = make(method, home="exact"), make(method, home="lossy")
+    order = Order("train-1-kiel", 1, True, (), (part,))
+    expected = handed_in(exact, carry_out(exact, order), part)
+    result = carry_out(lossy, replace(order, encoding="bf16"))
+    sent = handed_in(lossy, result, part)
+    assert result.encoding == "bf16" and result.state_parts == ()
+    assert {name: tensor.dtype for name, tensor in sent.items()} == dict.fromkeys(expected, torch.bfloat16)
+    for name, tensor in expected.items():
+        assert torch.equal(sent[name], tensor.to(torch.bfloat16))
+    state = Orders(lossy.orders.path).state(result)
+    assert all(torch.equal(state[name], exact.theta[name]) for name in exact.theta)
+
+
+def test_an_encoding_that_this_device_does_not_know_fails_the_order_alone(make):
+    learner = make("fedavg")
+    with pytest.raises(WireError, match=r"int4.*update fedclient"):
+        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encoding="int4"))
+    assert learner.orders.newest() is None

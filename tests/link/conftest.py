@@ -1,4 +1,4 @@
-"""Every test of this folder that asks for `play` runs over each implementation of the link."""
+"""Tests of this folder that ask for `play` run over each implementation of the link; `committed` is a result to hand in."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from attune.fedclient import backoff
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.link.port import Link
+from attune.fedclient.messages import Result
+from attune.fedclient.work.state import Orders
 from tests.link.server import OverGrpc, Scripted
 
 Scenario = Callable[[Link, Scripted], Awaitable[Any]]
+ORDER = "train-1-kiel"
+TENSORS = {"head.weight": torch.arange(10_000, dtype=torch.float32)}
 
 
 @pytest.fixture(params=["within the process", "over gRPC"])
@@ -37,3 +43,17 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario],
                 await server.stop()
 
     return lambda scenario: asyncio.run(run(scenario))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(backoff, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(backoff, "LONGEST_DELAY_S", 0.02)
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> tuple[Orders, Result]:
+    """A result on disk: one part of 40 kB."""
+    orders = Orders(tmp_path / "orders")
+    result = Result(order_id=ORDER, round=1, trained=True, samples=20, sequence=1)
+    return orders, orders.commit(result, TENSORS, {}, {"shared": TENSORS})

@@ -59,6 +59,7 @@ class Scripted:
     said: list[tuple[str, object]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)  # at which uploads began
     submits: list[Update] = field(default_factory=list)
+    says: dict[str, Any] = field(default_factory=dict)  # of itself, in Welcome over the network
     stuck: asyncio.Event | None = None  # set when a call has begun that waits for ever
 
     def offer(self, data: bytes) -> str:
@@ -171,7 +172,7 @@ class OverGrpc(FederationServicer):
         beating = asyncio.create_task(self._beat(context))
         try:
             while (event := await stream.next()) is not None:
-                await context.write(_message(event))
+                await context.write(_message(event, self.scripted.says))
         except (AttuneError, ConnectionError) as error:
             await _end(context, error)
         finally:
@@ -221,7 +222,7 @@ class OverGrpc(FederationServicer):
     async def Submit(self, sent: pb.Update, context: Any) -> pb.Receipt:
         from attune.common.metrics import read_metrics
 
-        parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in sent.parts)
+        parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in sent.parts)
         update = Update(sent.order_id, parts, sent.samples, read_metrics(sent.metrics_json, "kiel"))
         try:
             in_time = await self.scripted.submit("kiel", update)
@@ -236,17 +237,17 @@ async def _end(context: Any, error: Exception) -> None:
     await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
 
-def _message(event: Event) -> pb.ServerMessage:
+def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
     match event:
         case Welcomed(plan_json):
-            return pb.ServerMessage(welcome=pb.Welcome(plan_json=plan_json))
+            return pb.ServerMessage(welcome=pb.Welcome(plan_json=plan_json, **says))
         case Noticed(text):
             return pb.ServerMessage(notice=pb.Notice(text=text))
         case Finished(text):
             return pb.ServerMessage(finish=pb.Finish(message=text))
         case Ordered(order):
             refs = [
-                [pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version) for r in some]
+                [pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, data=r.data) for r in some]
                 for some in (order.downloads, order.cold_start)
             ]
             return pb.ServerMessage(
@@ -256,7 +257,7 @@ def _message(event: Event) -> pb.ServerMessage:
                     work=pb.WORK_TRAIN if order.train else pb.WORK_EVALUATE,
                     downloads=refs[0],
                     cold_start=refs[1],
-                    returns=[pb.Return(part=part) for part in order.returns],
+                    returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
                     trains=order.trains,
                     deadline_s=order.deadline_s,
                 )

@@ -44,10 +44,11 @@ from tests.link.server import CUT, Scripted
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
 DATA = os.urandom(50_000)
 TARGET = UploadTarget("train-1-kiel", "shared", digest_of(DATA), len(DATA))
-UPDATE = Update("train-1-kiel", (BlobRef("shared", TARGET.digest, len(DATA), 3),), 20, Metrics(loss=0.5, test_samples=5))
-ORDER = Order(
-    "train-1-kiel", 1, True, (BlobRef("shared", "sha256:ab", 10, 2),), ("shared",), (), ("shared", "private"), deadline_s=60.0
+UPDATE = Update(
+    "train-1-kiel", (BlobRef("shared", TARGET.digest, len(DATA), 3, encoding="bf16"),), 20, Metrics(loss=0.5, test_samples=5)
 )
+SERVED = BlobRef("shared", "sha256:ab", 10, 2, b"ten bytes!")
+ORDER = Order("train-1-kiel", 1, True, (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0, encoding="bf16")
 
 
 @contextlib.asynccontextmanager

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
-import torch
 
 from attune.common.errors import (
     CertificateRefused,
@@ -22,30 +20,13 @@ from attune.common.errors import (
 from attune.common.wire.header import Manifest
 from attune.common.wire.malformed import DigestMismatch
 from attune.common.wire.tensors import manifest_of
-from attune.fedclient import backoff
+from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Link
-from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch, send
-from attune.fedclient.messages import BlobRef, Result, SendRefused, Sent
-from attune.fedclient.work.state import Orders
+from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch
+from attune.fedclient.messages import BlobRef, SendRefused, Sent
+from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted
 from tests.link.test_conformance import stream
-
-ORDER = "train-1-kiel"
-TENSORS = {"head.weight": torch.arange(10_000, dtype=torch.float32)}
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(backoff, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(backoff, "LONGEST_DELAY_S", 0.02)
-
-
-@pytest.fixture
-def committed(tmp_path: Path) -> tuple[Orders, Result]:
-    """A result on disk: one part of 40 kB."""
-    orders = Orders(tmp_path / "orders")
-    result = Result(order_id=ORDER, round=1, trained=True, samples=20, sequence=1)
-    return orders, orders.commit(result, TENSORS, {}, {"shared": TENSORS})
 
 
 def hand_in(play, committed, said=None, **faults):

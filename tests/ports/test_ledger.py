@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,24 @@ def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
         return turns
 
     assert asyncio.run(scenario()) == 20
+
+
+def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(path: Path) -> None:
+    """And it is what the file has now: what another process has revoked a moment ago is revoked."""
+
+    async def scenario() -> None:
+        ledger = SqliteLedger(path)
+        await ledger.enrol("kiel", "key", certificate("f", "kiel"), 0.0)
+        let_go, running = threading.Event(), asyncio.get_running_loop()
+        waiting = running.run_in_executor(ledger._thread, let_go.wait)
+        found = await ledger.certificate("f")
+        assert found is not None and not found.revoked
+        with sqlite3.connect(path) as other:
+            other.execute("UPDATE devices SET revoked = 1")
+        found = await ledger.certificate("f")
+        assert found is not None and found.revoked
+        let_go.set()
+        await waiting
+        await ledger.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -29,20 +29,11 @@ from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.memory import MemoryBlobs
-from attune.fedserver.stores.memory_ledger import MemoryLedger
 from attune.fedserver.stores.sqlite import SqliteLedger
+from tests.server.conftest import World
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 SETTINGS = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
-
-
-@dataclass
-class World:
-    """What a process leaves behind, and the next one finds."""
-
-    ledger: Callable[[], Ledger]
-    blobs: Blobs
 
 
 @dataclass
@@ -64,23 +55,6 @@ class Server:
         async with asyncio.timeout(20):
             while (await self.ledger.snapshot()).record.round < rounds:  # noqa: ASYNC110 (the ledger tells nobody)
                 await asyncio.sleep(0.01)
-
-
-@pytest.fixture(params=["memory", "disk"])
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """In memory nothing is opened: neither a database nor a file."""
-    if request.param == "memory":
-
-        def refuse(*arguments: Any, **more: Any) -> Any:
-            raise AssertionError(f"opened in a world that is in memory: {arguments}")
-
-        import attune.fedserver.lab.engine  # noqa: F401 (imports open files)
-
-        for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
-            monkeypatch.setattr(target, refuse)
-        ledger = MemoryLedger()
-        return World(lambda: ledger, MemoryBlobs())
-    return World(lambda: SqliteLedger(tmp_path / "state.sqlite"), FolderBlobs(tmp_path))
 
 
 def process(world: World, scenario: Callable[[Server], Awaitable[None]], settings: Mapping[str, Any] = SETTINGS) -> None:

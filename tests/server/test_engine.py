@@ -9,6 +9,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.methods.registry import method_of
 from attune.fedserver.core.adaptation import adaptation_of
 from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.lab import engine
 from attune.fedserver.lab.recipe import name_of
 from tests.raising import malformed
 from tests.server.bench import Bench, plan
@@ -80,7 +81,14 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
     assert tiny.engine.cold_start()[own].digest != common[own].digest
 
 
-def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
+@pytest.fixture(params=[None, 7], ids=["whole", "blocks"])
+def checked_in(request, monkeypatch):
+    """Updates are checked a few numbers at a time, so that tensors of these sizes have several blocks."""
+    if request.param:
+        monkeypatch.setattr(engine, "CHECKED_NUMBERS", request.param)
+
+
+def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path, checked_in):
     tiny = bench()
     good = {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests["shared"].items()}
     name = max(good, key=lambda key: good[key].numel())
@@ -96,7 +104,16 @@ def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path):
             tiny.engine.check("kiel", "shared", update, 0.0)
 
 
-def test_the_norm_that_is_limited_is_of_the_change(bench, tmp_path):
+def test_one_number_in_the_last_block_is_found_and_counted_once(bench, checked_in):
+    tiny = bench()
+    update = {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests["shared"].items()}
+    name = max(update, key=lambda key: update[key].numel())
+    update[name].view(-1)[-1] = float("inf")
+    with malformed("not-finite", match=f"{name}.*0 NaN and 1 infinite of {update[name].numel()} values"):
+        tiny.engine.check("kiel", "shared", tiny.write("uploads/update", update), 0.0)
+
+
+def test_the_norm_that_is_limited_is_of_the_change(bench, tmp_path, checked_in):
     tiny = bench()
     served = tiny.read(tiny.engine.serve(["a"])["a"]["shared"])
     count = sum(tensor.numel() for tensor in served.values())

@@ -146,6 +146,9 @@ def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
     def full(fd: int) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
+    blobs = FolderBlobs(tmp_path)
+    with Sink(blobs, "upload", 0, digest_of(b"")) as sink:
+        whole = sink.finish("whole")
     monkeypatch.setattr(os, "fsync", full)
-    with Sink(FolderBlobs(tmp_path), "upload", 0, digest_of(b"")) as sink, pytest.raises(DiskFull):
-        sink.finish("whole")
+    with pytest.raises(DiskFull):
+        blobs.sync(whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from attune.fedclient.messages import Result
 from attune.fedclient.work.stacked import advice
 from attune.fedclient.work.together import SideBySide
 from attune.fedclient.work.worker import Work
+from tests.e2e.hosted import host
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 SMOOTH = QUICK | {"train.lr": 0.03, "round.evaluate_every": 1}
@@ -87,7 +88,7 @@ def test_what_cannot_be_stacked_needs_no_clock() -> None:
 
 
 def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
-    over_the_network: Callable[..., Any], clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     met: list[int] = []
     carry_out = SideBySide.carry_out
@@ -98,11 +99,12 @@ def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
 
     monkeypatch.setattr(SideBySide, "carry_out", spied)
     settings = {"method": {"name": "fedmcsa"}, "model": {"name": "mlr"}, "round": {"rounds": 2}, "train": {"local_epochs": 1}}
-    over_the_network(clouds, settings, "stacked")
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    hosted = host(tmp_path, clouds, settings, executor="stacked")
     expected = attune.simulate(clouds, settings=settings)
     assert sum(met) == 3 * len(clouds) and max(met) > 1, "two rounds and the evaluation at the end"
     for name in clouds:
-        found = read_tensors(tmp_path / "devices" / name / "model" / "model.safetensors")
+        found = read_tensors(hosted.model(name) / "model.safetensors")
         [*members] = expected.model(name).members.values()
         assert any(_close(found, member.tensors) for member in members)
 

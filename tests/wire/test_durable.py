@@ -99,9 +99,14 @@ def test_a_devices_order_is_committed_by_one_rename(tmp_path: Path, log: list[tu
     folder = tmp_path / "orders" / ".filling-train-1-kiel"
     Orders(tmp_path / "orders").commit(result("train-1-kiel"), {"v": torch.zeros(2)}, {"optimiser": W}, {"shared": W})
     files = ["shared.safetensors", "state.safetensors", "optimiser.safetensors", "update.json"]
-    steps = [step for name in files for step in whole(folder / name)]
     final = folder.with_name("train-1-kiel")
-    assert log == [*steps, ("sync", str(folder)), ("rename", str(final)), ("sync", str(final.parent))]
+    assert log == [
+        *[("rename", str(folder / name)) for name in files],
+        *[("sync", str(folder / name)) for name in sorted(files)],  # each once, and all before the folder has its name
+        ("sync", str(folder)),
+        ("rename", str(final)),
+        ("sync", str(final.parent)),
+    ]
     assert {path.name for path in final.iterdir()} == set(files)
 
 
@@ -112,6 +117,7 @@ def test_an_update_enters_the_inbox_by_its_entry(tmp_path: Path, log: list[tuple
     Inbox(blobs).accept(order, Row(round=1, work="train", client="a"), {"shared": upload})
     folder = tmp_path / "inbox" / str(order)
     assert log == [
+        ("sync", str(tmp_path / "uploads" / "a" / "shared")),  # an upload that is whole need not be durable
         ("sync", str(folder.parent)),  # the names of the folders that were made
         ("sync", str(tmp_path)),
         ("rename", str(folder / "shared.safetensors")),
@@ -130,12 +136,10 @@ def test_a_blob_takes_its_name_when_it_is_durable(tmp_path: Path, log: list[tupl
     growing = blobs.grow("state/c", 3)
     growing.append(memoryview(b"abc"))
     log.clear()
-    growing.seal("state/d", "sha256:0")
-    assert log == [
-        ("sync", str(tmp_path / "state" / "c")),
-        ("rename", str(tmp_path / "state" / "d")),
-        ("sync", str(tmp_path / "state")),
-    ]
+    sealed = growing.seal("state/d", "sha256:0")
+    assert log == [("rename", str(tmp_path / "state" / "d"))]
+    blobs.sync(sealed)
+    assert log[1:] == [("sync", str(tmp_path / "state" / "d"))]
 
 
 def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: list[tuple[str, str]]) -> None:
@@ -145,9 +149,11 @@ def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: l
         save(tmp_path / "model", info, {"personalized": W})
     folder, final = tmp_path / ".filling-model", tmp_path / "model"
     assert log == [
-        *whole(folder / "model.safetensors"),
-        *whole(folder / "model.json"),
+        ("rename", str(folder / "model.safetensors")),
+        ("rename", str(folder / "model.json")),
         ("rename", str(tmp_path / "model.old")),
+        ("sync", str(folder / "model.json")),
+        ("sync", str(folder / "model.safetensors")),
         ("sync", str(folder)),
         ("rename", str(final)),
         ("sync", str(tmp_path)),

@@ -265,6 +265,19 @@ def test_a_span_of_a_tensor_is_read_alone(tmp_path):
         assert file.span("b", 1, 3).tolist() == [False, True]
 
 
+def test_a_tensor_is_read_in_blocks_through_one_buffer(tmp_path):
+    tensors = {"w": torch.arange(10.0).reshape(2, 5), "none": torch.empty(0, 3), "one": torch.tensor(7.0)}
+    with TensorFile(file_of(tmp_path / "file", tensors)) as file:
+        assert [(at, block.tolist()) for at, block in file.blocks("w", 4)] == [
+            (0, [0.0, 1.0, 2.0, 3.0]),
+            (4, [4.0, 5.0, 6.0, 7.0]),
+            (8, [8.0, 9.0]),
+        ]
+        assert len({block.data_ptr() for _, block in file.blocks("w", 4)}) == 1
+        assert list(file.blocks("none", 4)) == []
+        assert [(at, block.tolist()) for at, block in file.blocks("one", 4)] == [(0, [7.0])]
+
+
 def test_bytes_that_are_not_those_of_the_digest_are_named(tmp_path):
     blob = write_tensors(tmp_path / "file", {"w": torch.zeros(4)})
     assert read_checked(tmp_path / "file", blob.digest)["w"].tolist() == [0.0] * 4

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
+from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batches
 
@@ -216,7 +217,7 @@ def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _check(values: Tensor, settings: TrainSettings) -> None:
-    if not torch.isfinite(values).all():
+    if not is_finite(values):
         raise diverged(settings)
 
 

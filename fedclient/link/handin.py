@@ -1,0 +1,124 @@
+"""Hands in the result of an order: its parts, several at once, and the update that names them, until there is an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from attune.common.errors import AttuneError, DiskFull, OrderClosed, Stalled, UnknownBlob, UploadBusy, UploadTakenOver
+from attune.common.faults import fail_at
+from attune.common.metrics import metrics_of
+from attune.common.wire.frames import read_frames
+from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
+from attune.common.wire.pace import paced_frames
+from attune.fedclient.link.port import FINAL, Broken, Link
+from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persist, together
+from attune.fedclient.messages import BlobRef, Part, Result, SendRefused, Sent, Update, UploadTarget
+from attune.fedclient.work.orders import OrderStore
+
+RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
+
+
+async def send(link: Link, orders: OrderStore, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
+    """Hands a result in; what came of it, for the session.
+
+    A server whose disk is full is told, once, that this device is in trouble, so that the round need not wait; the transfer
+    goes on, and what arrives before the round has closed counts. Errors: FINAL.
+    """
+    said = False
+
+    def complain(error: Exception) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            say(complaint(error))
+            if isinstance(error, DiskFull):
+                link.trouble(result.order_id, str(error))
+
+    for attempt in range(1, ATTEMPTS + 1):
+        attempted = _Attempt(link, orders, result, resume, complain, inline=attempt == 1)
+        try:
+            return Sent(result.order_id, late=not await attempted.run())
+        except OrderClosed:
+            return Sent(result.order_id, late=True)
+        except FINAL:
+            raise
+        except UnknownBlob as error:
+            if attempt == ATTEMPTS:
+                return SendRefused(result.order_id, str(error))
+            resume = True
+        except AttuneError as error:
+            # The server has refused the update itself, and waits no longer; of an upload it does not know that it was the last.
+            return SendRefused(result.order_id, str(error), known=attempted.refused)
+    raise AssertionError("unreachable")
+
+
+class _Attempt:
+    """One try. Small parts go within the update, if the server takes them so; the others are uploaded.
+
+    The update follows when the uploads are done; if the server waits for what is on its way, at once behind the last byte.
+    """
+
+    def __init__(
+        self, link: Link, orders: OrderStore, result: Result, resume: bool, complain: Complain, inline: bool = True
+    ) -> None:
+        self._link, self._orders, self._result, self._resume, self._complain = link, orders, result, resume, complain
+        self._inline = inline and sum(part.size for part in result.parts) <= link.inline_bytes
+        self._sent = {part.part: asyncio.Event() for part in (() if self._inline else result.parts)}
+        self.refused = False  # what the server refused last was the update itself
+
+    async def run(self) -> bool:
+        """Whether the update came in time. Errors: what the server named."""
+        uploads = [self._upload(part) for part in self._result.parts if part.part in self._sent]
+        first = persist(self._link, self._submit, self._complain)
+        return (await together([first, *uploads]))[0] is True
+
+    async def _submit(self) -> bool:
+        for sent in self._sent.values():
+            await sent.wait()
+        fail_at(self._orders.who, self._result.round, "uploaded")
+        update = self._update()
+        try:
+            return await self._link.submit(update)
+        except AttuneError:
+            self.refused = True
+            raise
+
+    def _update(self) -> Update:
+        result = self._result
+        parts = []
+        for part in result.parts:
+            data = b"".join(read_frames(self._orders.blob(result.order_id, part.part), 0)) if self._inline else b""
+            parts.append(BlobRef(part.part, part.digest, part.size, part.version, data, result.encoding))
+        return Update(result.order_id, tuple(parts), result.samples, metrics_of(result))
+
+    async def _upload(self, part: Part) -> None:
+        ask, damaged, sent = self._resume, 0, self._sent[part.part]
+
+        async def go_on() -> None:
+            nonlocal ask, damaged
+            target = UploadTarget(self._result.order_id, part.part, part.digest, part.size)
+            if ask:
+                target = replace(target, offset=min(await self._link.upload_offset(target), part.size))
+            ask = True
+            frames = paced_frames(self._orders.blob(self._result.order_id, part.part), target.offset)
+            try:
+                await self._link.upload(target, _then(frames, sent.set) if self._link.waits else frames)
+                sent.set()
+            except BaseException as error:
+                sent.clear()
+                if not isinstance(error, (*RESUMES, DigestMismatch)):
+                    raise
+                damaged += isinstance(error, DigestMismatch)
+                if damaged == ATTEMPTS:
+                    raise
+                raise Broken(str(error)) from error
+
+        await persist(self._link, go_on, self._complain)
+
+
+def _then(frames: Iterator[bytes], done: Callable[[], None]) -> Iterator[bytes]:
+    """The frames; `done` is called when the transport has taken the last one."""
+    yield from frames
+    done()

@@ -1,0 +1,42 @@
+"""What tests of the server share: a place for its state, in memory or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.stores.sqlite import SqliteLedger
+
+
+@dataclass
+class World:
+    """What a process leaves behind, and the next one finds."""
+
+    ledger: Callable[[], Ledger]
+    blobs: Blobs
+
+
+@pytest.fixture(params=["memory", "disk"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """In memory nothing is opened: neither a database nor a file."""
+    if request.param == "memory":
+
+        def refuse(*arguments: Any, **more: Any) -> Any:
+            raise AssertionError(f"opened in a world that is in memory: {arguments}")
+
+        import attune.fedserver.lab.engine  # noqa: F401 (imports open files)
+
+        for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
+            monkeypatch.setattr(target, refuse)
+        ledger = MemoryLedger()
+        return World(lambda: ledger, MemoryBlobs())
+    return World(lambda: SqliteLedger(tmp_path / "state.sqlite"), FolderBlobs(tmp_path))

@@ -1,0 +1,132 @@
+"""Small blobs travel within orders and updates; an update can come before its blobs and wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from attune.common.errors import LimitExceeded, UnknownBlob
+from attune.common.wire.digest import digest_of
+from attune.common.wire.malformed import DigestMismatch
+from attune.fedserver.core.messages import BlobRef, Order, Update
+from attune.fedserver.federation.arrivals import Arrivals
+from attune.fedserver.federation.updates import Updates
+from attune.fedserver.stores.uploads import Target, Uploads
+from tests.server.conftest import World
+from tests.server.test_coordinator import PROFILE, Server, next_order, process
+
+SETTINGS = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+
+
+async def orders(server: Server, *inline_bytes: int) -> list[Order]:
+    streams = [server.members.connect(name, PROFILE, "test", room) for name, room in zip(("a", "b"), inline_bytes, strict=True)]
+    return [await next_order(stream) for stream in streams]
+
+
+def read(server: Server, name: str, order: Order) -> bytes:
+    [ref] = order.downloads
+    return server.blobs.get(server.coordinator.book.offer(name, ref.digest).name)
+
+
+@pytest.mark.parametrize("setting", [1 << 16, 0])
+def test_an_order_carries_what_the_device_takes_and_the_server_gives(world: World, setting: int) -> None:
+    async def scenario(server: Server) -> None:
+        first, second = await orders(server, 1 << 20, 0)
+        carried = read(server, "a", first) if setting else b""
+        assert [ref.data for ref in first.downloads] == [carried]
+        assert [ref.data for ref in second.downloads] == [b""], "this device has not said that it takes any"
+        assert server.coordinator.book.order("a", str(first.id)).downloads[0].data == b"", "the book need not hold it"
+
+    process(world, scenario, {**SETTINGS, "server": {"inline_bytes": setting}})
+
+
+def test_a_blob_beyond_the_room_is_offered_as_ever(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        for order in await orders(server, 100, 100):
+            [ref] = order.downloads
+            assert ref.size > 100 and ref.data == b""
+
+    process(world, scenario, SETTINGS)
+
+
+def updates_of(server: Server) -> Updates:
+    return Updates(server.coordinator, server.members, Uploads(server.blobs), server.ledger, server.coordinator._executors)
+
+
+def update(order: Order, data: bytes, digest: str = "") -> Update:
+    ref = BlobRef("shared", digest or digest_of(data), len(data), 0, data=data)
+    return Update(str(order.id), (ref,), 10, b"{}")
+
+
+def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploaded(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        updates = updates_of(server)
+        given = await orders(server, 1 << 20, 1 << 20)
+        for name, order in zip(("a", "b"), given, strict=True):
+            data = order.downloads[0].data
+            assert await updates.submit(name, update(order, data)) == ""
+            assert await updates.submit(name, update(order, data)) == "", "and sent again it is accepted again"
+        await server.closed(1)
+        rows = (await server.ledger.snapshot()).rows
+        assert [row.bytes_up for row in rows] == [order.downloads[0].size for order in given]
+
+    process(world, scenario, SETTINGS)
+
+
+def test_what_an_update_carries_is_checked(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        updates = updates_of(server)
+        [order, _] = await orders(server, 1 << 20, 1 << 20)
+        data = order.downloads[0].data
+        with pytest.raises(DigestMismatch):
+            await updates.submit("a", update(order, data[:-1] + b"!", order.downloads[0].digest))
+        with pytest.raises(LimitExceeded, match="more than 65536 bytes"):
+            await updates.submit("a", update(order, bytes((1 << 16) + 1)))
+        assert server.coordinator.inbox.names("train", 1) == set()
+
+    process(world, scenario, SETTINGS)
+
+
+def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        updates = updates_of(server)
+        [order, _] = await orders(server, 1 << 20, 1 << 20)
+        data = order.downloads[0].data
+        named = Update(str(order.id), (BlobRef("shared", digest_of(data), len(data), 0),), 10, b"{}")
+        with pytest.raises(UnknownBlob):
+            await updates.submit("a", named)
+        target = Target(str(order.id), "shared", digest_of(data), len(data))
+        with updates.arrivals.stream("a", target.digest):
+            waiting = asyncio.create_task(updates.submit("a", named))
+            sink = await updates.open("a", target)
+            await updates.write("a", target, sink, [data])
+            assert not waiting.done()
+            await updates.complete("a", target, sink)
+        assert await waiting == ""
+
+    process(world, scenario, SETTINGS)
+
+
+def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
+    async def scenario() -> None:
+        arrivals = Arrivals()
+        await arrivals.wait("a", ["x"])
+        older, newer = arrivals.stream("a", "x"), arrivals.stream("a", "x")
+        older.__enter__()  # stands still, and is taken over
+        newer.__enter__()
+        waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await arrivals.wait("b", ["x"])  # another device's
+        newer.__exit__(None, None, None)
+        await asyncio.wait_for(waiting, 10)
+        older.__exit__(None, None, None)
+        with pytest.raises(ZeroDivisionError), arrivals.stream("a", "x"):
+            waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+        await asyncio.wait_for(waiting, 10)
+        assert repr(arrivals) == "Arrivals([])"
+
+    asyncio.run(scenario())
