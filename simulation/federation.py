@@ -166,11 +166,12 @@ class Federation:
     async def _failure(self, coordinator: Coordinator) -> AttuneError:
         """What keeps the federation from its end, as soon as there is something."""
         finished, unusable = (asyncio.ensure_future(each.wait()) for each in (coordinator.finished, coordinator.unusable))
-        waits: set[asyncio.Future[Any]] = {self._trouble, finished, unusable}
+        planless = coordinator.planless  # nobody else comes, with whom there could be a plan
+        waits: set[asyncio.Future[Any]] = {self._trouble, finished, unusable, planless}
         try:
-            while not self._trouble.done() and coordinator.error is None:
+            while not (self._trouble.done() or planless.done()) and coordinator.error is None:
                 _, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             finished.cancel()
             unusable.cancel()
-        return self._trouble.result() if coordinator.error is None else coordinator.error
+        return coordinator.error or (planless if planless.done() else self._trouble).result()

@@ -74,6 +74,7 @@ class Coordinator:
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
+        self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
         self.turns, self.streams, self.troubles, self.barred = Turns(), Streams(), Troubles(), Barred()
         self.inbox, self.lab = Inbox(blobs), lab
         self.round = Round()
@@ -164,12 +165,18 @@ class Coordinator:
         try:
             await self._make_plan(profiles)
         except AttuneError as error:
-            self.troubles.set(PLANNING, str(error))
-            for name in profiles:
-                self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+            self.cannot_begin(error)
             return False
         self.troubles.clear(PLANNING)
         return True
+
+    def cannot_begin(self, error: AttuneError) -> None:
+        """No plan can be made of what the connected devices declare: everybody is told, and others are waited for."""
+        self.troubles.set(PLANNING, str(error))
+        for name in self.streams.profiles():
+            self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+        if not self.planless.done():
+            self.planless.set_result(error)
 
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""

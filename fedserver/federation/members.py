@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from attune.common.errors import AttuneError, OrderClosed, SettingError, UpdateRefused
+from attune.common.errors import AttuneError, OrderClosed, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.plan import Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
@@ -21,7 +21,6 @@ NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
-AGREEING = "agreeing on the data"  # the name of a trouble
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
 
 
@@ -91,9 +90,8 @@ class Members:
             return False
         found = schema.agree(self._streams.profiles())
         if found.tie:
-            self._coordinator.troubles.set(AGREEING, found.tie)
+            self._coordinator.cannot_begin(ShapeMismatch(found.tie))
             return False
-        self._coordinator.troubles.clear(AGREEING)
         for name, error in found.odd.items():
             await self._refuse(name, error)
         enough = len(found.agreed) >= self._settings.round.min_clients

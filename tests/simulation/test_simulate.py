@@ -279,3 +279,17 @@ def test_a_misspelt_setting_is_named() -> None:
 def test_the_names_of_the_package_are_found_without_torch() -> None:
     script = "import sys, attune; assert 'simulate' in dir(attune); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize("odd", [1, 2])
+def test_shards_that_are_not_alike_are_named_and_nothing_waits_for_others(odd: int) -> None:
+    """One of three is refused by the majority; of two, none has one."""
+    alike = {name: CLOUDS[name] for name in list(CLOUDS)[: 3 - odd]}
+    x = np.zeros((8, 9), "f4")
+    with pytest.raises(ShapeMismatch, match=r"\(9,\)"):
+        attune.simulate(alike | {"odd": (x, np.arange(8) % 2)}, "fedavg", rounds=1)
+
+
+def test_a_model_that_cannot_take_the_data_is_said() -> None:
+    with pytest.raises(SettingError, match="vit does not take tabular"):
+        attune.simulate(CLOUDS, "fedavg", "vit", rounds=1)
