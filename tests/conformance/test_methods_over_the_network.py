@@ -1,50 +1,42 @@
-"""Every registered method passes the same two rounds over the real network: a server and a hosted fleet of three devices.
+"""Every registered method passes two rounds over gRPC and mutual TLS, a server and a hosted fleet of three devices; and then
+as a simulation, with the same bits.
 
-`make conformance`; not part of `make test`, for it takes some minutes.
+`make conformance`; not part of `make test`, for it takes some minutes on a busy machine.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+import attune
 from attune.common.methods.registry import names
-from tests.e2e.harness import Federation, digit_shards
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.model.artifact import Model
+from attune.fedserver.view.beside import status_of
+from tests.e2e.harness import digit_shards
+from tests.e2e.hosted import host
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return digit_shards(tmp_path_factory.mktemp("shards"), 3, 60, 20)
+def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {path.name: path for path in digit_shards(tmp_path_factory.mktemp("shards"), 3, 60, 20)}
 
 
 @pytest.mark.parametrize("method", names())
-def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(method: str, shards: list[Path], tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    try:
-        flags = ("--rounds", "2", "--min-clients", "3", "--exit-when-done", "--set", "train.local_epochs=1")
-        server = federation.server("--method", method, *flags)
-        pattern = str(shards[0].parent / "shard*")
-        fleet = [
-            "fedclient",
-            "--data",
-            pattern,
-            "--server",
-            f"localhost:{federation.port}",
-            "--device",
-            "cpu",
-            "--keep",
-            "personalized",
-        ]
-        said = federation.command(*fleet).stdout
-        assert server.code() == 0, server.text
-        status = federation.status()
-        assert (status["state"], status["round"], status["method"]) == ("done", 2, method), said
-        served = {client["name"]: client["accuracy"] for client in status["clients"]}
-        assert len(served) == 3 and all(0.0 <= accuracy <= 1.0 for accuracy in served.values())
-        offline = json.loads(federation.command("fedclient", "evaluate", "--data", pattern, "--json").stdout)
-        found = {client["name"]: client["accuracy"] for client in offline["clients"]}
-        assert found == pytest.approx(served), "the model that a device keeps is the one that was evaluated"
-    finally:
-        federation.close()
+def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
+    method: str, shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    settings = {"method": {"name": method}, "round": {"rounds": 2}, "train": {"local_epochs": 1}}
+    network = host(tmp_path, shards, settings, keep="personalized")
+    status = status_of(network.home)
+    assert (status["state"], status["round"], status["method"]) == ("done", 2, method)
+    served = {client["name"]: client["accuracy"] for client in status["clients"]}
+    assert len(served) == 3 and all(0.0 <= accuracy <= 1.0 for accuracy in served.values())
+    offline = {name: Model.load(network.model(name)).evaluate(load_shard(path))[0] for name, path in shards.items()}
+    assert offline == pytest.approx(served), "the model that a device keeps is the one that was evaluated"
+    simulated = attune.simulate(shards, settings=settings, keep="personalized")
+    assert simulated.digests == network.digests
+    assert {client["name"]: client["accuracy"] for client in simulated.status["clients"]} == served

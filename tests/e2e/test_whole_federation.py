@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+import attune
+from attune.common.config import load_settings
 from tests.e2e.harness import Federation, Process, digit_shards, run_to_the_end
 from tests.pictures import check_pictures
 
 ROUNDS = 8
-FLAGS = ("--rounds", str(ROUNDS), "--set", "train.local_epochs=2", "--set", "train.lr=0.02")
+SETTINGS = (f"round.rounds={ROUNDS}", "train.local_epochs=2", "train.lr=0.02")
+FLAGS = tuple(word for setting in SETTINGS for word in ("--set", setting))
 
 
 @dataclass
@@ -155,27 +158,6 @@ def test_everyone_sees_whether_personalization_helps(fedtp):
         process.wait_for(r"^kept: the personalized model \(not chosen\)$")
 
 
-def test_a_local_baseline_is_trained_compared_and_kept_if_better(federation_at, shards):
-    """One round: what the hypernetwork makes is of no use yet, and what was trained at home is."""
-    federation = federation_at("baseline")
-    server = federation.server("--exit-when-done", "--min-clients", "2", "--rounds", "1")
-    devices = federation.devices(shards[:2], "--baseline", "local")
-    assert not any(process.code() for process in (*devices, server))
-    for client, shard in zip(federation.status()["clients"], shards, strict=False):
-        assert client["accuracy_local"] > client["accuracy"] + 0.1
-        assert client["kept"] == "local"
-        found = json.loads(federation.command("fedclient", "evaluate", "--data", str(shard), "--json").stdout)
-        kept = {row["client"]: row["accuracy_kept"] for row in federation.metrics() if row["work"] == "evaluate"}
-        assert (found["kept"], found["accuracy"]) == ("local", pytest.approx(float(kept[shard.name]), abs=1e-12))
-        assert found["accuracy"] > client["accuracy"] + 0.1
-        assert {path.name for path in federation.model(shard).iterdir()} == {
-            "model.json",
-            "model.safetensors",
-            "personalized.safetensors",
-            "common.safetensors",
-        }
-
-
 def test_numbers_are_those_that_the_devices_said(fedtp):
     rows, final = {(row["work"], row["round"], row["client"]): row for row in fedtp.federation.metrics()}, fedtp.accuracy
     for shard, process in zip(fedtp.shards, fedtp.devices, strict=True):
@@ -184,30 +166,10 @@ def test_numbers_are_those_that_the_devices_said(fedtp):
         process.wait_for(rf"^evaluated after round {ROUNDS}  accuracy {final[shard.name]:.3f}$")
 
 
-def test_fedtp_beats_fedavg_on_every_device(fedtp, federation_at):
+def test_fedtp_beats_fedavg_on_every_device(fedtp):
     """The point of it all, on digits with two classes a device: same shards, rounds, seeds and settings."""
-    federation = federation_at("fedavg")
-    run_to_the_end(federation, fedtp.shards, "--method", "fedavg", *FLAGS)
-    fedavg = Ended(federation, fedtp.shards, []).accuracy
+    members = {shard.name: shard for shard in fedtp.shards}
+    fedavg = attune.simulate(members, "fedavg", settings=load_settings(None, SETTINGS, {}))
     ours = fedtp.accuracy
-    assert ours.keys() == fedavg.keys()
-    assert all(ours[name] > accuracy for name, accuracy in fedavg.items()), (ours, fedavg)
-    files = federation.export()
-    common = load(files["shared.safetensors"])
-    assert "server.safetensors" not in files
-    for shard in fedtp.shards:
-        kept = load((federation.model(shard) / "model.safetensors").read_bytes())
-        assert all(np.array_equal(kept[name], tensor) for name, tensor in common.items())
-
-
-def test_local_sends_no_weights(federation_at, three_shards):
-    federation = federation_at("local")
-    run_to_the_end(federation, three_shards[:2], "--method", "local", "--rounds", "2", "--set", "train.local_epochs=1")
-    status = federation.status()
-    assert (status["state"], status["method"], status["round"]) == ("done", "local", 2)
-    rows = federation.metrics()
-    assert {row["bytes_up"] for row in rows} == {row["bytes_down"] for row in rows} == {"0"}
-    files = federation.export()
-    assert set(files) == {"metrics.csv", "plan.json", "summary.json"}
-    for shard in three_shards[:2]:
-        assert (federation.model(shard) / "model.safetensors").exists()
+    assert ours.keys() == {row.device for row in fedavg.table()}
+    assert all(ours[row.device] > row.accuracy for row in fedavg.table()), (ours, fedavg.table())

@@ -95,7 +95,7 @@ def test_it_is_the_wheel_that_is_imported_and_the_strangers_are_in_the_way(insta
 def test_a_federation_runs_from_a_folder_with_packages_of_those_names(
     installed: Installation, processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server and a hosted fleet of two devices, by the installed commands: one round of FedAvg on tables."""
+    """A server and a hosted fleet of two devices, by the installed commands: one round of FedAvg; and as a simulation."""
     monkeypatch.chdir(installed.work)
     for seed in (1, 2):
         tabular_shard(installed.work / "shards" / f"shard{seed}", seed)
@@ -110,3 +110,7 @@ def test_a_federation_runs_from_a_folder_with_packages_of_those_names(
     assert server.code() == 0, server.text
     models = sorted(installed.work.glob("home/devices/*/*/model/model.safetensors"))
     assert [path.parents[1].name.partition("-")[0] for path in models] == ["shard1", "shard2"]
+    simulate = [str(installed.bin / "fedserver"), "simulate", "--data", "shards/*", "--method", "fedavg", "--rounds", "1"]
+    done = subprocess.run(simulate, env=installed.environment, cwd=installed.work, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["device", "shard1", "shard2", "mean"]

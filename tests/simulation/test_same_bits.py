@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import attune
 from attune.common.config import merge
 from attune.fedclient.model.artifact import read_info
+from tests.e2e.hosted import host
 
 SMALL = {"seed": 3, "round": {"rounds": 2}, "train": {"local_epochs": 1, "local_steps": 0, "batch_size": 8}}
 VIT = {"width": 8, "heads": 2, "depth": 1, "patch": 4}
@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
     "fedtp": ("digits", {"method": {"name": "fedtp"}, "model": VIT}),
     "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
+    "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16", "rounds": 2}}),
     "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
     "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
     "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}})),
@@ -33,14 +34,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_simulation_has_the_bits_of_the_network(
-    case: str, over_the_network: Callable[..., Any], request: pytest.FixtureRequest, tmp_path: Path
+    case: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     which, given = CASES[case]
     members, settings = request.getfixturevalue(which), merge(SMALL, given)
     result = attune.simulate(members, settings=settings)
     saved = result.save(tmp_path / "saved")
     models = {name: read_info(saved / "models" / name).files for name in members}
-    slots, kept = over_the_network(members, settings)
-    assert result.digests == slots
-    assert models == kept
+    network = host(tmp_path, members, settings)
+    assert result.digests == network.digests
+    assert models == {name: read_info(network.model(name)).files for name in members}
     assert len(set(map(str, models.values()))) > 1 or given["method"]["name"] == "fedavg", "every device has its own model"

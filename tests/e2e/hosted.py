@@ -1,0 +1,71 @@
+"""A whole federation over gRPC and mutual TLS in this process: a server on a thread, and a hosted fleet. Nothing is spawned."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from attune.common.config import merge
+from attune.fedclient import fleet, shards
+from attune.fedclient.address import Address
+from attune.fedclient.console import Console
+from attune.fedclient.options import Options as DeviceOptions
+from attune.fedclient.work.together import How
+from attune.fedserver import app
+from attune.fedserver.home import Home
+from attune.fedserver.view.beside import snapshot
+from tests.e2e.harness import until
+
+
+class Quiet(Console):
+    def say(self, text: str) -> None:
+        """Nobody reads it."""
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """What is left when it is over. Its folder must be $ATTUNE_HOME, so that devices find the server's token."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Home:
+        return Home(self.folder / "server")
+
+    def model(self, name: str) -> Path:
+        return self.folder / "devices" / name / "model"
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of the server's slots, by part and key."""
+        return {f"{slot.part}/{slot.key}": slot.digest for slot in snapshot(self.home).slots}
+
+
+def host(
+    folder: Path,
+    members: Mapping[str, Path],
+    settings: Mapping[str, Any],
+    keep: Literal["best", "personalized"] = "best",
+    executor: How = "sequential",
+) -> Hosted:
+    """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
+    hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
+    options = app.Options(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
+    server = threading.Thread(target=lambda: asyncio.run(app.run(options, merge(settings, fixed))))
+    server.start()
+    until(lambda: hosted.home.address() or not server.is_alive(), "the server to listen")
+    address = hosted.home.address()
+    assert address is not None
+    common = DeviceOptions(Path(), Address("localhost", address.port), folder / "devices", device="cpu", keep=keep)
+    listed = shards.members(list(members.values()), common)
+    named = [
+        replace(each, name=name, label=name, home=folder / "devices" / name) for each, name in zip(listed, members, strict=True)
+    ]
+    outcomes = fleet.run(named, Quiet(), executor)
+    server.join(60)
+    assert not server.is_alive() and not fleet.failures(outcomes), fleet.failures(outcomes)
+    return hosted
