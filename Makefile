@@ -71,6 +71,7 @@ proto: .venv-proto/installed
 
 benchmark: install
 	$(BIN)/python -m benchmarks.table --out benchmarks/results
+	$(BIN)/python -m benchmarks.floor --out benchmarks/results/floor.json
 
 # Federations over narrow, long links: some six minutes.
 bench-links: install

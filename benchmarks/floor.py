@@ -12,6 +12,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -115,6 +116,18 @@ def transport_per_byte() -> float:
     return float(device_s + server_s) / (2 * TOTAL_BYTES)
 
 
+def plain_tls_per_byte() -> float:
+    """Processor seconds of both sides for a byte through a TLS socket of Python's ssl module."""
+
+    def spent_s() -> float:
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + ended.ru_utime + ended.ru_stime
+
+    began_s = spent_s()
+    raw_tls_bytes_per_s(TOTAL_BYTES)
+    return (spent_s() - began_s) / TOTAL_BYTES
+
+
 def paths() -> dict[str, float]:
     """Processor seconds a byte of each path."""
     data = memoryview(bytearray(os.urandom(FRAME_BYTES) * (TOTAL_BYTES // FRAME_BYTES)))
@@ -162,6 +175,7 @@ def main(out: Path) -> None:
         "machine": machine(),
         "raw_tls_bytes_per_s": round(raw_tls_bytes_per_s()),
         "processor_s_per_gib": {path: round(cost * 2**30, 4) for path, cost in costs.items()},
+        "plain_tls_processor_s_per_gib": round(plain_tls_per_byte() * 2**30, 4),
         "rows": [
             {"clients": devices, "parameters": parameters} | floor_s(costs, devices, 4 * parameters, cores)
             for devices, parameters in ROWS
