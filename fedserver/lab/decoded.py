@@ -32,3 +32,9 @@ class Decoded(TensorFile):
     def blocks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
         for start, block_N in super().blocks(name, count):
             yield start, block_N.to(DTYPES[self._wanted[name].dtype])
+
+    def read_into(self, name: str, out_N: torch.Tensor) -> None:
+        if super().manifest[name].dtype == self._wanted[name].dtype:
+            super().read_into(name, out_N)
+        else:
+            out_N.copy_(self[name].view(-1))
