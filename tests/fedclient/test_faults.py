@@ -16,13 +16,13 @@ from attune.fedclient.work.trainer import Trainer
 def trainings(monkeypatch):
     """How often an order was trained."""
     count = []
-    real = Trainer.train
+    real = Trainer.training
 
     def counted(self, *args, **kwargs):
         count.append(1)
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(Trainer, "train", counted)
+    monkeypatch.setattr(Trainer, "training", counted)
     return count
 
 
@@ -46,14 +46,14 @@ def test_a_stream_cut_in_mid_training_is_opened_again_and_nothing_is_trained_twi
     trainings.clear()
     bench.server.faults.break_stream_after_order = 0
     release = threading.Event()
-    real = Trainer.train
+    real = Trainer.training
 
     def slow(self, *args, **kwargs):
         # The work lasts until the server has sent the order on a second stream.
         assert release.wait(20)
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(Trainer, "train", slow)
+    monkeypatch.setattr(Trainer, "training", slow)
 
     def watch():
         while bench.server.seen.orders_sent.count("train-1-kiel") < 2:
@@ -144,7 +144,7 @@ def test_training_that_outlives_the_deadline_stops_at_it_and_the_next_order_is_c
     from attune.fedclient.work.trainer import Cancelled
 
     bench.server.deadline_s = 0.5
-    real, calls = Trainer.train, []
+    real, calls = Trainer.training, []
 
     def endless(self, theta, received, x, y, seeds, progress, cancelled, trains=()):
         calls.append(1)
@@ -157,7 +157,7 @@ def test_training_that_outlives_the_deadline_stops_at_it_and_the_next_order_is_c
             threading.Event().wait(0.01)
         raise AssertionError("trained on for 10 s")
 
-    monkeypatch.setattr(Trainer, "train", endless)
+    monkeypatch.setattr(Trainer, "training", endless)
     bench.run()
     assert [(trouble.order_id, trouble.reason) for trouble in bench.server.seen.troubles] == [
         ("train-1-kiel", "the deadline passed")
