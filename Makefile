@@ -6,7 +6,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance lowest chaos chaos-quick check demo proto benchmark bench-links clean
+.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto benchmark bench-links clean
 
 install: .venv/installed
 
@@ -29,6 +29,10 @@ test: check
 # Every method over gRPC and mutual TLS, and simulated: a minute or two.
 conformance: install
 	$(BIN)/pytest tests/conformance
+
+# What a hostile peer can try, each with what it is answered.
+attacks: install
+	$(BIN)/pytest tests/attacks -v
 
 # The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
 # federation. Warnings are not shown: what is old uses what newer libraries deprecate.

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attune.common.config import parse_assignment
+
 BIN = Path(sys.executable).parent
 LISTENS = re.compile(r"listens on \S+:(\d+)")
 TIMEOUT_S, LOOK_S = 7200.0, 0.1
@@ -119,6 +121,26 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
         return Ended(home.status(), json.loads((home.export() / "summary.json").read_text()), seconds)
     finally:
         shutil.rmtree(home.folder)
+
+
+def simulated(method: str, shards: Path, settings: Sequence[str], rounds: int, seed: int, baseline: bool = False) -> Ended:
+    """The same in this process, without a network; devices have their shards' names without the host's, and so other draws."""
+    import attune
+
+    given = {".".join(path): value for path, value in map(parse_assignment, settings)}
+    started = time.monotonic()
+    result = attune.simulate(
+        f"{shards}/*/",
+        method=method,
+        rounds=rounds,
+        seed=seed,
+        settings=given,
+        baseline="local" if baseline else None,
+        progress=False,
+    )
+    seconds = time.monotonic() - started
+    with tempfile.TemporaryDirectory(prefix="attune-benchmark-") as folder:
+        return Ended(result.status, json.loads((result.save(folder) / "summary.json").read_text()), seconds)
 
 
 def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,12 +4,17 @@ S clients, D weights: 4 S^2 D operations and 12 S D bytes (read for the inner pr
 The smaller roof is the longer of the times that a square float32 product and a copy in memory would take for them. Times
 are CPU times of the one thread, so that other work on the machine counts little; each is the best of several, roofs and
 subjects in turn.
+
+A round in files is the server's: updates read from the page cache, the next values written and hashed, the mean of all moved.
+Its roof are the bytes that it must touch, read and written by themselves: the updates, the values before, the next ones.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +23,13 @@ import msgspec
 import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.common.wire.digest import digest_of
+from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault, Update
 from attune.fedserver.lab.aggregators.gram import gram, mix_
+from attune.fedserver.lab.vault import Vault
+from attune.fedserver.stores.folder import FolderBlobs
 from benchmarks.machine import machine
 
 CASES = ((10, 10_000_000), (20, 5_000_000), (50, 4_000_000))
@@ -52,6 +61,41 @@ def whole_round(X_SD: torch.Tensor) -> None:
     aggregator.close_round([Update(f"{i:03}", 1, {"x": row_D}) for i, row_D in enumerate(X_SD)])
 
 
+class Files:
+    """A server's vault and a cohort's updates on disk, after a first round: the next ones replace values in the vault."""
+
+    def __init__(self, folder: Path, X_SD: torch.Tensor) -> None:
+        self._folder, self._shape = folder, X_SD.shape
+        blobs = FolderBlobs(folder / "server")
+        self._vault = Vault(blobs, "attended", [], 0)
+        self._aggregator = Attention(AttentionSettings(), self._vault, 0, {"x": ["x"]})
+        self._aggregator.start({"x": X_SD[0]})
+        self._bytes = bytearray(X_SD.shape[1] * 4)
+        for i, row_D in enumerate(X_SD):
+            write_tensors(folder / f"{i:03}.safetensors", {"x": row_D})
+        self.round()
+
+    def round(self) -> None:
+        with ExitStack() as stack:
+            files = [stack.enter_context(TensorFile(self._folder / f"{i:03}.safetensors")) for i in range(self._shape[0])]
+            self._aggregator.close_round([Update(f"{i:03}", 1, file) for i, file in enumerate(files)])
+        self._vault.settle()
+
+    def bytes(self) -> None:
+        """Each client's update and value before are read, and its next value is written: into memory that is there already."""
+        for i in range(self._shape[0]):
+            for _ in range(2):
+                with (self._folder / f"{i:03}.safetensors").open("rb", buffering=0) as file:
+                    file.readinto(self._bytes)
+            with (self._folder / f"{i:03}.written").open("wb", buffering=0) as file:
+                file.write(self._bytes)
+
+    def digest(self) -> None:
+        """Of what is written."""
+        for _ in range(self._shape[0]):
+            digest_of(self._bytes)
+
+
 def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(0)
     X_SD = torch.randn(1, D, generator=draw) + 0.2 * torch.randn(S, D, generator=draw)
@@ -67,10 +111,13 @@ def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
         "mcsa": lambda: mcsa_(X_SD, 50.0),
         "round": lambda: whole_round(X_SD),
     }
-    best = dict.fromkeys(subjects, float("inf"))
-    for _ in range(repeats):
-        for name, work in subjects.items():
-            best[name] = min(best[name], cpu_s(work))
+    with tempfile.TemporaryDirectory(prefix="attune-mcsa-") as scratch:
+        files = Files(Path(scratch), X_SD)
+        subjects |= {"round_in_files": files.round, "bytes": files.bytes, "digest": files.digest}
+        best = dict.fromkeys(subjects, float("inf"))
+        for _ in range(repeats):
+            for name, work in subjects.items():
+                best[name] = min(best[name], cpu_s(work))
     flops, bandwidth = 2 * SQUARE**3 / best["square"], 8 * COPY / best["copy"]
     arithmetic_s, memory_s = 4 * S * S * D / flops, 12 * S * D / bandwidth
     roof_s = max(arithmetic_s, memory_s)
@@ -82,6 +129,7 @@ def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
         "smaller_roof": "arithmetic" if arithmetic_s > memory_s else "memory",
         "roof_s": round(roof_s, 4),
         **{f"{name}_s": round(best[name], 4) for name in list(subjects)[2:]},
+        "round_beyond_mixing_by_bytes": round((best["round_in_files"] - best["mcsa"]) / best["bytes"], 2),
         "share_of_roof": round(roof_s / best["mcsa"], 3),
         "share_of_roof_naive": round(roof_s / best["naive"], 3),
         "share_of_roof_float64": round(roof_s / (best["gram_float64"] + best["mix"]), 3),

@@ -1,8 +1,8 @@
 """Reference figures: settings chosen for every method by an equal grid on validation parts, then runs on the test parts.
 
 `python -m benchmarks.study benchmarks/studies/NAME.toml --data PATH --out benchmarks/results --scratch SHARDS`. Every run is a
-real federation: a server and a hosted fleet over mutual TLS. A row is written as each one ends, and a study that was
-interrupted goes on.
+real federation: a server and a hosted fleet over mutual TLS; with `--in-process` it is simulated. A row is written as each
+one ends, and a study that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from attune.common.config import CountOrZero, convert, read_toml
 from attune.fedclient.data.holdout import hold_out
 from attune.fedclient.data.shard import load_shard
-from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, table
+from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, simulated, table
 from benchmarks.grid import Grid, alternatives, chosen
 from benchmarks.rows import COLUMNS, TRIAL, figures, trial_figures
 
@@ -158,6 +158,11 @@ def over_the_network(study: Study, run: Run, baseline: bool) -> Ended:
     return federation(run.method, run.shards, flags, baseline)
 
 
+def in_this_process(study: Study, run: Run, baseline: bool) -> Ended:
+    """`attune.simulate`."""
+    return simulated(run.method, run.shards, (*study.set, *run.task.set, *run.settings), run.rounds, run.seed, baseline)
+
+
 def trial_runs(study: Study, grid: Grid, files: Mapping[str, Path], scratch: Path) -> list[Run]:
     """All trials, on validation parts."""
     runs = []
@@ -206,15 +211,18 @@ def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the tables.")
 @click.option("--scratch", type=click.Path(path_type=Path), required=True, help="Folder for shards.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations at a time.")
-def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int) -> None:
+@click.option("--in-process", is_flag=True, help="Simulate: quicker, without processes and network. One job.")
+def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int, in_process: bool) -> None:
     """Runs the study in FILE, or what is left of it."""
+    if in_process and jobs > 1:
+        raise click.BadParameter("--in-process goes with --jobs 1")
     study, files = convert(Study, read_toml(file), ""), named(data)
     scratch.mkdir(parents=True, exist_ok=True)
     trials = Results(out / f"{file.stem}_grid.csv", GRID_COLUMNS)
     results = Results(out / f"{file.stem}.csv", COLUMNS)
     clients = Results(out / f"{file.stem}_clients.csv", ("task", *CLIENT_COLUMNS))
 
-    carry: Carry = over_the_network
+    carry: Carry = in_this_process if in_process else over_the_network
 
     def tried(run: Run) -> None:
         ended = carry(study, run, False)

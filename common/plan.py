@@ -12,6 +12,21 @@ Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
 
 
+class Columns(msgspec.Struct, frozen=True):
+    """What is summed of each column over the rows of a shard's training part; of series a row is a step of a sample."""
+
+    rows: int
+    mean: list[float]  # (F,) or (C,)
+    squares: list[float]  # of the distances from that mean
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """By what all devices standardise that say so: columns folded over those that were there at round 1."""
+
+    mean: list[float]  # (F,) or (C,)
+    std: list[float]  # 1 for a column that never changes
+
+
 class Profile(msgspec.Struct, frozen=True):
     """A shard in numbers: all that leaves the device about its data before training."""
 
@@ -22,6 +37,7 @@ class Profile(msgspec.Struct, frozen=True):
     test_samples: int
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
     per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
+    columns: Columns | None = None  # where the shard is to be standardised over the federation: meta.json says so
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +61,10 @@ class ModelSpec(msgspec.Struct, frozen=True):
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Fixed when the first round starts; every device receives it and it never changes afterwards."""
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fixed when the first round starts; every device receives it and it never changes afterwards, to the byte: what a later
+    version adds is left out where it is not used.
+    """
 
     federation: str  # id of the federation (the CA's fingerprint)
     seed: int
@@ -55,3 +73,4 @@ class Plan(msgspec.Struct, frozen=True):
     method: str
     method_options: dict[str, Any]  # checked by common.methods
     train: TrainSettings
+    scale: Scale | None = None  # None: no device of round 1 had columns to fold

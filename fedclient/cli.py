@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
+    from attune.fedclient.work.together import How
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -101,6 +102,10 @@ _timeout_option = click.option(
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
+    "--executor", type=click.Choice(["sequential", "stacked", "auto"]), default="sequential", show_default=True,
+    help="Of several shards: one device after the other; all that have an order side by side; or what a trial finds faster.",
+)  # fmt: skip
+@click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
 )
 @click.version_option(package_name="attune-fl")
@@ -155,15 +160,15 @@ def _train(given: dict[str, Any]) -> None:
         if fleet is None:
             client.take_part(screen)
         else:
-            _train_fleet(fleet, screen)
+            _train_fleet(fleet, screen, given["executor"])
     finally:
         screen.close()
 
 
-def _train_fleet(fleet: list[Options], screen: Console) -> None:
+def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
     from attune.fedclient import fleet as hosted
 
-    outcomes = hosted.run(fleet, screen)
+    outcomes = hosted.run(fleet, screen, executor)
     screen.close()
     for line in hosted.table(outcomes):
         click.echo(line)

@@ -25,9 +25,11 @@ from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
+from attune.fedclient.work.together import How, SideBySide, Together
 from attune.fedclient.work.worker import Worker
 
 TURNS = 2  # one device trains while the next one downloads
+TOGETHER = 256  # devices that hold tensors at one time where they are computed side by side
 AWAKE_BYTES = 256 << 20  # of learners that wait; others are made again from what is on disk
 THREADS = 16  # for calls that block without computing, such as the diagnosis of a server that does not answer
 FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection, reserve); of the process (torch, a diagnosis)
@@ -43,10 +45,13 @@ class Outcome:
     error: Exception | None = None
 
 
-def run(members: Sequence[Options], screen: Console) -> list[Outcome]:
-    """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files."""
+def run(members: Sequence[Options], screen: Console, executor: How = "sequential") -> list[Outcome]:
+    """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
+
+    executor: as for SideBySide; "sequential": one device after the other.
+    """
     make_room(len(members))
-    return asyncio.run(_host(members, screen))
+    return asyncio.run(_host(members, screen, executor))
 
 
 def make_room(devices: int) -> None:
@@ -66,12 +71,15 @@ def make_room(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-async def _host(members: Sequence[Options], screen: Console) -> list[Outcome]:
+async def _host(members: Sequence[Options], screen: Console, executor: How) -> list[Outcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
-    with Worker(TURNS, AWAKE_BYTES) as worker:
+    side = None if executor == "sequential" else SideBySide(executor, lambda advice: screen.say(f"executor {advice}"))
+    with Worker(TURNS, AWAKE_BYTES) if side is None else Together(TOGETHER, AWAKE_BYTES, side) as worker:
         outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
     console.flush()
+    for reason in side.reasons if side is not None else ():
+        screen.say(f"some work went one by one: {reason}")
     return outcomes
 
 

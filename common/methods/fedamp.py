@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attune.common.methods.fedmcsa import TRAIN
+from attune.common.methods.fedmcsa import MU, WITH_MLR, published
 from attune.common.methods.method import Method
 
 _CITATION = "Huang et al., AAAI 2021"
@@ -23,7 +23,9 @@ def _row(name: str, aggregator: str, method: dict[str, Any]) -> Method:
         objective="proximal",
         aggregators={"attended": aggregator},
         evaluate="trained",
-        defaults={"method": {**method, "mu": 5.0}, "train": TRAIN},
+        defaults={"method": {**method, "mu": MU}},
+        published=published(**method, mu=5.0),
+        published_with=WITH_MLR,
     )
 
 

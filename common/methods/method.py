@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PartKind = Literal["shared", "attended", "generated", "private"]
 Evaluate = Literal["served", "trained"]
 
+EVERYDAY, PUBLISHED = "everyday", "published"  # presets
 DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
 
 
@@ -35,7 +36,8 @@ class Method:
     """One row of the table of methods.
 
     parts: (selector, kind); the first match wins. A selector is `@role` (common.models.structure) or a glob over tensor names.
-    evaluate: which model an accuracy measures, as served or after local training. defaults: in the shape of federation.toml.
+    evaluate: which model an accuracy measures, as served or after local training. defaults: in the shape of federation.toml,
+    for everyday use. published: the paper's instead, where these are others; published_with: more of them, by model.
     """
 
     name: str
@@ -46,6 +48,18 @@ class Method:
     aggregators: Mapping[PartKind, str] = field(default_factory=lambda: dict(DEFAULT_AGGREGATORS))
     evaluate: Evaluate = "served"
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
+    published_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def preset(self, name: str, model: str | None) -> dict[str, Any]:
+        """The settings of a preset, in the shape of federation.toml. Errors: SettingError for one that this method lacks."""
+        if name == EVERYDAY:
+            return dict(self.defaults)
+        if name != PUBLISHED:
+            raise SettingError(f"unknown preset {name!r}{nearest(name, (EVERYDAY, PUBLISHED))}")
+        if not self.published:
+            raise SettingError(f"method {self.name} has no settings as published; docs/methods says what its paper uses")
+        return merge(self.published, self.published_with.get(model or "", {}))
 
     @property
     def kinds(self) -> tuple[PartKind, ...]:

@@ -6,6 +6,7 @@ The personal model theta never leaves the device; w, which follows it, is exchan
 
 from __future__ import annotations
 
+from attune.common.methods.fedmcsa import WITH_MLR, published
 from attune.common.methods.method import Method
 
 PFEDME = Method(
@@ -25,8 +26,7 @@ PFEDME_MCSA = Method(
     objective="moreau",
     predictor="own-model",
     evaluate="trained",
-    defaults={
-        "method": {"sigma": 50.0},
-        "train": {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0},
-    },
+    defaults={"method": {"sigma": 50.0}},
+    published=published(sigma=50.0),
+    published_with=WITH_MLR,
 )

@@ -177,6 +177,12 @@ class TensorFile(Mapping[str, torch.Tensor]):
             self._fill(block_N, name, start)
             yield start, block_N
 
+    def read_into(self, name: str, out_N: torch.Tensor) -> None:
+        """All elements of a tensor in C order into `out_N`, flat and of its dtype. Errors: as an access; Malformed."""
+        spec = self.manifest[name]
+        check_spec(name, spec_of(name, out_N), TensorSpec(spec.dtype, (math.prod(spec.shape),)), self._name)
+        self._fill(out_N, name, 0)
+
     def _fill(self, tensor_N: torch.Tensor, name: str, start: int) -> None:
         if tensor_N.numel():
             raw_B = tensor_N.view(torch.uint8)

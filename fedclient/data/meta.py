@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from attune.common.errors import ShardError, nearest
 from attune.common.plan import Kind, Label
+
+Standardise = bool | Literal["federation"]
 
 
 class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -18,7 +20,7 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     kind: Kind | None = None
     vocabulary: int | None = None  # tokens only
     groups: str | None = None  # an array beside the training samples: those with the same value are held out together
-    standardise: bool = True  # series and tabular: by the device's own statistics; false where all clients have one scale
+    standardise: Standardise = True  # series and tabular: by own statistics, as they are, or over all devices
 
 
 def read_meta(path: Path) -> Meta:

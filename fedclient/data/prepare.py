@@ -92,12 +92,25 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     seed = derive(plan.seed, "validation")
     y_train = labels.to_indices(shard.train_y, plan.classes, f"the training part of shard {shard.name}")
     fitted, held = hold_out(y_train, plan.train.validation, seed, shard.kind, shard.groups)
-    scaled = shard.standardise and shard.kind in ("series", "tabular")
-    standardiser = Standardiser.fit(_numbers(shard.train_x[fitted])) if scaled else None
+    standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y_test = labels.to_indices(shard.test_y, plan.classes, f"the test part of shard {shard.name}")
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
+
+
+def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:
+    """Of the samples that models are fitted to, or of all devices where the shard says so. Errors: ShapeMismatch."""
+    if not shard.standardise or shard.kind not in ("series", "tabular"):
+        return None
+    if not shard.over_the_federation:
+        return Standardiser.fit(_numbers(shard.train_x[fitted]))
+    if plan.scale is None:
+        raise ShapeMismatch(
+            f'shard {shard.name} is to be standardised over the federation (meta.json: "standardise": "federation"), but no '
+            "device declared its columns before round 1; leave that key out, or start a federation in which all declare it"
+        )
+    return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std))
 
 
 def check_labelled_alike(shard: Shard, spec: ModelSpec) -> None:

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from attune.common.config import TrainSettings
 from attune.common.errors import ShardError
-from attune.common.plan import Kind, Label, Profile
+from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.fedclient.data import holdout, kinds, labels
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
-from attune.fedclient.data.meta import Meta, read_meta
+from attune.fedclient.data.meta import Meta, Standardise, read_meta
 
 BATCH = TrainSettings().batch_size
 FOUR = ("train_x", "train_y", "test_x", "test_y")
@@ -33,7 +33,7 @@ class Shard:
     test_y: Array
     declared_classes: list[Label] | None
     vocabulary: int  # 0 unless the kind is tokens
-    standardise: bool  # series and tabular only
+    standardise: Standardise  # series and tabular only
     warnings: tuple[str, ...]
     groups: Array | None = None  # (N,) of the training samples: those of one group overlap or belong together
 
@@ -52,7 +52,20 @@ class Shard:
             test_samples=len(self.test_x),
             vocabulary=self.vocabulary,
             per_position=self.per_position,
+            columns=columns_of(self.train_x) if self.over_the_federation else None,
         )
+
+    @property
+    def over_the_federation(self) -> bool:
+        """Whether means and deviations are those of all devices; then the sums of its columns are in the profile."""
+        return self.standardise == "federation" and self.kind in ("series", "tabular")
+
+
+def columns_of(x: Array) -> Columns:
+    """The sums of x (N, F) or (N, T, C), in float64."""
+    columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
+    mean = columns.mean(axis=0)
+    return Columns(len(columns), mean.tolist(), np.square(columns - mean).sum(axis=0).tolist())
 
 
 def load_shard(path: Path, seed: int = 0) -> Shard:

@@ -17,6 +17,7 @@ from attune.common.errors import SettingError, nearest
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.meta import Standardise
 
 Positions = npt.NDArray[np.int64]
 CHARACTERS = string.printable  # the 100 characters that text is made of; a token is a place in it
@@ -42,7 +43,7 @@ class Dataset:
     vocabulary: int  # 0 unless the kind is tokens
     more: Mapping[str, Array] = field(default_factory=dict)  # further labels by name, (N,) each, such as "coarse" or "subject"
     called: Mapping[str, list[str]] = field(default_factory=dict)  # what the values 0, 1, ... of such a label are called
-    standardise: bool = True  # on each device, series and tabular: see docs/shards.md
+    standardise: Standardise = True  # on each device, series and tabular: see docs/shards.md
 
     def __len__(self) -> int:
         return len(self.train_y) + len(self.test_y)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from attune.fedclient.work.stacked.advice import Advice
     from attune.fedclient.work.stacked.lockstep import Stacked
 
+How = Literal["sequential", "stacked", "auto"]
+
 QUIET_S = 0.05  # without another order: devices are sent a round's orders within some milliseconds
 
 
@@ -28,17 +30,17 @@ class SideBySide:
     """
 
     def __init__(self, how: Literal["stacked", "auto"] = "stacked", advised: Callable[[Advice], None] = lambda advice: None):
-        self.how: Literal["sequential", "stacked", "auto"] = how
+        self.how: How = how
         self._advised = advised
-        self._stacked: Stacked | None = None
+        self.stacked: Stacked | None = None
 
     def __repr__(self) -> str:
-        return f"SideBySide({self.how!r}, {self._stacked})"
+        return f"SideBySide({self.how!r}, {self.stacked})"
 
     @property
     def reasons(self) -> list[str]:
         """Why something goes one by one, each reason once."""
-        return self._stacked.reasons if self._stacked is not None else []
+        return self.stacked.reasons if self.stacked is not None else []
 
     def carry_out(self, works: Sequence[Work]) -> Sequence[Result | Exception]:
         """As Executor."""
@@ -53,8 +55,8 @@ class SideBySide:
         if self.how != "stacked":
             ended = one_by_one(runs)
         else:
-            self._stacked = self._stacked or Stacked()
-            ended = self._stacked.run(runs)
+            self.stacked = self.stacked or Stacked()
+            ended = self.stacked.run(runs)
         return [each.error if isinstance(each, Failed) else each for each in ended]
 
 

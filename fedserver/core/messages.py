@@ -74,6 +74,14 @@ class Excused:
 
 
 @dataclass(frozen=True)
+class Expelled:
+    """The operator has shut a device out, for good."""
+
+    name: str
+    now: float
+
+
+@dataclass(frozen=True)
 class Tick:
     now: float
 
@@ -92,7 +100,7 @@ class Failed:
     reason: str
 
 
-Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Tick | Aggregated | Failed
+Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Tick | Aggregated | Failed
 
 
 @dataclass(frozen=True)

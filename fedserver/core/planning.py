@@ -10,13 +10,14 @@ import msgspec
 
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
-from attune.common.methods.method import Method, options_of
+from attune.common.methods.method import EVERYDAY, Method, options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
+from attune.fedserver.core.scale import scale_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 AFTER_THE_END = ("adapt_rounds", "adapt")
@@ -27,7 +28,7 @@ class ResolvedSettings:
     """Every setting with its value: what was set, over the method's defaults, over the general ones."""
 
     method: Method
-    method_options: dict[str, Any]  # as set
+    method_options: dict[str, Any]  # of the preset, and as set
     model_name: str | None
     model_options: dict[str, Any]
     train: TrainSettings
@@ -69,11 +70,13 @@ def _components(method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     """Checks all that can be checked before a device has connected. Errors: SettingError with the nearest known name."""
-    options = dict(overrides.get("method", {}))
-    method = method_from_options(options)
-    options.pop("name", None)
+    given = dict(overrides.get("method", {}))
+    preset = str(given.pop("preset", EVERYDAY))
+    method = method_from_options(given)
+    given.pop("name", None)
+    full = merge(method.preset(preset, overrides.get("model", {}).get("name")), {**overrides, "method": given})
+    options = dict(full["method"])
     options_of(method, options)
-    full = merge(method.defaults, overrides)
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
     models.check_options(name, model)
@@ -136,6 +139,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method=settings.method.name,
         method_options=settings.method_options,
         train=settings.train,
+        scale=scale_of(profiles),
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))

@@ -19,6 +19,7 @@ from attune.fedserver.core.messages import (
     Effect,
     Event,
     Excused,
+    Expelled,
     Failed,
     PassOver,
     Phase,
@@ -95,6 +96,8 @@ def _handle(rules: Rules, state: Round, event: Event) -> Step:
         case Excused(name, now):
             excused = (*state.record.excused, name) if name in state.awaited else state.record.excused
             return phase.progress(rules, state.noting(excused=excused), now)
+        case Expelled(name, now):
+            return phase.progress(rules, state.expelling(name), now)
         case Tick(now):
             return phase.progress(rules, state, now)
         case Aggregated(now):

@@ -15,6 +15,7 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Undec
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
+from attune.fedserver.core.scale import check_columns
 
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
@@ -71,6 +72,7 @@ def check_possible(profile: Profile, name: str) -> None:
     if profile.per_position and profile.kind != "tokens":
         raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
     _check_labels(profile.labels, name)
+    check_columns(profile, name)
 
 
 def _check_labels(labels: Collection[Label], name: str) -> None:

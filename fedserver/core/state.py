@@ -97,6 +97,17 @@ class Round:
         excused = tuple(other for other in self.record.excused if other != name)
         return replace(state.noting(excused=excused), reported=self.reported | {name})
 
+    def expelling(self, name: str) -> Self:
+        """This device has no part in the round, nor in the end of the federation."""
+        record, gone = self.record, {name}
+        less = self.noting(
+            **{
+                key: tuple(n for n in getattr(record, key) if n != name) for key in ("devices", "cohort", "excused", "replaced")
+            },
+        )
+        changes = {key: getattr(self, key) - gone for key in ("reported", "finished", "newcomers", "connected")}
+        return replace(less, **changes, run_out=without(self.run_out, name))
+
     def extending(self, asked: Collection[str], now: float, deadline_s: float) -> Self:
         """The time of the open orders begins anew, and these are sent theirs again."""
         moved_at = {**self.moved_at, **dict.fromkeys(asked, now)}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from attune.common.errors import AttuneError, FederationFailed
+from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
@@ -26,6 +26,7 @@ from attune.fedserver.core.records import Row
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.barred import Barred
 from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.orders import Orders
 from attune.fedserver.federation.standing import Standing
@@ -39,6 +40,7 @@ from attune.fedserver.stores.age import check_age
 from attune.fedserver.stores.inbox import Inbox
 
 LOG = logging.getLogger("fedserver")
+REVOKED = "the operator of this federation has revoked {}"
 PLANNING = "making the plan"  # the name of a trouble
 
 
@@ -72,7 +74,7 @@ class Coordinator:
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
-        self.turns, self.streams, self.troubles = Turns(), Streams(), Troubles()
+        self.turns, self.streams, self.troubles, self.barred = Turns(), Streams(), Troubles(), Barred()
         self.inbox, self.lab = Inbox(blobs), lab
         self.round = Round()
         self.plan: Plan | None = None
@@ -100,6 +102,12 @@ class Coordinator:
         handed_in = await self._executors.disk(self.inbox.names, *found.record.open_orders)
         reported = await self._reported(found)
         self.round = Round.of(_reopened(found.record, handed_in - reported), reported, self._finished(found))
+        for device in found.devices:
+            if device.revoked:  # maybe while no server ran
+                self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
+                order = events.OrderId(*self.round.record.open_orders, device.name)
+                self.round = self.round.expelling(device.name)
+                await self._executors.disk(self.inbox.discard, order)
         if found.plan is not None:
             started = await self.lab.start(found.plan, found.slots, found.record.round)
             self.plan, self.max_bytes = found.plan, started.max_bytes
@@ -139,6 +147,15 @@ class Coordinator:
             taken = step(self._rules, self.round, event, self.clock.unix())
             self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
         return counts
+
+    async def expel(self, name: str) -> None:
+        """The operator has shut this device out: the round goes on as if it was not there, and its update leaves the inbox.
+
+        For whoever has the turn. A round that is being aggregated is not begun anew.
+        """
+        order = events.OrderId(*self.round.record.open_orders, name)
+        await self.handle(events.Expelled(name, self.clock.monotonic()))
+        await self._executors.disk(self.inbox.discard, order)
 
     # --- the plan
 

@@ -47,6 +47,7 @@ class Members:
         encoding = self._settings.round.encoding
         if encoding and encoding not in encodings:
             raise SettingError(f"{name} cannot write parts as {encoding} (round.encoding of this federation): update fedclient")
+        self._coordinator.barred.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
             schema.check_fits(profile, self._coordinator.plan, name)
@@ -157,12 +158,19 @@ class Members:
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
+            if not self._coordinator.barred.add(name, error):
+                continue
+            LOG.warning("%s: %s", name, error)
             stream = self._streams.get(name)
             if stream is not None:
                 stream.close(error)
                 self.disconnect(stream)
-                await self.excuse(name, str(error))
+            await self._coordinator.turn(self._expel, name, str(error))
         return len(self._streams)
+
+    async def _expel(self, name: str, reason: str) -> None:
+        await self._update(name, note=reason[:MAX_NOTE])
+        await self._coordinator.expel(name)
 
     async def _update(self, name: str, **fields: Any) -> None:
         await self._coordinator.troubles.overcome(

@@ -35,13 +35,14 @@ class Updates:
     ) -> None:
         self._coordinator, self._members = coordinator, members
         self._uploads, self._ledger, self._executors = uploads, ledger, executors
-        self.arrivals = Arrivals()
+        self.arrivals, self.barred = Arrivals(), coordinator.barred
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
 
     async def open(self, name: str, target: Target) -> Sink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
+        self.barred.check(name)
         max_bytes = self._check(name, target)
         with self._told_of_full_disk():
             sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
@@ -51,6 +52,7 @@ class Updates:
 
     async def write(self, name: str, target: Target, sink: Sink, frames: Sequence[bytes]) -> None:
         """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        self.barred.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
@@ -59,6 +61,7 @@ class Updates:
 
         Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
         """
+        self.barred.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
         _arrived(OrderId.parse(target.order, name))
@@ -104,6 +107,7 @@ class Updates:
             return await self._submit(name, update)
 
     async def _submit(self, name: str, update: Update) -> str:
+        self.barred.check(name)
         try:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:

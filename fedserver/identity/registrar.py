@@ -87,6 +87,10 @@ class Registrar:
                 raise CertificateRefused(f"the operator has revoked {name}: enrol under another --name")
             if known is not None and known.public_key != key:
                 raise NameTaken(f"another device already holds the name {name}: choose one with --name")
+            if any(device.revoked and device.public_key == key for device in await self._ledger.devices()):
+                raise CertificateRefused(
+                    "the operator has revoked the device with this key: it cannot enrol under another name"
+                )
             if known is None:
                 await self._check_token(bootstrap_fingerprint)
             await self._ledger.enrol(

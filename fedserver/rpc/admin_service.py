@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from attune.common.errors import CertificateRefused
-from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.pb.admin_pb2 import TroublesReply, TroublesRequest, WakeReply, WakeRequest
@@ -22,7 +22,7 @@ class AdminService(AdminServicer):
         """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
         await self._registrar.refresh()
         revoked = {
-            device.name: CertificateRefused(f"the operator of this federation has revoked {device.name}")
+            device.name: CertificateRefused(REVOKED.format(device.name))
             for device in await self._ledger.devices()
             if device.revoked
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -53,12 +54,16 @@ class BlobService:
         frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset, pace.frame_bytes)
         with pulse.transfer():
             ahead = asyncio.ensure_future(self._executors.disk(_take, frames))
-            while batch := await ahead:
-                ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
-                for frame in batch:
-                    await context.write(frame)
-                    pace.sent(len(frame))
-                    pulse.heard()  # there was room in the window, which the device opens
+            try:
+                while batch := await ahead:
+                    ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
+                    self._updates.barred.check(name)
+                    for frame in batch:
+                        await context.write(frame)
+                        pace.sent(len(frame))
+                        pulse.heard()  # there was room in the window, which the device opens
+            finally:
+                await _given_up(ahead)
 
     async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> pb.UploadReply:
         name = caller().name
@@ -78,12 +83,18 @@ class BlobService:
                     written = asyncio.ensure_future(self._updates.write(name, target, sink, fresh))
                 await written
             finally:
-                written.cancel()
+                await _given_up(written)
             await self._updates.complete(name, target, sink)
         return pb.UploadReply(received=target.size)
 
     async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:
         return pb.UploadOffsetReply(offset=self._updates.offset(caller().name, _target(request)))
+
+
+async def _given_up(task: asyncio.Future[Any]) -> None:
+    """Nobody asks for what it comes to any more; asyncio would say so on stderr."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _take(frames: Iterator[bytes]) -> list[bytes]:

@@ -114,10 +114,11 @@ def test_siblings_have_the_label_of_their_coarse_class(tmp_path):
     assert (tmp_path / "labels.csv").read_text().split() == ["client,label", *(f"{k},{v}" for k, v in coarse.items())]
 
 
-def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path):
-    """A trial and a federation in real processes; what is in the tables is not run again."""
+@pytest.mark.parametrize("how", [[], ["--in-process"]], ids=["processes", "in-process"])
+def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path, how):
+    """A trial and a federation; what is in the tables is not run again."""
     (tmp_path / "small.toml").write_text(SMALL)
-    command = [str(tmp_path / "small.toml"), "--out", str(tmp_path), "--scratch", str(tmp_path / "scratch")]
+    command = [str(tmp_path / "small.toml"), "--out", str(tmp_path), "--scratch", str(tmp_path / "scratch"), *how]
     assert CliRunner().invoke(study.main, command, catch_exceptions=False).output.count("done") == 2
     [trial], [row] = (study.Results(tmp_path / f"small{kind}.csv", ()).rows() for kind in ("_grid", ""))
     assert (trial["seed"], row["seed"], row["settings"]) == ("5", "0", "train.lr=0.05")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -86,7 +86,7 @@ def test_no_section_is_undescribed(page: Any) -> None:
     described = [
         h for h in page("docs/settings.md").headings() if h.startswith(("## [", "### Agg", "### Obj", "### Pre", "### Mod"))
     ]
-    unknown = set(described) - set(SECTIONS) - {"## [method]", "## [model]"}
+    unknown = set(described) - set(SECTIONS) - {"## [method]", "## [model]", "### Presets"}
     assert not unknown
 
 
@@ -99,11 +99,24 @@ def test_the_table_of_methods_is_the_registry(page: Any) -> None:
         structs = [AGGREGATORS[method.aggregators[kind]] for kind in method.kinds if kind != "private"]
         structs += [OBJECTIVES[method.objective], PREDICTORS[method.predictor]]
         keys = set(itertools.chain.from_iterable(struct.__struct_fields__ for struct in structs))
-        defaults = {
-            f"{s}.{k}": msgspec.json.encode(v).decode() for s, values in method.defaults.items() for k, v in values.items()
-        }
-        wanted[name] = (keys, defaults)
+        wanted[name] = (keys, _flat(method.defaults))
     assert found == wanted
+
+
+def test_the_table_of_presets_is_the_registry(page: Any) -> None:
+    rows = page("docs/settings.md").table("### Presets")
+    found = {row[0].strip("`"): (dict(_pairs(row[1])), {"mlr": dict(_pairs(row[2]))}) for row in rows}
+    every = {name: methods.get(name) for name in methods.names()}
+    assert found == {
+        name: (_flat(method.published), {model: _flat(more) for model, more in method.published_with.items()})
+        for name, method in every.items()
+        if method.published
+    }
+
+
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Sections of settings as the tables write them: a.b -> a value in TOML."""
+    return {f"{s}.{k}": msgspec.json.encode(v).decode() for s, values in settings.items() for k, v in values.items()}
 
 
 def test_the_examples_are_accepted(page: Any, tmp_path: Any) -> None:

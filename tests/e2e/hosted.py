@@ -14,6 +14,7 @@ from attune.fedclient import fleet, shards
 from attune.fedclient.address import Address
 from attune.fedclient.console import Console
 from attune.fedclient.options import Options as DeviceOptions
+from attune.fedclient.work.together import How
 from attune.fedserver import app
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
@@ -49,6 +50,7 @@ def host(
     members: Mapping[str, Path],
     settings: Mapping[str, Any],
     keep: Literal["best", "personalized"] = "best",
+    executor: How = "sequential",
 ) -> Hosted:
     """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
@@ -63,7 +65,7 @@ def host(
     named = [
         replace(each, name=name, label=name, home=folder / "devices" / name) for each, name in zip(listed, members, strict=True)
     ]
-    outcomes = fleet.run(named, Quiet())
+    outcomes = fleet.run(named, Quiet(), executor)
     server.join(60)
     assert not server.is_alive() and not fleet.failures(outcomes), fleet.failures(outcomes)
     return hosted

@@ -90,14 +90,37 @@ def test_options_reach_the_component_that_declares_them():
     assert options.aggregators["shared"] == MeanSettings(uniform=True)
 
 
-def test_defaults_of_fedmcsa_are_the_papers():
+def test_the_published_settings_of_fedmcsa_are_the_papers():
     method = get("fedmcsa")
-    options = options_of(method, {})
-    assert options.aggregators == {"attended": AttentionSettings(sigma=50.0, components="layer", weighting="none")}
-    assert options.objective == ProximalSettings(mu=5.0)
-    assert method.defaults["train"] == {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0}
+    for model, decay in (("dnn", {}), ("mlr", {"weight_decay": 1e-3})):
+        given = method.preset("published", model)
+        train = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0} | decay
+        assert (given["train"], given["round"]) == (train, {"train": "all"})
+        options = options_of(method, given["method"])
+        assert options.aggregators == {"attended": AttentionSettings(sigma=50.0, components="layer", weighting="none")}
+        assert options.objective == ProximalSettings(mu=5.0)
     assert method.evaluate == "trained"
     assert options_of(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)
+
+
+FAMILY = ["fedmcsa", "fedmcsa-mcsa", "fedavg+mcsa", "fedamp", "heurfedamp", "pfedme+mcsa"]
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_family_of_fedmcsa_trains_in_tens_of_rounds_by_default_and_as_one_under_the_published_settings(name):
+    method = get(name)
+    assert method.preset("everyday", "mlr") == dict(method.defaults)
+    assert not method.defaults.get("train", {}).keys() & {"lr", "local_steps", "batch_size"}, "these are everybody's"
+    assert method.preset("published", "mlr")["train"] == get("fedmcsa").preset("published", "mlr")["train"]
+    mu = {found.objective.mu for found in (options_of(method, method.published["method"]),) if hasattr(found.objective, "mu")}
+    assert mu <= {5.0, 15.0}
+
+
+def test_a_method_without_published_settings_says_so():
+    with pytest.raises(SettingError, match="method fedavg has no settings as published"):
+        get("fedavg").preset("published", None)
+    with pytest.raises(SettingError, match=r"unknown preset 'publishd' \(did you mean 'published'\?\)"):
+        get("fedmcsa").preset("publishd", None)
 
 
 def test_the_ablation_without_attention_is_uniform():
@@ -135,7 +158,8 @@ def test_every_built_in_method_has_a_citation_valid_defaults_and_a_name_of_its_o
         assert method.name == name and method.citation
         options_of(method, {})
         TrainSettings(**method.defaults.get("train", {}))
-        assert set(method.defaults) <= {"method", "train", "round"}
+        assert set(method.defaults) | set(method.published) <= {"method", "train", "round"}
+        TrainSettings(**method.published.get("train", {}))
 
 
 def test_a_users_own_row():

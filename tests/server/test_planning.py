@@ -25,9 +25,28 @@ def test_defaults_of_an_empty_configuration() -> None:
 
 
 def test_a_methods_defaults_yield_to_what_is_said() -> None:
-    assert resolve({"method": {"name": "fedmcsa"}}).train.local_steps == 20
-    assert resolve({"method": {"name": "fedmcsa"}, "train": {"local_steps": 3}}).train.local_steps == 3
+    assert resolve({"method": {"name": "pfedme"}}).train.momentum == 0
+    assert resolve({"method": {"name": "pfedme"}, "train": {"momentum": 0.5}}).train.momentum == 0.5
     assert resolve({"method": {"name": "fedmcsa", "sigma": 7}}).fixed()["method.sigma"] == 7
+
+
+def test_a_preset_gives_what_is_not_said_and_the_plan_has_the_values() -> None:
+    found = resolve({"method": {"name": "fedmcsa", "preset": "published", "sigma": 7}, "model": {"name": "mlr"}})
+    assert (found.train.local_steps, found.train.weight_decay, found.round.train) == (20, 1e-3, "all")
+    assert make_plan(found, {"a": IMAGES}, "f").method_options == {"sigma": 7, "mu": 5.0}
+    assert resolve({"method": {"name": "fedmcsa", "preset": "published"}, "model": {"name": "dnn"}}).train.weight_decay == 0
+    everyday = resolve({"method": {"name": "fedmcsa", "preset": "everyday"}})
+    assert everyday.fixed() == resolve({"method": {"name": "fedmcsa"}}).fixed()
+    assert everyday.train == resolve({"method": {"name": "fedavg"}}).train
+    with pytest.raises(SettingError, match="method fedtp has no settings as published"):
+        resolve({"method": {"preset": "published"}})
+
+
+def test_a_restart_with_another_preset_is_refused() -> None:
+    recorded = {"method": {"name": "fedmcsa", "preset": "published"}}
+    assert reconcile(recorded, {}) == recorded
+    with pytest.raises(HomeMismatch, match=r"method\.mu"):
+        reconcile(recorded, {"method": {"preset": "everyday"}})
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from attune.fedserver.core.messages import (
     Effect,
     Event,
     Excused,
+    Expelled,
     Failed,
     Finish,
     Open,
@@ -877,3 +878,26 @@ def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[
         play(Tick(now))
     assert m.record.phase is Phase.DONE
     assert m.played_again() == m.state
+
+
+def test_who_is_expelled_has_no_part_in_its_round_any_more() -> None:
+    m = round_of(min_clients=3)
+    for name in "abc":
+        m.play(Connected(name, 0))
+    m.play(Reported("a", 1, 1))
+    m.play(Reported("b", 1, 2))
+    assert m.play(Expelled("a", 3)) == []
+    assert (m.record.devices, m.record.cohort, m.state.updates) == (("b", "c"), ("b", "c"), {"b"})
+    assert m.play(Reported("a", 1, 4)) == [Receipt("a", accepted=False)]
+    assert m.play(Reported("c", 1, 5)) == [Receipt("c", accepted=True), Aggregate(1, ("b", "c"))]
+    assert m.restarted({"b", "c"}).record.cohort == ("b", "c")
+
+
+def test_a_round_closes_when_the_last_one_it_waited_for_is_expelled() -> None:
+    m = round_of()
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    m.play(Reported("a", 1, 1))
+    assert m.play(Expelled("b", 2)) == [Aggregate(1, ("a",))]
+    m.play(Aggregated(3))
+    assert m.record.phase is Phase.WAITING

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import attune
 from attune.common.errors import HomeMismatch
+from attune.common.wire.files import read_tensors
+from attune.fedclient.messages import Result
 from attune.fedclient.work.stacked import advice
+from attune.fedclient.work.together import SideBySide
+from attune.fedclient.work.worker import Work
+from tests.e2e.hosted import host
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 SMOOTH = QUICK | {"train.lr": 0.03, "round.evaluate_every": 1}
@@ -78,3 +85,29 @@ def test_what_cannot_be_stacked_needs_no_clock() -> None:
     settings = {"train.local_epochs": 1, "train.mixed_precision": "bf16"}
     found = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings, executor="auto")
     assert found.executor == "sequential"
+
+
+def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
+    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[int] = []
+    carry_out = SideBySide.carry_out
+
+    def spied(self: SideBySide, works: Sequence[Work]) -> Sequence[Result | Exception]:
+        met.append(len(works))
+        return carry_out(self, works)
+
+    monkeypatch.setattr(SideBySide, "carry_out", spied)
+    settings = {"method": {"name": "fedmcsa"}, "model": {"name": "mlr"}, "round": {"rounds": 2}, "train": {"local_epochs": 1}}
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    hosted = host(tmp_path, clouds, settings, executor="stacked")
+    expected = attune.simulate(clouds, settings=settings)
+    assert sum(met) == 3 * len(clouds) and max(met) > 1, "two rounds and the evaluation at the end"
+    for name in clouds:
+        found = read_tensors(hosted.model(name) / "model.safetensors")
+        [*members] = expected.model(name).members.values()
+        assert any(_close(found, member.tensors) for member in members)
+
+
+def _close(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-5) for name in one)

@@ -91,7 +91,11 @@ class Descent:
 
     def batches(self, purpose: str) -> Iterator[Tensor]:
         """Indices (B,) of each step. purpose: of the draw, where it is not the usual one."""
-        return batches(len(self.task.x), self.settings, self.task.seeds(f"batches {purpose}".strip()))
+        return batches(len(self.task.x), self.settings, self.batch_seed(purpose))
+
+    def batch_seed(self, purpose: str) -> int:
+        """Of the draw of batches for this purpose."""
+        return self.task.seeds(f"batches {purpose}".strip())
 
     def alone(self) -> Trained:
         """Errors: TrainingDiverged; Cancelled between two batches."""

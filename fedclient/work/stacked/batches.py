@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from attune.common.config import TrainSettings
 from attune.fedclient.work.objectives.base import Batch
 from attune.fedclient.work.objectives.descent import Descent
 
@@ -27,13 +28,27 @@ class Drawn:
     size: Tensor  # (S,) float64: samples of each batch
 
 
-def drawn(job: Descent, purpose: str) -> Drawn:
-    """What `job.batches` draws."""
-    indices = list(job.batches(purpose))
-    index_SB = pad_sequence(indices, batch_first=True, padding_value=-1)
-    real_SB = index_SB >= 0
-    size_S = real_SB.sum(dim=1)
-    return Drawn(torch.where(real_SB, index_SB, index_SB[:, :1]), real_SB / size_S[:, None].double(), size_S.double())
+def drawn(samples: int, settings: TrainSettings, seed: int) -> Drawn:
+    """What `batches` draws with these arguments."""
+    steps, position_SB, weight_SB, size_S = _layout(samples, settings.batch_size, settings.local_epochs, settings.local_steps)
+    generator = torch.Generator().manual_seed(seed)
+    epochs = -(-steps // -(-samples // settings.batch_size))
+    flat = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
+    return Drawn(flat[position_SB], weight_SB, size_S)
+
+
+@lru_cache(maxsize=512)
+def _layout(samples: int, batch_size: int, local_epochs: int, local_steps: int) -> tuple[int, Tensor, Tensor, Tensor]:
+    """(steps; where each batch lies in all permutations, end to end, (S, B); its weights (S, B); its size (S,))."""
+    per_epoch = -(-samples // batch_size)
+    steps = local_steps or local_epochs * per_epoch
+    step_S = torch.arange(steps)
+    offset_S = step_S % per_epoch * batch_size
+    size_S = (samples - offset_S).clamp(max=batch_size)
+    place_B = torch.arange(min(batch_size, samples))
+    real_SB = place_B < size_S[:, None]
+    position_SB = (step_S // per_epoch * samples + offset_S)[:, None] + torch.where(real_SB, place_B, 0)
+    return steps, position_SB, real_SB / size_S[:, None].double(), size_S.double()
 
 
 class Batches:
@@ -41,7 +56,7 @@ class Batches:
 
     def __init__(self, jobs: Sequence[Descent], purpose: str) -> None:
         self._jobs, self._precision = jobs, jobs[0].tensors[jobs[0].moving[0]].dtype
-        self.drawn = [drawn(job, purpose) for job in jobs]
+        self.drawn = [drawn(len(job.task.x), job.settings, job.batch_seed(purpose)) for job in jobs]
         self._width = max(each.index.shape[1] for each in self.drawn)
 
     def __repr__(self) -> str:

@@ -146,7 +146,7 @@ def gradients_of(job: Descent, tensors: Tensors, beside: Tensors, batch: Batch) 
         return job.loss(own, kept, Batch(x, y, weight))
 
     loss_D: Tensor = vmap(loss)(leaves, beside, *batch)
-    found = torch.autograd.grad(loss_D, [leaves[name] for name in job.moving], torch.ones_like(loss_D), allow_unused=True)
+    found = torch.autograd.grad(loss_D.sum(), [leaves[name] for name in job.moving], allow_unused=True)
     gradients = {name: gradient for name, gradient in zip(job.moving, found, strict=True) if gradient is not None}
     return gradients, loss_D.detach()
 

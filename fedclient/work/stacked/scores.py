@@ -14,7 +14,8 @@ from torch.func import vmap
 from attune.fedclient.work.stacked.descend import STACK_BYTES, stacked
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores
 
-ROWS = 16  # samples of a device at a time, at least
+ROWS = 16  # samples of a device at a time, at least, so that few steps are for few samples
+AT_ONCE = 16 * EVALUATION_BATCH  # samples of all devices at a time, at most
 
 
 def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
@@ -30,21 +31,23 @@ def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
 
 
 def _score(jobs: Sequence[Scores]) -> list[Tensor]:
-    """Those with the most samples first. All devices take the same number of rows at a time; who has none left is left out."""
+    """Those with the most samples first. All take the same number of rows at a time; who has none left is left out."""
     trainer, sizes = jobs[0].trainer, [len(job.x) for job in jobs]
     tensors = {name: tensor.to(trainer.device) for name, tensor in stacked([job.prepared for job in jobs]).items()}
-    rows = min(EVALUATION_BATCH, max(ROWS, sizes[len(sizes) // 2]))
     pieces: list[list[Tensor]] = [[] for _ in jobs]
     trainer.network.model.eval()
+    at = 0
     with torch.no_grad():
-        for at in range(0, sizes[0], rows):
+        while at < sizes[0]:
             k = sum(size > at for size in sizes)
-            x = torch.stack([_padded(job.x[at : at + rows], min(rows, sizes[0] - at)) for job in jobs[:k]]).to(trainer.device)
+            rows = max(1, min(AT_ONCE // k, max(ROWS, sizes[k // 2] - at), sizes[0] - at))
+            x = torch.stack([_padded(job.x[at : at + rows], rows) for job in jobs[:k]]).to(trainer.device)
             logits = vmap(lambda own, some_x: trainer.predictor.logits(trainer.network, own, some_x))(
                 {name: tensor[:k] for name, tensor in tensors.items()}, x
             )
             for piece, scored, size in zip(pieces, logits, sizes, strict=False):
                 piece.append(scored[: size - at])
+            at += rows
     return [torch.cat(piece) if len(piece) > 1 else piece[0] for piece in pieces]
 
 

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from attune.common.errors import UpdateRefused
-from attune.common.wire.tensors import Manifest, layout_of, manifest_of
+from attune.common.wire.files import TensorFile
+from attune.common.wire.tensors import DTYPES, Manifest, layout_of, manifest_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -131,6 +132,19 @@ def cohort(updates: Sequence[Update]) -> list[Update]:
         if one.client == other.client:
             raise UpdateRefused(f"two updates of {one.client} in one cohort: hand in one of them")
     return [update for update in ordered if update.weight > 0]
+
+
+def manifest_in(tensors: Mapping[str, torch.Tensor]) -> Manifest:
+    """Dtype and shape of each tensor; of a file without reading them."""
+    return tensors.manifest if isinstance(tensors, TensorFile) else manifest_of(tensors)
+
+
+def read_into(tensors: Mapping[str, torch.Tensor], name: str, out_N: torch.Tensor) -> None:
+    """The numbers of a tensor in C order into `out_N`, in its dtype; a file's own are read there without another copy."""
+    if isinstance(tensors, TensorFile) and DTYPES[tensors.manifest[name].dtype] == out_N.dtype:
+        tensors.read_into(name, out_N)
+    else:
+        out_N.copy_(tensors[name].reshape(-1))
 
 
 def write(vault: Vault, key: str, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -5,11 +5,13 @@ Shapes: S clients of the cohort, D numbers of each, B columns of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from attune.fedserver.lab.aggregators.base import Update
+from attune.common.wire.tensors import DTYPES
+from attune.fedserver.lab.aggregators.base import Update, manifest_in, read_into
 
 BLOCK = 4_096  # columns of a product in float32: a cosine is then within 2e-7, measured for S from 2 to 50
 EXACT = 65_536  # fewer columns than these are multiplied in float64: their few blocks would not average the error out
@@ -17,17 +19,16 @@ EXACT = 65_536  # fewer columns than these are multiplied in float64: their few 
 
 def stack(updates: Sequence[Update], names: Sequence[str]) -> torch.Tensor:
     """These tensors of every client, flattened and concatenated: (S, D), at least float32."""
-    first = {name: updates[0].tensors[name] for name in names}
-    dtype = torch.float32
+    first, dtype = manifest_in(updates[0].tensors), torch.float32
     for name in names:
-        dtype = torch.promote_types(dtype, first[name].dtype)
-    X_SD = torch.empty(len(updates), sum(first[name].numel() for name in names), dtype=dtype)
+        dtype = torch.promote_types(dtype, DTYPES[first[name].dtype])
+    sizes = {name: math.prod(first[name].shape) for name in names}
+    X_SD = torch.empty(len(updates), sum(sizes.values()), dtype=dtype)
     for row_D, update in zip(X_SD, updates, strict=True):
         offset = 0
         for name in names:
-            tensor = update.tensors[name]
-            row_D[offset : offset + tensor.numel()].copy_(tensor.reshape(-1))
-            offset += tensor.numel()
+            read_into(update.tensors, name, row_D[offset : offset + sizes[name]])
+            offset += sizes[name]
     return X_SD
 
 

@@ -5,14 +5,26 @@ Shapes: S clients of the cohort, D numbers of a group of tensors, N of one tenso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 
 import torch
 
-from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
+from attune.common.wire.tensors import DTYPES, Manifest
+from attune.fedserver.lab.aggregators.base import (
+    Block,
+    Put,
+    Tensors,
+    Unit,
+    Update,
+    Vault,
+    cohort,
+    manifest_in,
+    read_into,
+    write,
+)
 from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
@@ -73,7 +85,7 @@ class Mixing:
         before = {key: self._vault.read(self.slot(update.client)) for key, update in zip(keys, counted, strict=True)}
         mean = self._vault.read(COLD_START)
         if self._manifest is None:
-            self._manifest = manifest_of(mean)
+            self._manifest = manifest_in(mean)
         known = len(self._served.union(keys))
         metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
         with ExitStack() as opened:
@@ -86,7 +98,7 @@ class Mixing:
                     for name, values in _by_name(self.apply(block, combined, counted)):
                         for key, value in values.items():
                             writers[key].put(name, value)
-                        old = (before[key][name] for key in values)
+                        old = _one_after_the_other((before[key] for key in values), name, values[keys[0]])
                         cold_start.put(name, moved(mean[name], list(values.values()), old, known))
                 matrices.add(unit.name, combined[WEIGHTS])
                 metrics[f"self_attention/{unit.name}"] = float(combined[WEIGHTS].diagonal().mean())
@@ -114,16 +126,15 @@ class Mixing:
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         """A X, for each tensor the values of all clients one after the other."""
-        A_SS, first = combined[WEIGHTS], updates[0].tensors
+        A_SS, first = combined[WEIGHTS], manifest_in(updates[0].tensors)
         keys, names = [self._key(update.client) for update in updates], _floating(block, updates)
         held, self._held = self._held, None
         X_SD = held[1] if held is not None and held[0] == block else stack(updates, names)
         mix_(X_SD, A_SS)
-        pieces_SN = torch.split(X_SD, [first[name].numel() for name in names], dim=1)
+        pieces_SN = torch.split(X_SD, [math.prod(first[name].shape) for name in names], dim=1)
         for name, piece_SN in zip(names, pieces_SN, strict=True):
-            like = first[name]
             for key, row_N in zip(keys, piece_SN, strict=True):
-                yield key, name, row_N.view(like.shape).to(like.dtype)
+                yield key, name, row_N.view(first[name].shape).to(DTYPES[first[name].dtype])
         for name in block.names:
             if name not in names:
                 for key, row_S in zip(keys, A_SS.tolist(), strict=True):
@@ -142,13 +153,22 @@ class Mixing:
 
 def _floating(block: Block, updates: Sequence[Update]) -> list[str]:
     """The tensors of a block that are mixed by products; integers take weighted means."""
-    return [name for name in block.names if updates[0].tensors[name].is_floating_point()]
+    first = manifest_in(updates[0].tensors)
+    return [name for name in block.names if DTYPES[first[name].dtype].is_floating_point]
 
 
 def _by_name(puts: Iterable[Put]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Each tensor's name, and its value by vault key."""
     for name, group in groupby(puts, key=lambda put: put[1]):
         yield name, {key: value for key, _, value in group}
+
+
+def _one_after_the_other(each: Iterable[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor out of each, in the same memory: what was given before is gone with the next."""
+    found = torch.empty_like(like, memory_format=torch.contiguous_format)
+    for tensors in each:
+        read_into(tensors, name, found.view(-1))
+        yield found
 
 
 def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.Tensor], count: int) -> torch.Tensor:

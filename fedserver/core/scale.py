@@ -1,0 +1,54 @@
+"""Means and deviations of columns over all devices, folded from each one's sums: no sample leaves a device for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from attune.common.errors import SettingError
+from attune.common.plan import Columns, Profile, Scale
+
+LARGEST = 1e100  # of a mean; squares of it are still finite
+
+
+def scale_of(profiles: Mapping[str, Profile]) -> Scale | None:
+    """Of those that declare columns, in the order of their names; None if none does.
+
+    Chan, Golub and LeVeque's update (The American Statistician 1983), which does not subtract large squares.
+    """
+    found = [profiles[name].columns for name in sorted(profiles)]
+    folded = _folded(columns for columns in found if columns is not None)
+    if folded is None:
+        return None
+    std = [math.sqrt(square / folded.rows) for square in folded.squares]
+    return Scale(folded.mean, [deviation or 1.0 for deviation in std])
+
+
+def _folded(found: Iterable[Columns]) -> Columns | None:
+    total: Columns | None = None
+    for one in found:
+        total = one if total is None else _both(total, one)
+    return total
+
+
+def _both(a: Columns, b: Columns) -> Columns:
+    rows = a.rows + b.rows
+    gaps = [y - x for x, y in zip(a.mean, b.mean, strict=True)]
+    mean = [x + gap * b.rows / rows for x, gap in zip(a.mean, gaps, strict=True)]
+    between = a.rows * b.rows / rows
+    squares = [x + y + gap * gap * between for x, y, gap in zip(a.squares, b.squares, gaps, strict=True)]
+    return Columns(rows, mean, squares)
+
+
+def check_columns(profile: Profile, name: str) -> None:
+    """Errors: SettingError for sums that no shard of this profile has."""
+    columns = profile.columns
+    if columns is None:
+        return
+    most = profile.samples * (profile.shape[0] if profile.kind == "series" else 1)
+    sizes = {len(columns.mean), len(columns.squares)}
+    within = all(abs(x) <= LARGEST for x in columns.mean) and all(0 <= x <= LARGEST**2 for x in columns.squares)
+    if profile.kind not in ("series", "tabular") or sizes != {profile.shape[-1]} or columns.rows != most or not within:
+        raise SettingError(
+            f"{name} declares sums of columns that its shard cannot have: {columns.rows} rows of {sorted(sizes)} columns"
+        )

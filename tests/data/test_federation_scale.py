@@ -1,0 +1,141 @@
+"""`standardise = "federation"`: means and deviations over all devices, from sums alone; by hand and by numpy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attune
+from attune.common.errors import SettingError, ShapeMismatch
+from attune.common.plan import Columns, Profile, Scale
+from attune.fedclient.data.prepare import Standardiser, prepare
+from attune.fedclient.data.shard import columns_of, load_shard
+from attune.fedserver.core.scale import check_columns, scale_of
+from attune.fedserver.core.schema import check_possible
+
+SHARED = {"standardise": "federation"}
+
+
+def profile(columns: Columns | None, samples: int = 2, **changed: object) -> Profile:
+    return Profile(
+        **{"kind": "tabular", "shape": (2,), "labels": [0], "samples": samples, "test_samples": 0, **changed}, columns=columns
+    )
+
+
+def test_two_devices_by_hand() -> None:
+    """Columns 1, 3 and 5, 7, 9: mean 5, squares 16 + 4 + 0 + 4 + 16 = 40, deviation sqrt(40 / 5). The other never changes."""
+    a, b = Columns(2, [2.0, 4.0], [2.0, 0.0]), Columns(3, [7.0, 4.0], [8.0, 0.0])
+    found = scale_of({"b": profile(b), "z": profile(None), "a": profile(a)})
+    assert found is not None
+    assert (found.mean, found.std) == (pytest.approx([5.0, 4.0]), [pytest.approx(8**0.5), 1.0])
+    assert scale_of({"z": profile(None)}) is None
+
+
+ROWS = st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)), min_size=1, max_size=6)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(ROWS, min_size=1, max_size=5), st.floats(-1e6, 1e6))
+def test_it_is_what_one_who_had_all_samples_would_find(shards: list[list[tuple[float, float]]], offset: float) -> None:
+    """Also far from zero, where a difference of large squares would have no digits left."""
+    parts = [np.array(rows) + offset for rows in shards]
+    found = scale_of({str(i): profile(columns_of(part)) for i, part in enumerate(parts)})
+    everything = np.concatenate(parts)
+    expected = everything.std(axis=0)
+    assert found is not None and found.mean == pytest.approx(everything.mean(axis=0), rel=1e-9, abs=1e-9)
+    moving = expected > 1e-6
+    assert np.array(found.std)[moving] == pytest.approx(expected[moving], rel=1e-6)
+
+
+def test_of_series_every_step_is_a_row(write, samples) -> None:
+    x, y = samples("series")
+    shard = load_shard(write(x, y, test=(x[:4], y[:4]), meta=SHARED))
+    columns = shard.profile().columns
+    assert columns is not None and columns.rows == x.shape[0] * x.shape[1]
+    assert columns.mean == pytest.approx(x.reshape(-1, 3).astype(float).mean(axis=0))
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_without_it_no_sum_leaves_the_device(write, samples, standardise: bool) -> None:
+    x, y = samples("tabular")
+    assert load_shard(write(x, y, meta={"standardise": standardise})).profile().columns is None
+
+
+@pytest.mark.parametrize("kind", ["images", "tokens"])
+def test_what_is_not_standardised_has_no_columns(write, samples, kind: str) -> None:
+    x, y = samples(kind)
+    assert load_shard(write(x, y, meta=SHARED)).profile().columns is None
+
+
+def test_a_profile_without_columns_is_read_and_one_with_them_is_skipped_by_who_does_not_know_them() -> None:
+    """Version 1 only grows: both directions."""
+
+    class Old(msgspec.Struct):
+        kind: str
+        samples: int
+
+    sent = msgspec.json.encode(profile(Columns(2, [0.0, 0.0], [1.0, 1.0])))
+    assert msgspec.json.decode(sent, type=Old).samples == 2
+    known = msgspec.to_builtins(profile(None))
+    del known["columns"]
+    assert msgspec.convert(known, Profile).columns is None
+
+
+def test_a_plan_without_a_scale_has_the_bytes_that_it_had_before_there_were_scales(plan_for) -> None:
+    """A device compares: a server that was updated must not seem to be another federation."""
+    plan = plan_for("tabular", (5,), [0, 1])
+    assert b"scale" not in msgspec.json.encode(plan)
+    assert b"scale" in msgspec.json.encode(msgspec.structs.replace(plan, scale=Scale([0.0], [1.0])))
+
+
+def test_the_plans_scale_is_applied_and_one_without_it_is_refused(write, samples, plan_for) -> None:
+    x, y = samples("tabular")
+    shard = load_shard(write(x, y, test=(x, y), meta=SHARED))
+    plan = plan_for("tabular", (5,), [0, 1])
+    scale = Scale([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 4.0, 8.0, 16.0])
+    ready = prepare(shard, msgspec.structs.replace(plan, scale=scale))
+    assert np.array_equal(ready.test_x, ((x - scale.mean) / scale.std).astype("f4"))
+    assert ready.standardiser is not None and ready.standardiser.to_dict() == {"mean": scale.mean, "std": scale.std}
+    with pytest.raises(ShapeMismatch, match="no device declared its columns before round 1"):
+        prepare(shard, plan)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        Columns(3, [0.0, 0.0], [1.0, 1.0]),
+        Columns(2, [0.0], [1.0, 1.0]),
+        Columns(2, [0.0, 0.0], [1.0, -1.0]),
+        Columns(2, [0.0, 1e300], [1.0, 1.0]),
+        Columns(2, [0.0, float("nan")], [1.0, 1.0]),
+    ],
+)
+def test_sums_that_no_shard_has_are_refused(columns: Columns) -> None:
+    with pytest.raises(SettingError, match="ann declares sums of columns that its shard cannot have"):
+        check_possible(profile(columns), "ann")
+    check_columns(profile(Columns(2, [0.0, 1.0], [1.0, 0.0])), "ann")
+
+
+def test_a_federation_standardises_by_all_and_a_device_that_says_otherwise_by_its_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = {name: rng.normal(mean, 2.0, (20, 3)) for name, mean in (("a", 0.0), ("b", 50.0), ("own", 9.0))}
+    for name, x in data.items():
+        (tmp_path / name).mkdir()
+        for part in ("train", "test"):
+            np.savez(tmp_path / name / f"{part}.npz", x=x, y=np.arange(20) % 2)
+        (tmp_path / name / "meta.json").write_text(json.dumps({} if name == "own" else SHARED))
+    found = attune.simulate(
+        [tmp_path / name for name in data], method="fedavg", model="mlr", rounds=1, settings={"train.validation": 0}
+    )
+    both = np.concatenate([data["a"], data["b"]])
+    for name, x in {"a": both, "b": both, "own": data["own"]}.items():
+        saved = found.model(name).standardiser
+        assert saved is not None
+        expected = Standardiser.fit(x)
+        assert saved.mean == pytest.approx(expected.mean) and saved.std == pytest.approx(expected.std)
