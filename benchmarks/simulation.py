@@ -1,0 +1,111 @@
+"""What a simulated round costs beyond training: CPU time per device and round, against the training and evaluating alone.
+
+`python -m benchmarks.simulation`: 100 devices with 150 samples each take 20 steps of 20 samples of MLR 60 x 10 each round, and
+evaluate before and after. Alone, the same trainers do the same work in a loop, without orders, blobs and aggregation. Times are
+CPU times of the process on one thread, the best of several, one way after the other in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+import torch
+
+import attune
+from attune.common.config import TrainSettings
+from attune.common.models.registry import default_spec
+from attune.common.plan import Plan
+from attune.common.seeds import derive
+from attune.fedclient.options import Options
+from attune.fedclient.work.learner import Learner, make_learner
+from attune.fedclient.work.memory import MemoryOrders
+from attune.simulation.federation import NOWHERE
+from attune.simulation.shards import named
+from benchmarks.machine import machine
+
+DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20
+ROUNDS = 5  # of one measurement
+TRAIN = {"local_steps": STEPS, "batch_size": BATCH, "validation": 0.0}
+Data = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def data() -> Data:
+    """A linear rule with ten classes; a quarter of the samples is held out for testing."""
+    rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
+    found = {}
+    for number in range(DEVICES):
+        x = np.random.default_rng(number).normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+        found[f"device{number:03}"] = (x, (x @ rule).argmax(axis=1))
+    return found
+
+
+def simulated(shards: Data, method: str, executor: Any) -> float:
+    """CPU seconds of a round: of a simulation of some rounds, less one of a single round."""
+
+    def run(rounds: int) -> float:
+        began = time.process_time()
+        attune.simulate(shards, method, "mlr", rounds, settings={"train": TRAIN}, executor=executor, progress=False)
+        return time.process_time() - began
+
+    return (run(1 + ROUNDS) - run(1)) / ROUNDS
+
+
+def alone(learners: list[Learner]) -> float:
+    """CPU seconds of a round in which the trainers do their work, and nothing is handed to anybody."""
+    began = time.process_time()
+    for round_ in range(ROUNDS):
+        for learner in learners:
+            seeds = lambda purpose, name=learner.name, round_=round_: derive(0, name, round_, purpose)  # noqa: E731
+            held, trainer = learner.data, learner.trainer
+            trainer.evaluate(learner.theta, held.test_x, held.test_y)
+            trained = trainer.train(learner.theta, learner.received, held.train_x, held.train_y, seeds)
+            trainer.evaluate(trained.tensors, held.test_x, held.test_y)
+    return (time.process_time() - began) / ROUNDS
+
+
+def learners(shards: Data) -> list[Learner]:
+    plan = Plan(
+        "f",
+        0,
+        default_spec("tabular", (FEATURES,), CLASSES, 0, "mlr", {}),
+        list(range(CLASSES)),
+        "fedavg",
+        {},
+        TrainSettings(**TRAIN),
+    )
+    options = Options(Path(), NOWHERE, device="cpu")
+    return [make_learner(plan, shard, name, MemoryOrders, options) for name, shard in named(shards).items()]
+
+
+@click.command()
+@click.option("--repeats", default=3, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("benchmarks/results/simulation.json"), show_default=True)
+def main(repeats: int, out: Path) -> None:
+    """Measures and writes milliseconds of CPU time for each device and round."""
+    torch.set_num_threads(1)
+    shards, found = data(), {"machine": machine()}
+    ready = learners(shards)
+    ways: dict[str, Callable[[], float]] = {"training and evaluating alone": lambda: alone(ready)}
+    for method in ("fedavg", "fedmcsa"):
+        for executor in ("sequential", "stacked"):
+            ways[f"{method}, {executor}"] = lambda method=method, executor=executor: simulated(shards, method, executor)
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(repeats):
+        for name, way in ways.items():
+            best[name] = min(best[name], way() / DEVICES * 1000)
+    floor = best["training and evaluating alone"]
+    for name, each in best.items():
+        beyond = f"  beyond training {each - floor:6.3f}" if name.endswith("sequential") else ""
+        click.echo(f"{name:<32} {each:7.3f} ms a device and round{beyond}")
+    found["ms_a_device_and_round"] = {name: round(each, 3) for name, each in best.items()}
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
