@@ -124,7 +124,10 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
 
 
 def simulated(method: str, shards: Path, settings: Sequence[str], rounds: int, seed: int, baseline: bool = False) -> Ended:
-    """The same in this process, without a network; devices have their shards' names without the host's, and so other draws."""
+    """The same in this process, without a network; devices have their shards' names without the host's, and so other draws.
+
+    They are computed side by side where a trial finds that faster, which is the same to rounding.
+    """
     import attune
 
     given = {".".join(path): value for path, value in map(parse_assignment, settings)}
@@ -136,6 +139,7 @@ def simulated(method: str, shards: Path, settings: Sequence[str], rounds: int, s
         seed=seed,
         settings=given,
         baseline="local" if baseline else None,
+        executor="auto",
         progress=False,
     )
     seconds = time.monotonic() - started

@@ -52,6 +52,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task: list[Task]
     grid: Grid | None = None
     set: list[str] = []
+    own: dict[str, list[str]] = {}  # settings of a method, where there is no grid
     samples: CountOrZero = 0  # training samples drawn from the data set, and as many for testing; 0: all
     baseline: bool = False
 
@@ -182,7 +183,10 @@ def final_runs(study: Study, trials: Sequence[dict[str, str]], files: Mapping[st
         for seed in task.seeds:
             shards = cut(study, task, seed, files, scratch)
             for method in study.methods:
-                settings = chosen(trials, study.grid, task.settings_of or task.name, method) if study.grid else ()
+                if study.grid is None:
+                    settings = tuple(study.own.get(method, ()))
+                else:
+                    settings = chosen(trials, study.grid, task.settings_of or task.name, method)
                 runs.append(Run(task, method, seed, settings, study.rounds, shards))
     return runs
 

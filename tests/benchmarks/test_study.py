@@ -37,10 +37,10 @@ FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
 def test_in_every_study_the_settings_exist_and_all_methods_have_the_same_choices_of_training(path):
     made = convert(study.Study, read_toml(path), "")
     grid = made.grid
-    trials = {method: alternatives(grid, method) if grid else [()] for method in made.methods}
+    trials = {method: alternatives(grid, method) if grid else [tuple(made.own.get(method, ()))] for method in made.methods}
     trained = {method: {tuple(s for s in each if s.startswith(SHARED)) for each in found} for method, found in trials.items()}
     assert len(set(map(frozenset, trained.values()))) == 1
-    assert not grid or set(grid.own) - {EVERY_METHOD} <= set(made.methods)
+    assert set(grid.own if grid else made.own) - {EVERY_METHOD} <= set(made.methods)
     assert {task.settings_of for task in made.task} <= {"", *(task.name for task in made.task)}
     for task in made.task:
         for method, settings in ((method, settings) for method, each in trials.items() for settings in each):
