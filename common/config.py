@@ -51,6 +51,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encoding: Literal["", "bf16"] = ""  # of what devices hand in, with loss; empty: none
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
     evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
+    evaluate_each_last: CountOrZero = 0  # all devices also evaluate after each of this number of last rounds
     adapt_rounds: CountOrZero = 0  # rounds for newcomers to a finished federation
     adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what newcomers train in these rounds
 

@@ -98,7 +98,7 @@ class Synchronous:
         settings = self.settings
         late_enough = not settings.evaluate_last or closed > settings.rounds - settings.evaluate_last
         periodic = bool(settings.evaluate_every) and closed % settings.evaluate_every == 0 and late_enough
-        return periodic or closed >= settings.rounds
+        return periodic or closed > settings.rounds - settings.evaluate_each_last or closed >= settings.rounds
 
     def complete(self, state: Round, now: float) -> bool:
         updates = len(state.updates)

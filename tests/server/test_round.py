@@ -308,6 +308,15 @@ def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: l
     assert [number for work, number in opened if work == "train"] == list(range(1, 8))
 
 
+@pytest.mark.parametrize(
+    ("every", "last", "evaluated"), [(3, 2, [3, 6, 7]), (3, 3, [3, 5, 6, 7]), (0, 2, [6, 7]), (2, 0, [2, 4, 6, 7])]
+)
+def test_evaluations_after_each_of_the_last_rounds_beside_the_others(every: int, last: int, evaluated: list[int]) -> None:
+    """FedMCSA's figures need the last twenty rounds one by one, and of the others a few."""
+    opened = orders_of(round_of(rounds=7, evaluate_every=every, evaluate_each_last=last))
+    assert [number for work, number in opened if work == "evaluate"] == evaluated
+
+
 def done(**policy: object) -> Transcript:
     """A finished federation of a and b, both gone, that gives newcomers rounds."""
     record = Record(phase=Phase.DONE, round=2, devices=("a", "b"), last_cohort=("a", "b"))
