@@ -87,13 +87,16 @@ class Home:
             )
 
     def create(self) -> None:
-        """The folders of a home, made or completed. What is only of one process is emptied."""
+        """The folders of a home, made or completed, and closed to other users. What is only of one process is emptied."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.path, self.authority, self.operator):
             sweep_files(folder)
         shutil.rmtree(self.serve, ignore_errors=True)
         for folder in (self.state, self.serve, self.inbox, self.uploads):
             folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.path, self.authority, self.operator, self.state, self.serve, self.inbox, self.uploads):
+            if folder.exists():
+                folder.chmod(0o700)
 
     def open_authority(self) -> Authority:
         """The authority that this home belongs to; a new one for a new home. Errors: HomeMismatch if it is damaged."""
