@@ -35,6 +35,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validation: Share = 0.1  # of a device's training samples, held out to choose which model it keeps; 0: no choice
 
 
+Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
+
+
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which devices take part in a round, and when it closes."""
 
@@ -65,7 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16  # 1 Mbit/s carries it within a beat
     keepalive_s: Positive = 2.0
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
-    certificate_days: Count = 90
+    certificate_days: Days = 90.0
     threads: CountOrZero = 0  # for tensors; 0: one fewer than the machine has cores, which leaves one to the network
 
 

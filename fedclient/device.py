@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import Result
 
 PROGRESS_S = 1.0
+RENEWAL_LOOK_S = 10.0  # between looks whether the certificate is due; certificates may live a minute
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Device:
         """Until the model is kept; returns where, if it is in files. Errors: AttuneError."""
         try:
             self._spawn(self._stream(0.0))
+            self._spawn(self._keep_renewed())
             while True:
                 event = await self.events.get()
                 if isinstance(event, BaseException):
@@ -162,6 +164,14 @@ class Device:
                 reason = await self.link.diagnosis()
             lived_s = 0.0 if opened_at is None else now - opened_at
             await self.events.put(messages.Broke(reason, now - self.last_contact, lived_s))
+
+    async def _keep_renewed(self) -> None:
+        """Beside a stream that lasts; without one, the next connection asks."""
+        while True:
+            await asyncio.sleep(RENEWAL_LOOK_S)
+            if self.link.open.is_set():
+                with contextlib.suppress(Broken):
+                    await self._renew()
 
     async def _renew(self) -> None:
         try:

@@ -124,7 +124,8 @@ class Authority:
         now: datetime | None,
     ) -> bytes:
         start = now or datetime.now(UTC)
-        lifetime = Lifetime(start - _CLOCK_SKEW, start + timedelta(days=days))
+        life = timedelta(days=days)
+        lifetime = Lifetime(start - min(_CLOCK_SKEW, life / 4), start + life)  # or a short one would be due at once
         host = name if purpose == SERVER else None
         certificate = leaf_certificate(key, subject(name), purpose, lifetime, issuer=AUTHORITY, signer=self._key, host=host)
         return certificate.public_bytes(Encoding.PEM)

@@ -40,6 +40,12 @@ class Caller:
     role: str  # operator, device or bootstrap
     name: str
     fingerprint: str  # of its certificate
+    not_after: float = float("inf")  # unix time at which it expires
+
+    def check_time(self) -> None:
+        """Errors: CertificateRefused once the certificate has expired."""
+        if self.not_after < time.time():
+            raise CertificateRefused(f"the certificate of {self.name} has expired: start the device with a new --token")
 
 
 class Registrar:
@@ -69,9 +75,9 @@ class Registrar:
             raise Forbidden("this certificate was not issued to a device of this federation: enrol with a join token")
         if found.revoked:
             raise CertificateRefused(f"the certificate of {found.name} was revoked by the operator of this federation")
-        if found.not_after < time.time():
-            raise CertificateRefused(f"the certificate of {found.name} has expired: start the device with a new --token")
-        return Caller(found.role, found.name, fingerprint)
+        caller = Caller(found.role, found.name, fingerprint, found.not_after)
+        caller.check_time()
+        return caller
 
     async def enrol(self, bootstrap_fingerprint: str, name: str, csr_der: bytes) -> bytes:
         """A device's first certificate (PEM). Asking again with the same key and name costs no further use of the token.

@@ -54,6 +54,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                     async with asyncio.timeout(self._pulses.every_s / 2):
                         message = await stream.next()
                 except TimeoutError:
+                    caller().check_time()
                     await context.write(beat)
                     continue
                 if message is None:

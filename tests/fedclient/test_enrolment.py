@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from datetime import UTC, datetime
 
 import msgspec
@@ -190,6 +191,25 @@ def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quic
     assert after.ca_pem == before.ca_pem
     assert (after.credential.key_pem != before.credential.key_pem) is works
     assert any(("renewed" if works else "cannot renew") in line for line in quick.lines.lines)
+
+
+def test_a_certificate_is_renewed_beside_a_stream_that_lasts(quick, monkeypatch):
+    """A stream that is never broken would outlive it, and the device would end with exit code 14."""
+    quick.server.works, quick.server.rounds = ["train", "evaluate"], [1, 1]
+    asked: list[bytes] = []
+
+    def due(pem: bytes, now: object) -> bool:
+        asked.append(pem)
+        return len(asked) > 1 and pem == asked[0]  # not yet at the connection, and no more after the renewal
+
+    monkeypatch.setattr("attune.fedclient.link.grpc_link.needs_renewal", due)
+    monkeypatch.setattr("attune.fedclient.device.RENEWAL_LOOK_S", 0.05)
+    monkeypatch.setattr(
+        "attune.fedclient.work.learner.fail_at", lambda who, round_, step: time.sleep(0.5 * (step == "trained"))
+    )
+    quick.run()
+    assert "renewed this device's certificate" in quick.lines.lines
+    assert len({fingerprint for fingerprint, _ in quick.server.seen.streams}) == 2, "it moved over to a stream of its own"
 
 
 @pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:5", "[::1]"])

@@ -20,7 +20,16 @@ from hypothesis import strategies as st
 
 from attune.common.errors import CertificateRefused, HomeMismatch, SettingError
 from attune.common.identity.certificates import authority_certificate, subject
-from attune.common.identity.credential import csr_der, load_certificate, load_key, new_key, public_key_of, server_name
+from attune.common.identity.credential import (
+    check_dates,
+    csr_der,
+    load_certificate,
+    load_key,
+    needs_renewal,
+    new_key,
+    public_key_of,
+    server_name,
+)
 from attune.fedserver.identity.authority import Authority, RequestRefused, request_key
 
 
@@ -183,3 +192,11 @@ def test_a_request_with_any_one_bit_flipped_proves_no_other_key() -> None:
 def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
     with pytest.raises(RequestRefused, match="cannot be read"):
         request_key(data)
+
+
+def test_a_certificate_for_a_minute_is_not_due_at_once_but_in_time(tmp_path):
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    pem = Authority.create(tmp_path).issue_device(csr_der(new_key(), "pi"), "pi", 60 / 86400, now=now)
+    assert not needs_renewal(pem, now + timedelta(seconds=30))
+    assert needs_renewal(pem, now + timedelta(seconds=40))
+    check_dates(pem, now - timedelta(seconds=15))  # of a device whose clock is behind
