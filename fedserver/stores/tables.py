@@ -152,6 +152,9 @@ class Tables:
                     "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
                     [(row.round, row.work, row.client, msgspec.json.encode(row)) for row in rows],
                 )
+            if plan is not None:
+                # A log that is damaged later cannot undo who has enrolled. Where somebody reads just now, it is left as it is.
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -295,3 +296,20 @@ def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(pat
         await ledger.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(tmp_path: Path) -> None:
+    """Without it SQLite goes back to what the file itself has, in silence: devices would be strangers to their own server."""
+
+    async def scenario() -> list[str]:
+        ledger = SqliteLedger(tmp_path / "state.sqlite")
+        await ledger.enrol("a", "key-a", certificate("f-a", "a"), 1.0)
+        await ledger.commit_round(Record(), [], [], {}, PLAN)
+        shutil.copy(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")  # as if its log was lost
+        await ledger.close()
+        copied = SqliteLedger(tmp_path / "copy.sqlite")
+        found = [device.name for device in await copied.devices()]
+        await copied.close()
+        return found
+
+    assert asyncio.run(scenario()) == ["a"]
