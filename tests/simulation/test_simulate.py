@@ -247,6 +247,14 @@ def test_whoever_watches_hears_every_step_up_to_the_end() -> None:
 
 
 def test_an_interruption_ends_everything_and_is_raised() -> None:
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background was started without it
+    try:
+        _interrupted()
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _interrupted() -> None:
     before = threading.active_count()
 
     def interrupt(share: float) -> None:
