@@ -17,7 +17,7 @@ def test_an_expired_certificate_does_not_keep_its_stream(tmp_path: Path) -> None
         server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
         mallory = Hand(server.port, server.join_token, "mallory")
         with sqlite3.connect(federation.home / "state.sqlite") as database:
-            database.execute("UPDATE certificates SET not_after = ? WHERE name = 'mallory'", (time.time() + 4,))
+            database.execute("UPDATE certificates SET not_after = ? WHERE name = 'mallory'", (time.time() + 8,))
         stream = mallory.connect()
         stream.next("notice")
         assert kind_of(stream.end) == "certificate-refused"

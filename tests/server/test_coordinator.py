@@ -250,7 +250,7 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
         assert server.coordinator.round.record.devices == ("a", "b")
         assert await note(server) == ""
 
-    process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 0.3}})
+    process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 1.0}})
 
 
 def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(
