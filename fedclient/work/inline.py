@@ -74,10 +74,15 @@ class Cohorts(Inline):
             return
         waiting, self._waiting = self._waiting, []
         results = self._executor.carry_out([work for work, _ in waiting])
-        for (_, future), result in zip(waiting, results, strict=True):
-            if future.cancelled():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        hand_out(waiting, results)
+
+
+def hand_out(waiting: Sequence[tuple[Work, asyncio.Future[Result]]], results: Sequence[Result | Exception]) -> None:
+    """To each that waits what its work came to; whoever was stopped meanwhile is left out."""
+    for (_, future), result in zip(waiting, results, strict=True):
+        if future.done():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

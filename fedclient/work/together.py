@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.inline import Executor, hand_out
 from attune.fedclient.work.job import Failed
 from attune.fedclient.work.worker import Work, Worker
 
@@ -99,10 +99,4 @@ class Together(Worker):
             results = await self.do(self._executor.carry_out, [work for work, _ in waiting])
         except Exception as error:
             results = [error] * len(waiting)
-        for (_, future), result in zip(waiting, results, strict=True):
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        hand_out(waiting, results)

@@ -106,9 +106,8 @@ class Coordinator:
         for device in found.devices:
             if device.revoked:  # maybe while no server ran
                 self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
-                order = events.OrderId(*self.round.record.open_orders, device.name)
+                await self._discard(device.name, self.round.record)
                 self.round = self.round.expelling(device.name)
-                await self._executors.disk(self.inbox.discard, order)
         if found.plan is not None:
             started = await self.lab.start(found.plan, found.slots, found.record.round)
             self.plan, self.max_bytes = found.plan, started.max_bytes
@@ -154,9 +153,13 @@ class Coordinator:
 
         For whoever has the turn. A round that is being aggregated is not begun anew.
         """
-        order = events.OrderId(*self.round.record.open_orders, name)
+        before = self.round.record
         await self.handle(events.Expelled(name, self.clock.monotonic()))
-        await self._executors.disk(self.inbox.discard, order)
+        await self._discard(name, before)
+
+    async def _discard(self, name: str, record: events.Record) -> None:
+        """What this device has handed in for the record's open orders."""
+        await self._executors.disk(self.inbox.discard, events.OrderId(*record.open_orders, name))
 
     # --- the plan
 

@@ -39,10 +39,6 @@ class Victim:
         return self.device(f"mallory{next(self.strangers)}")
 
     @property
-    def eve(self) -> Hand:
-        return self.devices["eve"]
-
-    @property
     def state(self) -> dict[str, Any]:
         """What an attack must not change: the round, its cohort's standing, and what the server holds."""
         status = self.federation.status()

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from tests.e2e.hand import PROFILE, Hand, Stream, kind_of
@@ -87,5 +86,4 @@ def test_a_revoked_key_does_not_come_back_under_another_name(scene: Scene) -> No
     scene.revoke("mallory")
     token = scene.server.join_token
     assert kind_of(lambda: Hand(scene.server.port, token, "innocent", key=mallory.key)) == "certificate-refused"
-    assert JoinToken.parse(token)
     assert scene.device("carl").name == "carl"
