@@ -1,8 +1,8 @@
 """A whole experiment in one process: FedMCSA's Synthetic at full length, all devices training in every round.
 
-`python -m benchmarks.simulated`: 100 devices of Synthetic(0.5, 0.5), MLR, 20 steps of 20 samples, evaluated every tenth round.
-The seconds of training are those of the stacked descents of the same run. What is left, by device and round, is the overhead:
-serving, evaluating before and after, handing in, aggregating, keeping, and starting.
+`python -m benchmarks.long_simulation`: 100 devices of Synthetic(0.5, 0.5), MLR, 20 steps of 20 samples, evaluated every tenth
+round. The seconds of training are those of the stacked descents of the same run. What is left, by device and round, is the
+overhead: serving, evaluating before and after, handing in, aggregating, keeping, and starting.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def measure(shards: Path, method: str, rounds: int, every: int) -> dict[str, Any
 @click.option("--rounds", default=800)
 @click.option("--every", default=10, help="Interval, in rounds, of evaluations on all devices.")
 @click.option("--method", default="fedmcsa")
-@click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "simulated.json")
+@click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "long_simulation.json")
 def main(devices: int, rounds: int, every: int, method: str, out: Path) -> None:
     """Makes the shards, runs the experiment and writes the figures."""
     with tempfile.TemporaryDirectory(prefix="attune-simulated-") as scratch:

@@ -1,8 +1,8 @@
 """What a simulated round costs beyond training: CPU time per device and round, against the training and evaluating alone.
 
-`python -m benchmarks.simulation`: 100 devices with 150 samples each take 20 steps of 20 samples of MLR 60 x 10 each round, and
-evaluate before and after. Alone, the same trainers do the same work in a loop, without orders, blobs and aggregation. Times are
-CPU times of the process on one thread, the best of several, one way after the other in turn.
+`python -m benchmarks.simulation_overhead`: 100 devices with 150 samples each take 20 steps of 20 samples of MLR 60 x 10
+each round, and evaluate before and after. Alone, the same trainers do the same work in a loop, without orders, blobs and
+aggregation. Times are CPU times of the process on one thread, the best of several, one way after the other in turn.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.machine import machine
 
 DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20
 ROUNDS = 5  # of one measurement
+RESULTS = Path("benchmarks/results")
 TRAIN = {"local_steps": STEPS, "batch_size": BATCH, "validation": 0.0}
 Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -85,7 +86,7 @@ def learners(shards: Data) -> list[Learner]:
 
 @click.command()
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("benchmarks/results/simulation.json"), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS / "simulation_overhead.json", show_default=True)
 def main(repeats: int, out: Path) -> None:
     """Measures and writes milliseconds of CPU time for each device and round."""
     torch.set_num_threads(1)
