@@ -38,7 +38,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return digit_shards(tmp_path_factory.mktemp("digits"), 5)
+    return digit_shards(tmp_path_factory.mktemp("digits"), 5, 100, 40)
 
 
 @pytest.fixture(scope="module")
