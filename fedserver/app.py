@@ -24,7 +24,8 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
+from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk
+from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.server import Door
@@ -76,19 +77,21 @@ async def _serve(
     settings = planning.resolve(overrides)
     blobs = FolderBlobs(home.path)
     blobs.sweep()
-    registrar = Registrar(authority, ledger, settings.server.certificate_days)
+    registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
     lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
-    door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
+    desk = Desk(ledger, home.audit, "operator over the network")
+    door = Door(settings.server, registrar, desk, coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
     await ledger.set_overrides(overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
-    local = await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
+    starting = Desk(ledger, home.audit, "start of the server")
+    local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(home.local_token, local.encode())
-    join = await new_token(key, ledger, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS)
+    join = await starting.new_token(key, JOIN_USES, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
     await registrar.refresh()
     found = await coordinator.restore()
     told = _signals()

@@ -167,6 +167,11 @@ class Coordinator:
             self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
         return counts
 
+    async def pause(self, on: bool) -> None:
+        """No further training round opens, or they open again. It is durable when this returns."""
+        await self.dispatch(events.Paused(on, self.clock.monotonic()))
+        LOG.info("paused: the open round goes on to its end, and no other opens" if on else "no longer paused")
+
     async def expel(self, name: str) -> None:
         """The operator has shut this device out: the round goes on as if it was not there, and its update leaves the inbox.
 

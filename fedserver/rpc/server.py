@@ -20,6 +20,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.federation.watchdog import watch
+from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
@@ -42,6 +43,7 @@ class Door:
         self,
         settings: ServerSettings,
         registrar: Registrar,
+        desk: Desk,
         coordinator: Coordinator,
         ledger: Ledger,
         blobs: Blobs,
@@ -56,7 +58,7 @@ class Door:
         self._server = server = grpc.aio.server(interceptors=[auth], options=server_options())
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
         server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, desk, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
