@@ -173,6 +173,7 @@ class Site:
             words = ["jumping-server", str(self.server_home), str(self.port), *assignments]
         else:
             words = ["fedserver", "--home", str(self.server_home), "--host", "127.0.0.1", "--port", str(self.port)]
+            words += ["--join-uses", "100"]
             words += [word for each in assignments for word in ("--set", each)]
         child = self._fork("server", words, fault)
 
