@@ -27,6 +27,7 @@ from attune.common.errors import (
     HomeMismatch,
     NoModel,
     Replaced,
+    TooMany,
     Unreachable,
     WireError,
 )
@@ -177,6 +178,8 @@ class Device:
         try:
             if await self.link.renew():
                 self.console.say("renewed this device's certificate")
+        except TooMany as refused:
+            self.console.say(f"cannot renew this device's certificate yet: {refused}")
         except Broken as broken:
             if broken.connecting:
                 raise

@@ -17,7 +17,7 @@ from attune.common.errors import LedgerBusy
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.tables import Tables, certificate_in
 
 T = TypeVar("T")
@@ -86,6 +86,9 @@ class SqliteLedger:
 
     async def update_device(self, name: str, **fields: Any) -> None:
         await self._do(self._tables.update_device, name, fields)
+
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        await self._do(self._tables.refuse, refusal, keep)
 
     async def disconnect_all(self, now: float) -> None:
         await self._do(self._tables.disconnect_all, now)
