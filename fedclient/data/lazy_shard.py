@@ -14,7 +14,10 @@ from attune.fedclient.data.shard import Shard, load_shard
 
 @dataclass(frozen=True)
 class LazyShard:
-    """`load` gives the same samples every time. Whether they stay in memory between two calls is its own business."""
+    """`load` gives the same samples every time. Whether they stay in memory between two calls is its own business.
+
+    It can be sent to another process of this machine.
+    """
 
     name: str
     profile: Profile
@@ -24,10 +27,14 @@ class LazyShard:
     @classmethod
     def held(cls, shard: Shard) -> Self:
         """The samples stay in memory: for a device that has the process to itself."""
-        return cls(shard.name, shard.profile(), shard.warnings, lambda: shard)
+        return cls(shard.name, shard.profile(), shard.warnings, partial(_held, shard))
 
     @classmethod
     def on_disk(cls, path: Path) -> Self:
         """The samples are read once to be checked, and again for every use. Errors: those of load_shard."""
         shard = load_shard(path)
         return cls(shard.name, shard.profile(), shard.warnings, partial(load_shard, path))
+
+
+def _held(shard: Shard) -> Shard:
+    return shard
