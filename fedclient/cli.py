@@ -23,10 +23,10 @@ from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
+    from attune.fedclient.fleet import How
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
-    from attune.fedclient.work.together import How
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -148,8 +148,9 @@ def _token(text: str | None, file: str | None) -> str | None:
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto"]), default="sequential", show_default=True,
-    help="Of several shards: one device after the other; all that have an order side by side; or what a trial finds faster.",
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes"]), default="sequential", show_default=True,
+    help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
+    "faster; or spread over a process for each processor.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."

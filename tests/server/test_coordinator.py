@@ -462,8 +462,8 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
     async def scenario(server: Server) -> None:
         told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
 
-        async def tell(healthy: bool) -> None:
-            await told.put((healthy, server.coordinator.troubles.lines))
+        def tell(healthy: bool) -> None:
+            told.put_nowait((healthy, server.coordinator.troubles.lines))
 
         orders = await first_orders(server)
         go_on = held_up(server, monkeypatch)
