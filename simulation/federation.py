@@ -147,11 +147,14 @@ class Federation:
         ledger, blobs = self._world.ledger, self._world.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
-        server = InProcess(members, updates, coordinator.book, blobs, self._troubled, worker.look)
+        server = InProcess(members, updates, coordinator, blobs, self._troubled, worker.look)
+        inline = coordinator.settings.server.inline_bytes
         consoles = {name: Heard(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
-                Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
+                Device(
+                    self._common, shard, self._world.stores[name], LocalLink(name, server, inline), consoles[name], worker
+                ).run()
             )
             for name, shard in self._shards.items()
         ]

@@ -14,6 +14,7 @@ from attune.fedclient.work.processes.pool import Pool
 from attune.simulation import settings as given_settings
 from attune.simulation.executors import SPREAD, executor_of
 from attune.simulation.federation import NOWHERE, Federation
+from attune.simulation.garbage import seldom_collected
 from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
 from attune.simulation.result import Result
@@ -84,5 +85,5 @@ def simulate(
             ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
             return Result(ended, place, how)
 
-        with how if isinstance(how, Pool) else nullcontext():
+        with how if isinstance(how, Pool) else nullcontext(), seldom_collected():
             return run_alone(run)
