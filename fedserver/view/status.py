@@ -67,6 +67,7 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": no_better_than(constant, latest),
         "reason": record.reason or None,
+        "setback": record.setback or None,
         "troubles": list(troubles),
     }
 

@@ -23,6 +23,8 @@ def render_status(status: dict[str, Any]) -> str:
         console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
         if status["reason"]:
             console.print(f"failed: {status['reason']}", markup=False)
+        if status["setback"]:
+            console.print(f"set back: {status['setback']}", markup=False)
         for trouble in status["troubles"]:
             console.print(f"trouble: {trouble}", markup=False)
         for awaited in status["awaited"]:
