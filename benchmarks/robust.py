@@ -36,7 +36,7 @@ FLIPPED_BY = 100.0
 OFF = {"method.bound_change": 0.0, "method.bound_samples": 0.0, "round.take_back": 0.0}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # FedTP generates projections of attention
     "fedavg": ("dnn", {}),
-    "fedtp": ("vit", {"model": {"width": 32, "heads": 4, "depth": 2}}),
+    "fedtp": ("vit", {"model": {"width": 16, "heads": 2, "depth": 1}, "train": {"local_epochs": 2, "batch_size": 16}}),
     "fedmcsa": ("dnn", {}),
 }
 VOTES = {name: {"method.robust": name} for name in ("clip", "median", "trimmed-mean", "multi-krum")}

@@ -72,6 +72,9 @@ class Group(click.Group):
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
 @click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
+@click.option(
+    "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -83,6 +86,7 @@ def cli(
     config: Path | None,
     assignments: tuple[str, ...],
     exit_when_done: bool,
+    join_uses: int,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
@@ -102,6 +106,7 @@ def cli(
         host=host,
         port=port,
         exit_when_done=exit_when_done,
+        join_uses=join_uses,
         say=click.echo,
         **flags,
     )
@@ -114,7 +119,7 @@ def cli(
 @click.option("--for", "only_for", metavar="NAME", default="", help="For this device alone, whose certificate has expired.")
 @click.pass_context
 def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:
-    """Prints a join token for a new device on stdout, and on stderr how many devices it admits."""
+    """Prints a join token for a new device, and nothing else; on a terminal also how many devices it admits."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return
@@ -122,7 +127,8 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
     key = place.open_authority().public_key_compressed
     click.echo(asyncio.run(desk.new_token(key, uses, _seconds(ttl), only_for=only_for)))
     whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
-    click.echo(f"admits {whom}, for {ttl}", err=True)
+    if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
+        click.echo(f"this token admits {whom}, for {ttl}", err=True)
     _wake(place)
 
 

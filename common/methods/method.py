@@ -20,6 +20,7 @@ from attune.common.methods.settings.aggregators import AggregatorSettings
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.methods.settings.predictors import PredictorSettings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +89,7 @@ class MethodOptions:
 
     aggregators: Mapping[PartKind, AggregatorSettings]
     objective: ObjectiveSettings
-    predictor: msgspec.Struct
+    predictor: PredictorSettings
 
 
 def custom_method(options: Mapping[str, Any]) -> Method:

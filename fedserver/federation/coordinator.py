@@ -21,6 +21,7 @@ from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
+from attune.fedserver.core.advice import for_devices
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Row
 from attune.fedserver.core.round import left_s, next_wake, step
@@ -205,7 +206,7 @@ class Coordinator:
         """No plan can be made of what the connected devices declare: everybody is told, and others are waited for."""
         self.troubles.set(PLANNING, str(error))
         for name in self.streams.profiles():
-            self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+            self.streams.send(name, events.Notice(f"the server cannot begin: {for_devices(error)}"))
         if not self.planless.done():
             self.planless.set_result(error)
 

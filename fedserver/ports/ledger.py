@@ -55,6 +55,17 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Who was turned away, most lately at unix time `at`, and how often for this kind of reason (common.errors)."""
+
+    who: str
+    kind: str
+    text: str
+    at: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All that people are shown, as it was at one moment."""
 
@@ -64,6 +75,8 @@ class Snapshot:
     devices: tuple[Device, ...]  # by name
     slots: tuple[Slot, ...]  # by part and key
     rows: tuple[Row, ...]  # in the order of time: rounds, in each training before evaluation, in each the clients by name
+    certificates: tuple[Certificate, ...] = ()  # of devices, by name; of each the oldest first
+    refusals: tuple[Refusal, ...] = ()  # the latest first
 
 
 class Ledger(Protocol):
@@ -106,6 +119,9 @@ class Ledger(Protocol):
 
     async def disconnect_all(self, now: float) -> None:
         """At start: a new process has no streams."""
+
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        """Somebody was turned away, `count` times since this was last called; only the latest `keep` stay."""
 
     # --- certificates and tokens
 

@@ -11,7 +11,7 @@ import msgspec
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 
 WORK_ORDER = {"train": 0, "evaluate": 1}
 
@@ -27,6 +27,7 @@ class MemoryLedger:
         self._certificates: dict[str, Certificate] = {}
         self._tokens: dict[str, Token] = {}
         self._slots: dict[tuple[str, str], Slot] = {}
+        self._refusals: dict[tuple[str, str], Refusal] = {}
         self._rows: dict[tuple[int, str, str], Row] = {}
 
     def __repr__(self) -> str:
@@ -41,7 +42,9 @@ class MemoryLedger:
     async def snapshot(self) -> Snapshot:
         rows = sorted(self._rows.values(), key=lambda row: (row.round, WORK_ORDER[row.work], row.client))
         slots = tuple(slot for _, slot in sorted(self._slots.items()))
-        return Snapshot(self._overrides, self._plan, self._record, tuple(await self.devices()), slots, tuple(rows))
+        devices, certificates = tuple(await self.devices()), tuple(await self.certificates())
+        refusals = tuple(self._refusals.values())
+        return Snapshot(self._overrides, self._plan, self._record, devices, slots, tuple(rows), certificates, refusals)
 
     async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         self._overrides = msgspec.json.decode(msgspec.json.encode(overrides))
@@ -74,6 +77,13 @@ class MemoryLedger:
     async def update_device(self, name: str, **fields: Any) -> None:
         if name in self._devices:
             self._devices[name] = msgspec.structs.replace(self._devices[name], **fields)
+
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        before = self._refusals.pop((refusal.who, refusal.kind), None)
+        count = refusal.count + (before.count if before else 0)
+        self._refusals[refusal.who, refusal.kind] = replace(refusal, count=count)
+        latest = sorted(self._refusals.items(), key=lambda item: item[1].at, reverse=True)
+        self._refusals = dict(latest[:keep])
 
     async def disconnect_all(self, now: float) -> None:
         for device in await self.devices():

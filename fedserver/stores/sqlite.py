@@ -17,7 +17,7 @@ from attune.common.errors import LedgerBusy
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.tables import Tables, certificate_in
 
 T = TypeVar("T")
@@ -46,12 +46,18 @@ class SqliteLedger:
             raise
 
     async def close(self) -> None:
-        self._reader.close()
+        """SQLite folds the write-ahead log into the file when its last connection closes, unless that one only reads.
+
+        So the reader of a damaged file, which `check` has used, goes last: the log is of the file that a backup brings back.
+        """
+        if not self._tables.damaged:
+            self._reader.close()
         await self._do(self._tables.close)
+        self._reader.close()
         self._thread.shutdown()
 
     async def check(self) -> None:
-        await self._do(self._tables.check)
+        await self._do(self._tables.check, self._reader)
 
     async def snapshot(self) -> Snapshot:
         return await self._do(self._tables.snapshot)
@@ -80,6 +86,9 @@ class SqliteLedger:
 
     async def update_device(self, name: str, **fields: Any) -> None:
         await self._do(self._tables.update_device, name, fields)
+
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        await self._do(self._tables.refuse, refusal, keep)
 
     async def disconnect_all(self, now: float) -> None:
         await self._do(self._tables.disconnect_all, now)

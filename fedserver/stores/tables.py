@@ -19,7 +19,7 @@ from attune.common.errors import HomeMismatch
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 
 VERSION = 2  # of the schema
 BUSY_S = 5.0  # how long a statement waits for another process's transaction
@@ -37,6 +37,9 @@ CREATE TABLE IF NOT EXISTS tokens (
     fingerprint TEXT PRIMARY KEY, bootstrap_pem BLOB NOT NULL, uses_left INTEGER NOT NULL, expires_at REAL NOT NULL,
     origin TEXT NOT NULL, used_up_at REAL, id TEXT NOT NULL DEFAULT '', uses INTEGER NOT NULL DEFAULT 1,
     made_at REAL NOT NULL DEFAULT 0, only_for TEXT NOT NULL DEFAULT '', withdrawn_at REAL);
+CREATE TABLE IF NOT EXISTS refusals (
+    who TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, at REAL NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (who, kind));
 CREATE TABLE IF NOT EXISTS slots (
     part TEXT NOT NULL, key TEXT NOT NULL, file TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
     PRIMARY KEY (part, key));
@@ -65,6 +68,7 @@ class Tables:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.damaged = False  # as far as anybody has looked
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
@@ -74,7 +78,7 @@ class Tables:
             raise
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise self._damaged(str(error)) from None
+            raise self._damage(str(error)) from None
 
     def _open(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -89,7 +93,8 @@ class Tables:
             older = FROM_1 if version == 1 else ""
             self._db.executescript(f"BEGIN IMMEDIATE; {older} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
-    def _damaged(self, what: str) -> HomeMismatch:
+    def _damage(self, what: str) -> HomeMismatch:
+        self.damaged = True
         return HomeMismatch(
             f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home"
         )
@@ -97,17 +102,17 @@ class Tables:
     def close(self) -> None:
         self._db.close()
 
-    def check(self) -> None:
-        """Errors: HomeMismatch if any page or row cannot be what it was."""
+    def check(self, reader: sqlite3.Connection) -> None:
+        """Errors: HomeMismatch if any page (as the reader finds them) or row cannot be what it was."""
         try:
-            found = [row[0] for row in self._db.execute("PRAGMA quick_check(3)")]
+            found = [row[0] for row in reader.execute("PRAGMA quick_check(3)")]
             if found != ["ok"]:
-                raise self._damaged("; ".join(found))
+                raise self._damage("; ".join(found))
             self.snapshot()
         except sqlite3.OperationalError:
             raise
         except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage(str(error)) from None
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
@@ -140,6 +145,8 @@ class Tables:
                 tuple(self.devices()),
                 tuple(Slot(*row) for row in slots),
                 tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
+                tuple(self.certificates(None)),
+                tuple(Refusal(*row) for row in self._db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
             )
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
@@ -190,6 +197,18 @@ class Tables:
     def update_device(self, name: str, fields: Mapping[str, Any]) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
         self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
+
+    def refuse(self, refusal: Refusal, keep: int) -> None:
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO refusals VALUES (:who, :kind, :text, :at, :count) ON CONFLICT (who, kind) DO UPDATE SET "
+                "text = excluded.text, at = excluded.at, count = count + excluded.count",
+                asdict(refusal),
+            )
+            self._db.execute(
+                "DELETE FROM refusals WHERE (who, kind) NOT IN (SELECT who, kind FROM refusals ORDER BY at DESC LIMIT ?)",
+                (keep,),
+            )
 
     def disconnect_all(self, now: float) -> None:
         self._db.execute("UPDATE devices SET connected = 0, since = ? WHERE connected", (now,))

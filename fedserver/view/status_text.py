@@ -15,6 +15,7 @@ from rich.text import Text
 from attune.fedserver.identity.desk import TokenView
 
 COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
+SHOWN_REFUSALS = 5  # the latest; --json has them all
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
 
 
@@ -32,6 +33,16 @@ def render_status(status: dict[str, Any]) -> str:
             console.print(f"set back: {status['setback']}", markup=False)
         for trouble in status["troubles"]:
             console.print(f"trouble: {trouble}", markup=False)
+        if status["todo"]:
+            console.print(f"what to do: {status['todo']}", markup=False)
+        for expiring in status["expiring"]:
+            when = datetime.fromtimestamp(expiring["ends"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+            what = f"expired on {when}" if expiring["expired"] else f"expires on {when}"
+            console.print(f"certificate of {expiring['name']} {what}: {expiring['todo']}", markup=False)
+        for refused in status["refused"][:SHOWN_REFUSALS]:
+            ago = f"{max(0.0, time.time() - refused['at']):.0f} s ago"
+            console.print(f"refused: {refused['who']}, {refused['count']} times, last {ago}: {refused['text']}", markup=False)
+            console.print(f"  what to do: {refused['todo']}", markup=False)
         for awaited in status["awaited"]:
             console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s", markup=False)
         if status["adapting"]:

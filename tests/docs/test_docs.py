@@ -61,7 +61,7 @@ def test_commands_and_flags_exist(path: str, page: Any) -> None:
     known = {name: flags(command) for name, command in every_command()}
     for words in shown_commands(page(path).text):
         name, rest = words[0], words[1:]
-        if rest and f"{name} {rest[0]}" in known:
+        while rest and f"{name} {rest[0]}" in known:
             name = f"{name} {rest.pop(0)}"
         unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known[name]
         assert not unknown, f"{' '.join(words)}: {unknown}"
