@@ -155,6 +155,17 @@ def _token(text: str | None, file: str | None) -> str | None:
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
 )
+@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
+@click.option(
+    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
+)
+@click.option(
+    "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
+    help="Give an order up after so many seconds, whatever the server says.",
+)  # fmt: skip
+@click.option(
+    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
@@ -176,6 +187,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
+    from attune.fedclient.limits import Limits
 
     first = Path(given["data"][0])
     client = Client(
@@ -190,6 +202,7 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
+        limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
         label=given["label"],
         table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )
