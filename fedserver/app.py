@@ -16,6 +16,7 @@ from typing import Any
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
+from attune.fedserver import logs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
@@ -95,11 +96,14 @@ async def _serve(
     write_file(home.local_token, local.encode())
     join = await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
     await registrar.refresh()
-    await coordinator.start()
-    async with door.open():
+    found = await coordinator.restore()
+    told = _signals()
+    resumed = coordinator.resume(found)
+    logs.follow(lambda: coordinator.round.record.open_orders[1])
+    async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
         _greet(options, address, authority.short_fingerprint, join, settings)
-        await _until_told(coordinator, registrar, options.exit_when_done)
+        await _until(told, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
@@ -128,19 +132,29 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
     options.say(f"this token admits {admits}, for a day; for more devices: fedserver token --uses N")
 
 
-async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+def _signals() -> asyncio.Event:
+    """Set at SIGINT or SIGTERM."""
+    told = asyncio.Event()
     if threading.current_thread() is threading.main_thread():  # others cannot hear signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-    waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+    return told
+
+
+async def _until(
+    told: asyncio.Event, resumed: asyncio.Future[None], coordinator: Coordinator, registrar: Registrar, exit_when_done: bool
+) -> None:
+    """A signal, the end of the rounds if that is wanted, or something damaged. Errors: those of `resumed`."""
+    ends: set[asyncio.Future[Any]] = {asyncio.create_task(told.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
-        waits.add(asyncio.create_task(goodbye(coordinator)))
-    while True:
-        done, _ = await asyncio.wait(waits, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
-        if done:
-            break
-        await registrar.refresh()
-    for task in waits:
+        ends.add(asyncio.create_task(goodbye(coordinator)))
+    begun, done = {resumed}, set[asyncio.Future[Any]]()
+    while not done & ends:
+        done, _ = await asyncio.wait(ends | begun, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
+        for each in done & begun:
+            each.result()
+        begun -= done
+        if not done:
+            await registrar.refresh()
+    for task in ends:
         task.cancel()

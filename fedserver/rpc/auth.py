@@ -1,11 +1,14 @@
 """Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused.
 
+Calls about an order wait until a server that has just begun has given its orders out again.
+
 Nothing of a message is read before that. What fails for want of something that the server lacks for the moment can be called
 again, and the operator is told; so is who was refused, and why. A caller hears nothing of the server's files.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -37,6 +40,7 @@ ALLOWED = {
     "device": (_FEDERATION + "Renew", _FEDERATION + "Connect", _FEDERATION + "Submit", _BLOBS, _HEALTH),
     "operator": ("/attune.v1.Admin/", _HEALTH, "/grpc.reflection."),
 }
+ABOUT_ORDERS = (_FEDERATION + "Submit", _BLOBS)
 CALLS_A_CALLER = 32  # at one time; a device needs its stream, a transfer a part and a receipt
 BEHAVIOURS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -51,8 +55,11 @@ def caller() -> Caller:
 class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses before a handler sees the call, and before its message is read. Handlers learn who calls from `caller`."""
 
-    def __init__(self, registrar: Registrar, troubles: Troubles, refusals: Refusals, doorkeeper: Doorkeeper) -> None:
+    def __init__(
+        self, registrar: Registrar, troubles: Troubles, refusals: Refusals, doorkeeper: Doorkeeper, ready: asyncio.Event
+    ) -> None:
         self._registrar, self._troubles, self._refusals, self._doorkeeper = registrar, troubles, refusals, doorkeeper
+        self._ready = ready
         self._calls: Counter[str] = Counter()  # by fingerprint, at this moment
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> Caller:
@@ -88,15 +95,21 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self._answering(method, context) as answering:
                 with self._counted(await self.check(method, context)):
+                    await self._begun(method)
                     return await behaviour(answering.takes(request, read), context)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             async with self._answering(method, context) as answering:
                 with self._counted(await self.check(method, context)):
+                    await self._begun(method)
                     async for message in behaviour(answering.takes(request, read), context):
                         yield message
 
         return stream if inspect.isasyncgenfunction(behaviour) else call
+
+    async def _begun(self, method: str) -> None:
+        if method.startswith(ABOUT_ORDERS):
+            await self._ready.wait()
 
     @contextlib.contextmanager
     def _counted(self, found: Caller) -> Iterator[None]:

@@ -62,7 +62,7 @@ class Door:
         self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit())), 0
         pulses = Pulses(settings.keepalive_s)
         options = server_options(handshake_s=HANDSHAKE_S, connections=self._doorkeeper.bounds.connections)
-        auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper)
+        auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
         server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
@@ -84,10 +84,9 @@ class Door:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Answers until the end of the block; then streams are ended, and what is in flight has a moment to finish."""
+        self._health.set(False)
         await self._server.start()
-        watching = [asyncio.create_task(self._guard())]
-        if self._settings.watchdog_s:
-            watching.append(asyncio.create_task(self._watch()))
+        watching = [asyncio.create_task(self._guard()), asyncio.create_task(self._watch())]
         try:
             yield
         finally:
@@ -97,7 +96,10 @@ class Door:
             await self._server.stop(STOP_GRACE_S)
 
     async def _watch(self) -> None:
-        await watch(self._coordinator, self._settings.watchdog_s, self._health.set)
+        await self._coordinator.ready.wait()
+        self._health.set(True)
+        if self._settings.watchdog_s:
+            await watch(self._coordinator, self._settings.watchdog_s, self._health.set)
 
     async def _guard(self) -> None:
         """Looks after the connections; who is put out is told to the operator."""

@@ -46,12 +46,18 @@ class SqliteLedger:
             raise
 
     async def close(self) -> None:
-        self._reader.close()
+        """SQLite folds the write-ahead log into the file when its last connection closes, unless that one only reads.
+
+        So the reader of a damaged file, which `check` has used, goes last: the log is of the file that a backup brings back.
+        """
+        if not self._tables.damaged:
+            self._reader.close()
         await self._do(self._tables.close)
+        self._reader.close()
         self._thread.shutdown()
 
     async def check(self) -> None:
-        await self._do(self._tables.check)
+        await self._do(self._tables.check, self._reader)
 
     async def snapshot(self) -> Snapshot:
         return await self._do(self._tables.snapshot)

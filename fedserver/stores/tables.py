@@ -68,6 +68,7 @@ class Tables:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.damaged = False  # as far as anybody has looked
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
@@ -77,7 +78,7 @@ class Tables:
             raise
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise self._damaged(str(error)) from None
+            raise self._damage(str(error)) from None
 
     def _open(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -92,7 +93,8 @@ class Tables:
             older = FROM_1 if version == 1 else ""
             self._db.executescript(f"BEGIN IMMEDIATE; {older} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
-    def _damaged(self, what: str) -> HomeMismatch:
+    def _damage(self, what: str) -> HomeMismatch:
+        self.damaged = True
         return HomeMismatch(
             f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home"
         )
@@ -100,17 +102,17 @@ class Tables:
     def close(self) -> None:
         self._db.close()
 
-    def check(self) -> None:
-        """Errors: HomeMismatch if any page or row cannot be what it was."""
+    def check(self, reader: sqlite3.Connection) -> None:
+        """Errors: HomeMismatch if any page (as the reader finds them) or row cannot be what it was."""
         try:
-            found = [row[0] for row in self._db.execute("PRAGMA quick_check(3)")]
+            found = [row[0] for row in reader.execute("PRAGMA quick_check(3)")]
             if found != ["ok"]:
-                raise self._damaged("; ".join(found))
+                raise self._damage("; ".join(found))
             self.snapshot()
         except sqlite3.OperationalError:
             raise
         except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage(str(error)) from None
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:

@@ -303,6 +303,37 @@ def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
         asyncio.run(check())
 
 
+def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
+    """Seed 8114 of `make chaos`: looking at a cut file folded the log into it, and the restored file was an old one."""
+    live, home = tmp_path / "live", tmp_path / "home"
+    live.mkdir()
+
+    async def killed_after_a_commit() -> None:
+        await SqliteLedger(live / "state.sqlite").close()  # its tables are in the file itself
+        ledger = SqliteLedger(live / "state.sqlite")
+        await ledger.put_record(Record(round=7))
+        shutil.copytree(live, home)  # as kill -9 leaves it: what was written last is in the log
+        await ledger.close()
+
+    async def check() -> Record:
+        ledger = SqliteLedger(home / "state.sqlite")
+        try:
+            await ledger.check()
+            return (await ledger.snapshot()).record
+        finally:
+            await ledger.close()
+
+    asyncio.run(killed_after_a_commit())
+    whole, log = (home / "state.sqlite").read_bytes(), (home / "state.sqlite-wal").read_bytes()
+    assert log
+    (home / "state.sqlite").write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(HomeMismatch, match="damaged"):
+        asyncio.run(check())
+    assert (home / "state.sqlite-wal").read_bytes() == log
+    (home / "state.sqlite").write_bytes(whole)
+    assert asyncio.run(check()).round == 7
+
+
 def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("INSERT OR REPLACE INTO meta VALUES ('record', ?)", (b'{"phase": "dancing"}',))
