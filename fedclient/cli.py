@@ -89,6 +89,24 @@ _timeout_option = click.option(
 )  # fmt: skip
 
 
+_token_file_option = click.option(
+    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
+)
+
+
+def _token(text: str | None, file: str | None) -> str | None:
+    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise click.UsageError("--token and --token-file are two tokens: give one")
+    try:
+        with click.open_file(file, encoding="utf-8") as source:
+            return str(source.read(MAX_TOKEN_FILE)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"cannot read a token from {file}: {error}") from None
+
+
 def _table_options(command: F) -> F:
     """What is said of a table, where --data is one."""
     for option in (
@@ -109,24 +127,6 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 
     names = ("label", "apart", "missing", "columns", "split", "group")
     return ReadOptions.of(**{name: given[name] for name in names})
-
-
-_token_file_option = click.option(
-    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
-)
-
-
-def _token(text: str | None, file: str | None) -> str | None:
-    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
-    if file is None:
-        return text
-    if text is not None:
-        raise click.UsageError("--token and --token-file are two tokens: give one")
-    try:
-        with click.open_file(file, encoding="utf-8") as source:
-            return str(source.read(MAX_TOKEN_FILE)).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

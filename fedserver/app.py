@@ -16,6 +16,7 @@ from typing import Any
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
+from attune.fedserver import logs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
@@ -100,6 +101,7 @@ async def _serve(
     found = await coordinator.restore()
     told = _signals()
     resumed = coordinator.resume(found)
+    logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
         _greet(options, address, authority.short_fingerprint, join, settings)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -75,6 +74,9 @@ class Group(click.Group):
 @click.option(
     "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
 )
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of each line.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, for finding faults.")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -87,16 +89,21 @@ def cli(
     assignments: tuple[str, ...],
     exit_when_done: bool,
     join_uses: int,
+    log_format: Literal["text", "json"],
+    quiet: bool,
+    verbose: bool,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(None, assignments, {})
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    from attune.fedserver import logs
     from attune.fedserver.malloc import LARGE_PAGES, bound_heaps
     from attune.fedserver.serve import serve
 
+    verbosity = int(verbose) - int(quiet)
+    logs.begin(log_format, verbosity)
     bound_heaps()
     os.environ.setdefault(*LARGE_PAGES)
     serve(
@@ -107,7 +114,7 @@ def cli(
         port=port,
         exit_when_done=exit_when_done,
         join_uses=join_uses,
-        say=click.echo,
+        say=logs.speaker(log_format, verbosity, click.echo),
         **flags,
     )
 

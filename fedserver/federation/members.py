@@ -64,8 +64,8 @@ class Members:
         labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
         if note:
-            LOG.warning("%s: %s", name, note)
-        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software)
+            LOG.warning("%s: %s", name, note, extra={"device": name})
+        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
             await self._enter(stream)
@@ -98,7 +98,7 @@ class Members:
         return enough and await self._coordinator.try_plan(found.agreed)
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
-        LOG.warning("%s: %s", name, error)
+        LOG.warning("%s: %s", name, error, extra={"device": name})
         stream = self._streams.get(name)
         if stream is not None:
             stream.close(error)
@@ -124,7 +124,7 @@ class Members:
         if self._streams.get(stream.name) is not None:
             return  # it is back already, and its welcome has had its turn or will have it
         await self._update(stream.name, connected=False, since=self._clock.unix())
-        LOG.info("%s disconnected", stream.name)
+        LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
 
     async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
@@ -132,7 +132,7 @@ class Members:
 
         troubled: the device says itself that it cannot.
         """
-        LOG.warning("%s: %s", name, reason)
+        LOG.warning("%s: %s", name, reason, extra={"device": name})
         await self._coordinator.turn(self._excused, name, reason, troubled)
 
     async def _excused(self, name: str, reason: str, troubled: bool) -> None:
@@ -161,7 +161,7 @@ class Members:
         for name, error in error_for.items():
             if not self._coordinator.barred.add(name, error):
                 continue
-            LOG.warning("%s: %s", name, error)
+            LOG.warning("%s: %s", name, error, extra={"device": name})
             stream = self._streams.get(name)
             if stream is not None:
                 stream.close(error)

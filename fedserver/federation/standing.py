@@ -26,13 +26,13 @@ class Standing:
 
     async def pass_over(self, devices: Iterable[str]) -> None:
         for name in devices:
-            LOG.warning("%s %s", name, PASSED_OVER)
+            LOG.warning("%s %s", name, PASSED_OVER, extra={"device": name})
             await self._note(name, PASSED_OVER)
 
     async def ask_again(self, devices: Iterable[str]) -> None:
         """A note that came after ours stays."""
         for name in devices:
-            LOG.info("%s is asked again", name)
+            LOG.info("%s is asked again", name, extra={"device": name})
             device = await self._troubles.overcome("reading a device's note", partial(self._ledger.device, name))
             if device is not None and device.note == PASSED_OVER:
                 await self._note(name, "")

@@ -32,7 +32,9 @@ def narrow(tmp_path: Path) -> Iterator[tuple[Federation, Server]]:
     federation = Federation(tmp_path)
     script = str(Path(sys.executable).with_name("fedserver"))
     command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", script, "--host", "127.0.0.1", "--port", "0"]
-    server = Server([*command, "--join-uses", "9", *FLAGS], tmp_path / "server.log", federation.environment, federation.home)
+    server = Server(
+        [*command, "--join-uses", "9", *FLAGS], tmp_path / "server.log", federation.environment, federation.home, fresh=True
+    )
     federation.processes.append(server)
     yield federation, server
     federation.close()
