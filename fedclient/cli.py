@@ -134,6 +134,9 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
 )
+@click.option(
+    "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
@@ -155,8 +158,9 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
+    from attune.fedclient.hooks import NONE, Hooks
 
-    first = Path(given["data"][0])
+    first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     client = Client(
         data=first,
         server=given["server"],
@@ -169,6 +173,8 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
+        train=hooks.train,
+        evaluate=hooks.evaluate,
         label=given["label"],
         table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )
