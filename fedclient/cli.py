@@ -166,6 +166,9 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 @click.option(
     "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
 )
+@click.option(
+    "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
@@ -187,9 +190,10 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
+    from attune.fedclient.hooks import NONE, Hooks
     from attune.fedclient.limits import Limits
 
-    first = Path(given["data"][0])
+    first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     client = Client(
         data=first,
         server=given["server"],
@@ -203,6 +207,8 @@ def _train(given: dict[str, Any]) -> None:
         keep=given["keep"],
         baseline=given["baseline"],
         limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        train=hooks.train,
+        evaluate=hooks.evaluate,
         label=given["label"],
         table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from attune.fedclient.address import Address
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, Limits
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
@@ -28,4 +29,5 @@ class Options:
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
     limits: Limits = DEFAULT_LIMITS
+    hooks: Hooks = NONE  # the device's own training and scores
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
