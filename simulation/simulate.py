@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attune.common.alone import Stopped, run_alone
 from attune.fedclient.options import Options
+from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.processes.pool import Pool
 from attune.simulation import settings as given_settings
 from attune.simulation.executors import SPREAD, executor_of
@@ -45,6 +46,8 @@ def simulate(
     device: str = "cpu",
     threads: int = 1,
     awake_bytes: int = AWAKE_BYTES,
+    label: str = "",
+    table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
@@ -61,12 +64,14 @@ def simulate(
     that is given all of them. A home keeps the one that it was begun with. workers: how many processes; None: one for each
     processor.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
+    `fedclient` gives them, such as {"columns": "age,dose"}.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
     """
-    members = named(shards)
+    members = named(shards, ReadOptions.of(label, **table))
     name = None if model is None else name_of(model, home is not None, executor in SPREAD)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings)
     common = Options(
