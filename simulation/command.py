@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from attune.common.config import load_settings
+from attune.simulation.executors import NAMES
 
 if TYPE_CHECKING:
     from attune.simulation.result import Result
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
 @click.option(
+    "--executor",
+    type=click.Choice(NAMES),
+    help="How devices are carried out: one by one, side by side, or spread over processes.",
+)
+@click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")
+@click.option(
     "--home", type=click.Path(path_type=Path, file_okay=False), help="Keep all state in this folder, and go on from it."
 )
 @click.option(
@@ -38,17 +45,24 @@ def simulate(
     assignments: tuple[str, ...],
     config: Path | None,
     baseline: Literal["local"] | None,
+    executor: Any,
+    try_executors: bool,
     home: Path | None,
     out: Path | None,
 ) -> None:
     """Whole federations in this process, without a network: every method on the same shards, side by side."""
     from attune.simulation.simulate import simulate as run
+    from attune.simulation.trial import try_executors as tried
 
     settings, results = load_settings(config, assignments, {}), {}
-    for method in dict.fromkeys(name.strip() for name in methods.split(",")):
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
+    if try_executors:
+        click.echo(repr(tried(data, names[0], model, seed, settings)))
+        return
+    for method in names:
         click.echo(f"{method} ...", err=True)
         place = home / method if home else None
-        results[method] = run(data, method, model, rounds, seed, settings, baseline, place)
+        results[method] = run(data, method, model, rounds, seed, settings, baseline, place, executor)
         if out is not None:
             results[method].save(out / method)
     for line in side_by_side(results):

@@ -129,7 +129,7 @@ class Federation:
         """Its clock stands still: one thing is done after the other, so nobody is late and nothing runs out."""
         ledger, blobs, executors = self._world.ledger, self._world.blobs, InlineExecutors()
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
-        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(monotonic=lambda: 0.0))
+        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True))
 
     def _worker(self, coordinator: Coordinator) -> Worker:
         if self._executor is None:

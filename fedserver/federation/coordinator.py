@@ -406,6 +406,8 @@ class Coordinator:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.clock.stands:
+            return
         now = self.clock.monotonic()
         due = next_wake(self._rules, self.round, now)
         if due is not None:
