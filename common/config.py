@@ -50,6 +50,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_s: NonNegative = 300.0  # without progress for so long, a device no longer holds a round that has its quorum; 0: off
     replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
+    take_back: NonNegative = 10.0  # times its last median, the devices' loss undoes the round before; 0: never
     train: Literal["sampled", "all"] = "sampled"
     encoding: Literal["", "bf16"] = ""  # of what devices hand in, with loss; empty: none
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated

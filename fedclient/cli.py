@@ -23,14 +23,16 @@ from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
+    from attune.fedclient.fleet import How
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
-    from attune.fedclient.work.together import How
+    from attune.fedclient.read_options import ReadOptions
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 DEFAULT_TIMEOUT_S = 300.0
+MAX_TOKEN_FILE = 4096  # characters; a token has 76
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -87,12 +89,56 @@ _timeout_option = click.option(
 )  # fmt: skip
 
 
+def _table_options(command: F) -> F:
+    """What is said of a table, where --data is one."""
+    for option in (
+        click.option("--label", default="", metavar="NAME", help="Of a table (.csv, .parquet): the column with the classes."),
+        click.option("--columns", default="", metavar="A,B", help="Of a table: its features, in order.  [default: all others]"),
+        click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
+        click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
+        click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
+        click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
+    )[::-1]:
+        command = option(command)
+    return command
+
+
+def _table(given: dict[str, Any]) -> ReadOptions:
+    """What `_table_options` found. Errors: SettingError."""
+    from attune.fedclient.read_options import ReadOptions
+
+    names = ("label", "apart", "missing", "columns", "split", "group")
+    return ReadOptions.of(**{name: given[name] for name in names})
+
+
+_token_file_option = click.option(
+    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
+)
+
+
+def _token(text: str | None, file: str | None) -> str | None:
+    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise click.UsageError("--token and --token-file are two tokens: give one")
+    try:
+        with click.open_file(file, encoding="utf-8") as source:
+            return str(source.read(MAX_TOKEN_FILE)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"cannot read a token from {file}: {error}") from None
+
+
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@_data_option("A folder with train.npz [, test.npz], or one .npz. A quoted pattern ('shards/*') hosts a device for each.")
+@_data_option(
+    "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
+)
 @_server_option()
+@_table_options
 @_home_option
 @_name_option
 @click.option("--token", help="A join token, if this device is not enrolled yet.")
+@_token_file_option
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads for training.")
 @_timeout_option
@@ -102,11 +148,23 @@ _timeout_option = click.option(
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto"]), default="sequential", show_default=True,
-    help="Of several shards: one device after the other; all that have an order side by side; or what a trial finds faster.",
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes"]), default="sequential", show_default=True,
+    help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
+    "faster; or spread over a process for each processor.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
+)
+@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
+@click.option(
+    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
+)
+@click.option(
+    "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
+    help="Give an order up after so many seconds, whatever the server says.",
+)  # fmt: skip
+@click.option(
+    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
 )
 @click.version_option(package_name="attune-fl")
 @click.pass_context
@@ -129,6 +187,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
+    from attune.fedclient.limits import Limits
 
     first = Path(given["data"][0])
     client = Client(
@@ -137,12 +196,15 @@ def _train(given: dict[str, Any]) -> None:
         model=given["allow_model"],
         home=given["home"],
         name=given["name"],
-        token=given["token"],
+        token=_token(given["token"], given["token_file"]),
         device=given["device"],
         threads=given["threads"],
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
+        limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        label=given["label"],
+        table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )
     fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
     screen = console()
@@ -179,16 +241,28 @@ def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
 
 @main.command()
 @_server_option(required=True)
-@click.option("--token", required=True, help="What `fedserver token` printed.")
+@click.option("--token", help="What `fedserver token` printed.")
+@_token_file_option
 @_data_option(
     "Enrol a device for each of these shards, each by a use of the token. Default: one device, for the first that starts."
 )
 @_name_option
 @_home_option
 @_timeout_option
-def join(server: str, token: str, data: tuple[str, ...], name: str | None, home: Path | None, connect_timeout: float) -> None:
+def join(
+    server: str,
+    token: str | None,
+    token_file: str | None,
+    data: tuple[str, ...],
+    name: str | None,
+    home: Path | None,
+    connect_timeout: float,
+) -> None:
     """Enrol this device with a server, once."""
     with reported():
+        token = _token(token, token_file)
+        if token is None:
+            raise click.UsageError("Missing option '--token' or '--token-file'.")
         if data:
             from attune.fedclient import fleet
 
@@ -234,20 +308,22 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
 @_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @_server_option()
 @_home_option
+@_table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> None:
+def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
+        table = _table(given)
         from attune.fedclient import shards
         from attune.fedclient.model import evaluate as evaluation
 
         if shards.is_fleet(data):
-            sys.exit(_evaluate_fleet(data, server, home, as_json))
-        found = evaluation.of(_home(home, server, Path(data[0])), Path(data[0]))
+            sys.exit(_evaluate_fleet(data, server, home, as_json, table))
+        found = evaluation.of(_home(home, server, Path(data[0])), Path(data[0]), table)
         click.echo(json.dumps(asdict(found)) if as_json else found)
 
 
-def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> int:
+def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
     """One line for each shard with its accuracy or the reason why there is none, then the mean; returns the exit code."""
     from attune.fedclient import shards
     from attune.fedclient.model import evaluate as evaluation
@@ -257,7 +333,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     found, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            found.append(evaluation.of(_home(home / label if home else None, server, path, only_own=True), path))
+            found.append(evaluation.of(_home(home / label if home else None, server, path, only_own=True), path, table))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -274,7 +350,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 
 
 @main.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW.NPZ", help="An .npz with x.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW", help="An .npz with x, or a table.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -293,7 +369,7 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
 
         model = Model.load(_home(home, server, None).model)
 
-        labels = model.predict(load_features(data), str(data))
+        labels = model.predict(load_features(data, model.info.column_names), str(data))
         try:
             with out.open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows(_label_rows(labels, model.info.model.per_position))
@@ -346,6 +422,28 @@ def plot(
 
         for line in plots.plot(folders, data, out, images, pictures):
             click.echo(line)
+
+
+@main.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
+@_table_options
+@click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
+@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sample of text.")
+@click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
+@click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
+@click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")
+def shard(source: Path, out: Path, text: str, length: int, size: str, grey: bool, classes: str, **given: Any) -> None:
+    """Make a shard of FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
+    with reported():
+        from attune.fedclient.data.makers.make import make
+        from attune.fedclient.data.makers.options import MakeOptions
+
+        made = make(source, MakeOptions.of(_table(given), text, length, size, grey, classes), out)
+        for warning in made.warnings:
+            click.echo(f"warning: {warning}")
+        click.echo(f"{out}: {made.described}")
+        click.echo(f"now: fedclient --data {out} --server HOST:PORT")
 
 
 @main.command()

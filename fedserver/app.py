@@ -22,9 +22,12 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
+from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
+from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk
+from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
+from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.server import Door
@@ -34,7 +37,7 @@ from attune.fedserver.stores.sqlite import SqliteLedger
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 3600.0
-JOIN_USES, JOIN_TTL_S = 100, 86400.0
+JOIN_TTL_S = 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 
 
@@ -48,6 +51,7 @@ class Options:
     exit_when_done: bool
     say: Callable[[str], None]
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
+    join_uses: int = 1  # how many devices the printed token admits
 
 
 async def run(options: Options, overrides: dict[str, Any]) -> None:
@@ -55,7 +59,8 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
     home = Home(options.home)
     home.check()
     if not home.exists():
-        planning.resolve(overrides)  # a misspelt first start leaves no home behind
+        # A first start that cannot work leaves no home behind.
+        await asyncio.to_thread(check_declared, planning.resolve(overrides))
     with home.locked():
         home.create()
         ledger = SqliteLedger(home.database)
@@ -76,25 +81,29 @@ async def _serve(
     settings = planning.resolve(overrides)
     blobs = FolderBlobs(home.path)
     blobs.sweep()
-    registrar = Registrar(authority, ledger, settings.server.certificate_days)
+    registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
     lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
-    door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
+    desk = Desk(ledger, home.audit, "operator over the network")
+    door = Door(settings.server, registrar, desk, Refusals(ledger, home.audit), coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
     await ledger.set_overrides(overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
-    local = await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
+    starting = Desk(ledger, home.audit, "start of the server")
+    local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(home.local_token, local.encode())
-    join = await new_token(key, ledger, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS)
+    join = await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
     await registrar.refresh()
-    await coordinator.start()
-    async with door.open():
+    found = await coordinator.restore()
+    told = _signals()
+    resumed = coordinator.resume(found)
+    async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
         _greet(options, address, authority.short_fingerprint, join, settings)
-        await _until_told(coordinator, registrar, options.exit_when_done)
+        await _until(told, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
@@ -119,21 +128,33 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
     for warning in cautions(settings.model_name, settings.model_options):
         options.say(f"warning: {warning}")
     options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
+    admits = "one device" if options.join_uses == 1 else f"{options.join_uses} devices"
+    options.say(f"this token admits {admits}, for a day; for more devices: fedserver token --uses N")
 
 
-async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+def _signals() -> asyncio.Event:
+    """Set at SIGINT or SIGTERM."""
+    told = asyncio.Event()
     if threading.current_thread() is threading.main_thread():  # others cannot hear signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-    waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+    return told
+
+
+async def _until(
+    told: asyncio.Event, resumed: asyncio.Future[None], coordinator: Coordinator, registrar: Registrar, exit_when_done: bool
+) -> None:
+    """A signal, the end of the rounds if that is wanted, or something damaged. Errors: those of `resumed`."""
+    ends: set[asyncio.Future[Any]] = {asyncio.create_task(told.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
-        waits.add(asyncio.create_task(goodbye(coordinator)))
-    while True:
-        done, _ = await asyncio.wait(waits, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
-        if done:
-            break
-        await registrar.refresh()
-    for task in waits:
+        ends.add(asyncio.create_task(goodbye(coordinator)))
+    begun, done = {resumed}, set[asyncio.Future[Any]]()
+    while not done & ends:
+        done, _ = await asyncio.wait(ends | begun, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
+        for each in done & begun:
+            each.result()
+        begun -= done
+        if not done:
+            await registrar.refresh()
+    for task in ends:
         task.cancel()

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -19,10 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import NameOID
 
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, NotEnrolled
 from attune.common.identity.certificates import subject
+from attune.common.peer_text import clean
 
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -64,6 +66,14 @@ class Credential:
             return key.public_key() == load_certificate(self.certificate_pem).public_key()
         except (ValueError, UnsupportedAlgorithm, CertificateRefused):
             return False
+
+    def issued_by(self, authority_pem: bytes) -> bool:
+        """Whether this authority signed the certificate (False too if either cannot be read)."""
+        try:
+            load_certificate(self.certificate_pem).verify_directly_issued_by(load_certificate(authority_pem))
+        except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm, CertificateRefused):
+            return False
+        return True
 
 
 def new_key() -> bytes:
@@ -144,6 +154,14 @@ def server_name(authority_pem: bytes) -> str:
     return f"{key_fingerprint_of(authority_pem)[:32]}.attune"
 
 
+def check_common_name(pem: bytes, name: str) -> None:
+    """Raises CertificateRefused unless the certificate is in this device's name."""
+    found = [str(each.value) for each in load_certificate(pem).subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if found != [name]:
+        said = ", ".join(map(clean, found)) or "nobody"
+        raise CertificateRefused(f"the server sent a certificate in the name of {said}, not of {name}; ask the operator why")
+
+
 def not_after(pem: bytes) -> datetime:
     """When the certificate expires (UTC)."""
     return load_certificate(pem).not_valid_after_utc
@@ -163,7 +181,8 @@ def check_dates(pem: bytes, now: datetime) -> None:
     if now > last:
         raise CertificateRefused(
             f"This device's certificate expired on {last:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M} here). "
-            "Ask the operator for a new token and start fedclient with --token: name and state stay."
+            "Ask the operator for a token for this device (fedserver token --for NAME) and start fedclient with --token-file: "
+            "name and state stay."
         )
     if now < first:
         raise CertificateRefused(

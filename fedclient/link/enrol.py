@@ -10,14 +10,20 @@ from datetime import UTC, datetime
 from typing import Any
 
 import grpc
-from cryptography.exceptions import InvalidSignature
 from grpc.aio import AioRpcError
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
-from attune.common.identity.credential import Credential, check_dates, csr_der, load_certificate, load_or_new_key, not_after
+from attune.common.identity.credential import (
+    Credential,
+    check_common_name,
+    check_dates,
+    csr_der,
+    load_or_new_key,
+    not_after,
+)
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.common.pb.federation_pb2 import Certificate, EnrolRequest
@@ -63,7 +69,7 @@ async def stay_enrolled(
     now = datetime.now(UTC)
     if now <= not_after(identity.credential.certificate_pem):
         if token_text is not None:
-            say(f"already enrolled as {identity.name}; --token is ignored")
+            say(f"already enrolled as {identity.name}; the token is ignored")
         return identity
     if token_text is None:
         check_dates(identity.credential.certificate_pem, now)
@@ -88,8 +94,9 @@ async def _certify(
     request = EnrolRequest(name=check_name(record.name), csr_der=csr_der(key, record.name))
     answer = await _ask(address, token, request, connect_timeout_s, say)
     credential = Credential(key, answer.certificate_pem)
-    _check(token, credential, answer.ca_pem)
-    identity = Identity(answer.name or record.name, credential, answer.ca_pem)
+    token.check_authority(answer.ca_pem)
+    check_issued(credential, answer.ca_pem, record.name)
+    identity = Identity(record.name, credential, answer.ca_pem)
     home.remember(DeviceInfo(identity.name, record.server, record.data))
     home.keep(identity)
     fail_at(identity.name, 0, "certificate-kept")
@@ -125,14 +132,15 @@ async def _ask(
         await asyncio.sleep(min(left_s, backoff_s(failures) * random.uniform(0.5, 1.0)))  # noqa: S311 (jitter)
 
 
-def _check(token: JoinToken, credential: Credential, ca_pem: bytes) -> None:
-    """The certificate is for our key, and issued by the authority that the token pins."""
-    token.check_authority(ca_pem)
+def check_issued(credential: Credential, ca_pem: bytes, name: str) -> None:
+    """The certificate is in this device's name and for its key, and issued by the authority that is trusted.
+
+    Errors: CertificateRefused, FingerprintMismatch.
+    """
+    check_common_name(credential.certificate_pem, name)
     if not credential.fits():
         raise CertificateRefused("the server sent a certificate that is not for this device's key; ask the operator why")
-    try:
-        load_certificate(credential.certificate_pem).verify_directly_issued_by(load_certificate(ca_pem))
-    except (InvalidSignature, ValueError, TypeError) as error:
+    if not credential.issued_by(ca_pem):
         raise FingerprintMismatch(
             "the server sent a certificate that its own authority did not sign; do not trust it, ask the operator"
-        ) from error
+        )

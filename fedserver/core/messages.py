@@ -55,6 +55,7 @@ class Reported:
     round: int
     now: float
     work: str = "train"  # or "evaluate"
+    loss: float | None = None  # of its training
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Excused:
 
     name: str
     now: float
+    troubled: bool = False  # it says itself that it cannot
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,24 @@ class Expelled:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """The operator wants no further round to open, or (on is False) lets them open again."""
+
+    on: bool
+    now: float
+
+
+@dataclass(frozen=True)
 class Tick:
     now: float
 
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The new state is durable."""
+    """The new state is durable. setback: why it is not made of the cohort's updates; empty: it is."""
 
     now: float
+    setback: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Failed:
     reason: str
 
 
-Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Tick | Aggregated | Failed
+Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Paused | Tick | Aggregated | Failed
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,14 @@ class Open:
 class Aggregate:
     round: int
     cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """The state before the last round becomes the state again."""
+
+    round: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -143,7 +162,7 @@ class AskAgain:
     devices: tuple[str, ...]
 
 
-Effect = Open | Aggregate | Finish | Receipt | PassOver | AskAgain
+Effect = Open | Aggregate | GoBack | Finish | Receipt | PassOver | AskAgain
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -160,9 +179,14 @@ class Record(msgspec.Struct, frozen=True):
     replaced: tuple[str, ...] = ()  # were of the cohort and stayed away; what they hand in after all counts
     last_cohort: tuple[str, ...] = ()  # whose updates made the present state
     adapting: Mapping[str, int] = {}  # newcomers to the finished federation, and how many rounds each was given
+    loss: float | None = None  # the median of the devices' losses in the last round that was taken in
+    kept: bool = False  # the state before the last round is kept
+    spoiled: str = ""  # why the open step ends with a return to the state before
+    setback: str = ""  # the last round of which no update counts, and why
     opened_at: float = 0.0  # unix time
     reason: str = ""  # of a failure
     failed_in: Phase = Phase.WAITING
+    paused: bool = False  # no further training round opens before the operator says so
 
     def revive(self) -> Record:
         """After a failure: the step to try again."""

@@ -18,6 +18,7 @@ from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
 from attune.fedserver.core.scale import scale_of
+from attune.fedserver.core.schema import columns_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 AFTER_THE_END = ("adapt_rounds", "adapt")
@@ -80,6 +81,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
     models.check_options(name, model)
+    models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
     return ResolvedSettings(
         method=method,
@@ -127,7 +129,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         first.shape,
         len(classes),
         declared.vocabulary or max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, _roles_of(settings.method)),
+        settings.model_name or models.model_for(first.kind, roles_of(settings.method)),
         settings.model_options,
         first.per_position,
     )
@@ -140,6 +142,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method_options=settings.method_options,
         train=settings.train,
         scale=scale_of(profiles),
+        column_names=declared.columns or columns_of(ordered),
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
@@ -151,11 +154,12 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Why a model was chosen that is not the usual one for this kind of data; empty if it is, or was named."""
-    lacking = models.lacking(plan.model.kind, _roles_of(settings.method))
+    lacking = models.lacking(plan.model.kind, roles_of(settings.method))
     if settings.model_name or not lacking:
         return ""
     return f"the usual model for {plan.model.kind} has no {', '.join(lacking)}, which method {plan.method} needs"
 
 
-def _roles_of(method: Method) -> frozenset[str]:
+def roles_of(method: Method) -> frozenset[str]:
+    """Of common.models.structure: what the method's selectors ask of the model."""
     return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))

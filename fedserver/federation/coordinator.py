@@ -21,6 +21,7 @@ from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
+from attune.fedserver.core.advice import for_devices
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Row
 from attune.fedserver.core.round import left_s, next_wake, step
@@ -55,6 +56,7 @@ class Closing:
     rows: Sequence[Row]
     marks: Mapping[str, Mapping[str, int]]
     outcome: Outcome
+    setback: str = ""  # why its updates make no state
 
 
 class Coordinator:
@@ -71,6 +73,7 @@ class Coordinator:
         clock: Clock = Clock(),  # noqa: B008 - it is immutable
     ) -> None:
         self.settings = settings
+        self.ready = asyncio.Event()  # orders are out: what answers them can be taken in
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
@@ -93,8 +96,14 @@ class Coordinator:
         return f"Coordinator({self.round.record.phase} round={self.round.record.round}, {self.streams!r})"
 
     async def start(self) -> None:
-        """Takes up the step at which the last process stopped. Errors: HomeMismatch for a ledger older than the
-        state; those of the lab for a damaged state.
+        """Takes up the step at which the last process stopped. Errors: those of `restore` and `resume`."""
+        found = await self.restore()
+        await self.resume(found)
+
+    async def restore(self) -> Snapshot:
+        """What is durable, without a tensor. From here on devices may connect: their welcome follows `resume`.
+
+        Errors: HomeMismatch for a ledger older than the state.
         """
         await self._ledger.disconnect_all(self.clock.unix())
         found = await self._ledger.snapshot()
@@ -102,27 +111,42 @@ class Coordinator:
         await self._executors.disk(self.inbox.clear_except, *found.record.open_orders, found.record.round)
         handed_in = await self._executors.disk(self.inbox.names, *found.record.open_orders)
         reported = await self._reported(found)
-        self.round = Round.of(_reopened(found.record, handed_in - reported), reported, self._finished(found))
+        record = _reopened(found.record, handed_in - reported.keys())
+        losses = {name: row.loss for name, row in reported.items() if row.work == "train" and row.loss is not None}
+        self.round = Round.of(record, reported, self._finished(found), losses)
         for device in found.devices:
             if device.revoked:  # maybe while no server ran
                 self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
                 await self._discard(device.name, self.round.record)
                 self.round = self.round.expelling(device.name)
+        self.plan = found.plan
+        return found
+
+    def resume(self, found: Snapshot) -> asyncio.Future[None]:
+        """The first turn: the lab takes up its state, which may take seconds, then the step at which the last process
+        stopped. It is asked for at once, so whatever a device does comes after it. Errors: those of the lab for a
+        damaged state; nobody else hears them.
+        """
+        return self.turns.start(self.turns.take(lambda: self._resume(found)))
+
+    async def _resume(self, found: Snapshot) -> None:
         if found.plan is not None:
             started = await self.lab.start(found.plan, found.slots, found.record.round)
-            self.plan, self.max_bytes = found.plan, started.max_bytes
+            self.max_bytes = started.max_bytes
             for name in started.remade:
                 LOG.warning("%s was damaged; it was made again from the round before, with the same bits", name)
-        await self.dispatch(events.Resumed(self.clock.monotonic()))
+        await self._or_fail(self.handle(events.Resumed(self.clock.monotonic())))
         if self.round.record.phase is events.Phase.DONE:
             self.finished.set()
+        self.ready.set()
 
-    async def _reported(self, found: Snapshot) -> set[str]:
+    async def _reported(self, found: Snapshot) -> dict[str, Row]:
         """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
         record = found.record
         if record.revive().phase is events.Phase.DONE:
-            return {row.client for row in found.rows if (row.work, row.round) == ("evaluate", record.round)}
-        return set(await self._executors.disk(self.inbox.entries, *record.open_orders))
+            return {row.client: row for row in found.rows if (row.work, row.round) == ("evaluate", record.round)}
+        entries = await self._executors.disk(self.inbox.entries, *record.open_orders)
+        return {name: entry.row for name, entry in entries.items()}
 
     def _finished(self, found: Snapshot) -> set[str]:
         """Who has evaluated the end, or what adaptations have made of it where they change what everybody is served."""
@@ -138,15 +162,20 @@ class Coordinator:
 
     # --- answers
 
-    async def report(self, order: events.OrderId) -> bool:
+    async def report(self, order: events.OrderId, loss: float | None = None) -> bool:
         """The update (or evaluation) for this order is durable in the inbox. False: too late, it does not count."""
-        event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work)
+        event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work, loss)
         counts = await self.turn(self.handle, event)
         if counts is None:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
             taken = step(self._rules, self.round, event, self.clock.unix())
             self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
         return counts
+
+    async def pause(self, on: bool) -> None:
+        """No further training round opens, or they open again. It is durable when this returns."""
+        await self.dispatch(events.Paused(on, self.clock.monotonic()))
+        LOG.info("paused: the open round goes on to its end, and no other opens" if on else "no longer paused")
 
     async def expel(self, name: str) -> None:
         """The operator has shut this device out: the round goes on as if it was not there, and its update leaves the inbox.
@@ -177,7 +206,7 @@ class Coordinator:
         """No plan can be made of what the connected devices declare: everybody is told, and others are waited for."""
         self.troubles.set(PLANNING, str(error))
         for name in self.streams.profiles():
-            self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+            self.streams.send(name, events.Notice(f"the server cannot begin: {for_devices(error)}"))
         if not self.planless.done():
             self.planless.set_result(error)
 
@@ -205,14 +234,14 @@ class Coordinator:
     async def turn(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T | None:
         """`work(*arguments)` in a turn of its own. What it raises fails the step, and not who asked for it."""
 
-        async def guarded() -> T | None:
-            try:
-                return await work(*arguments)
-            except Exception as error:
-                await self._fail(error)
-                return None
+        return await self.turns.take(lambda: self._or_fail(work(*arguments)))
 
-        return await self.turns.take(guarded)
+    async def _or_fail(self, work: Coroutine[Any, Any, T]) -> T | None:
+        try:
+            return await work
+        except Exception as error:
+            await self._fail(error)
+            return None
 
     async def handle(self, event: events.Event) -> bool:
         """One step, for whoever has the turn. What it decides becomes durable, then true, then it is carried out.
@@ -246,6 +275,8 @@ class Coordinator:
                     await self._open(work, number, devices)
                 case events.Aggregate(number, cohort):
                     self.turns.start(self._close_round(number, frozenset(cohort)))
+                case events.GoBack(number, why):
+                    self.turns.start(self._close_round(number, frozenset(), why))
                 case events.Finish(devices):
                     self._finish(devices)
                 case events.PassOver(devices):
@@ -262,12 +293,15 @@ class Coordinator:
             lambda: self._orders.open(sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
         )
 
-    async def _close_round(self, number: int, cohort: frozenset[str]) -> None:
-        """Aggregates without a turn, so that devices come and go meanwhile, and commits in one."""
+    async def _close_round(self, number: int, cohort: frozenset[str], spoiled: str = "") -> None:
+        """Aggregates without a turn, so that devices come and go meanwhile, and commits in one.
+
+        spoiled: why the present state is given up for the one before it, instead of aggregating.
+        """
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(step_name, lambda: self._aggregated(number, cohort))
+            closing = await self.troubles.overcome(step_name, lambda: self._aggregated(number, cohort, spoiled))
         except Exception as error:
             failed = error
             await self.turn(lambda: self._fail(failed))
@@ -280,25 +314,31 @@ class Coordinator:
         await self._executors.disk(self.inbox.clear, "train", number)
         fail_at(SERVER, number, "inbox-cleared")
 
-    async def _aggregated(self, number: int, cohort: frozenset[str]) -> Closing:
+    async def _aggregated(self, number: int, cohort: frozenset[str], spoiled: str) -> Closing:
         """What the round came to, written beside the present state. Doing it again writes the same."""
         record = self.round.record
         found = await self._executors.disk(self.inbox.entries, "train", number)
         entries = {name: entry for name, entry in found.items() if name in self.round.reported}  # others are late
         updates = {name: entry for name, entry in entries.items() if name in cohort}
         marks = await self._orders.fetched(record, entries, number - 1, "train")
-        for name in updates:
-            marks.setdefault(name, {})["contributed"] = number
+        if spoiled:
+            outcome = await self.lab.go_back()
+            if not outcome.slots:
+                spoiled = f"{spoiled}; but the state before it is not known any more, so it stays"
+            return Closing(number, [entry.row for entry in entries.values()], marks, outcome, spoiled)
         founders = await self._orders.founders(updates)
         if record.adapting and self.settings.adaptation is not None:
             outcome = await self.lab.adapt(updates, self.settings.adaptation, founders)
         else:
             outcome = await self.lab.aggregate(updates, founders)
-        return Closing(number, [entry.row for entry in entries.values()], marks, outcome)
+        for name in updates if not outcome.refused else ():
+            marks.setdefault(name, {})["contributed"] = number
+        return Closing(number, [entry.row for entry in entries.values()], marks, outcome, outcome.refused)
 
     async def _commit(self, closing: Closing) -> bool:
         """The commit point of a round: the new state, the record and the metrics become durable together; then True."""
-        taken = step(self._rules, self.round, events.Aggregated(self.clock.monotonic()), self.clock.unix())
+        event = events.Aggregated(self.clock.monotonic(), closing.setback)
+        taken = step(self._rules, self.round, event, self.clock.unix())
         record = taken.state.record
         await self.troubles.overcome(
             f"committing round {closing.number}",
@@ -312,6 +352,9 @@ class Coordinator:
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
         LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
+        if closing.setback:
+            LOG.warning("round %d counts for nothing: %s", number, closing.setback)
+        await self._standing.bounded(number, closing.outcome.bounded)
         await self._follow(taken.effects)
         return True
 

@@ -11,10 +11,14 @@ from attune.common.methods.settings.process import ProcessSettings
 
 
 class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """keeps_own: the device keeps tensors of its own beside the model's. uses_head: the classifier head takes part."""
+    """keeps_own: the device keeps tensors of its own beside the model's. uses_head: the classifier head takes part.
+
+    needs_features: it looks at what enters the head, so there must be one.
+    """
 
     keeps_own: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = False
 
 
 class SgdSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
@@ -61,12 +65,14 @@ class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
     """FedRoD has nothing to set."""
 
     keeps_own: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
 
 class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """pFedGP: docs/methods/pfedgp.md."""
 
     uses_head: ClassVar[bool] = False
+    needs_features: ClassVar[bool] = True
     batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it
 
 
