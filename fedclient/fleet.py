@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.statistics import Finding
 from attune.fedclient import app
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.console import Console
@@ -24,7 +25,7 @@ from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
-from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
+from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.together import How, SideBySide, Together
 from attune.fedclient.work.worker import Worker
 

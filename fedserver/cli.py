@@ -71,6 +71,9 @@ class Group(click.Group):
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
 @click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
+@click.option(
+    "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -82,6 +85,7 @@ def cli(
     config: Path | None,
     assignments: tuple[str, ...],
     exit_when_done: bool,
+    dashboard: str | None,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
@@ -101,6 +105,7 @@ def cli(
         host=host,
         port=port,
         exit_when_done=exit_when_done,
+        dashboard=dashboard,
         say=click.echo,
         **flags,
     )
@@ -191,6 +196,28 @@ def plot(
     lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(_place(home), out, labels, pictures)
     for line in lines:
         click.echo(line)
+
+
+@cli.command()
+@HOME
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Of a page that is not served yet (default: a free one)."
+)
+@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
+    """Prints the address of the running server's page, or serves one of a home or of FOLDER, an exported or saved result."""
+    from attune.fedserver.web import command
+    from attune.fedserver.web.serving import Place
+
+    if folder is not None and home is not None:
+        raise click.UsageError("FOLDER stands alone: without --home")
+    place = _place(home)
+    if folder is None and (url := command.running_page(place)) is not None:
+        click.echo(url)
+        return
+    if folder is None:
+        place.require()
+    command.show(folder or place.path, Place(port=port), click.echo)
 
 
 @cli.command()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Write the results of each method below this folder."
 )
+@click.option("--dashboard", metavar="[HOST:]PORT", help="Serve a page to watch it in a browser (0: a free port).")
 def simulate(
     data: tuple[str, ...],
     methods: str,
@@ -40,6 +41,7 @@ def simulate(
     baseline: Literal["local"] | None,
     home: Path | None,
     out: Path | None,
+    dashboard: str | None,
 ) -> None:
     """Whole federations in this process, without a network: every method on the same shards, side by side."""
     from attune.simulation.simulate import simulate as run
@@ -48,7 +50,7 @@ def simulate(
     for method in dict.fromkeys(name.strip() for name in methods.split(",")):
         click.echo(f"{method} ...", err=True)
         place = home / method if home else None
-        results[method] = run(data, method, model, rounds, seed, settings, baseline, place)
+        results[method] = run(data, method, model, rounds, seed, settings, baseline, place, dashboard=dashboard)
         if out is not None:
             results[method].save(out / method)
     for line in side_by_side(results):

@@ -15,6 +15,7 @@ from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
 from attune.simulation.result import Result
 from attune.simulation.shards import Shards, named
+from attune.simulation.watching import Shown, place_of
 from attune.simulation.worlds import world
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def simulate(
     device: str = "cpu",
     threads: int = 1,
     awake_bytes: int = AWAKE_BYTES,
+    dashboard: Shown = None,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
 
@@ -56,6 +58,7 @@ def simulate(
     that is given all of them. A home keeps the one that it was begun with.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
+    dashboard: True, a port or "HOST:PORT": a page to watch in a browser while it runs; its address is said on stderr.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
@@ -66,12 +69,13 @@ def simulate(
     common = Options(
         Path(), NOWHERE, device=device, threads=threads, keep=keep, baseline=baseline, allow_models=(name,) if name else ()
     )
+    page = place_of(dashboard)
     seen, folder = watcher(progress), None if home is None else Path(home).expanduser()
     with world(members, folder) as place:
         how = executor_of(executor, folder)
 
         async def run(stopped: Stopped) -> Result:
-            ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
+            ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes, page).run()
             return Result(ended, place, how)
 
         return run_alone(run)

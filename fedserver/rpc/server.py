@@ -48,13 +48,14 @@ class Door:
         executors: Executors,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
-        members = Members(coordinator, ledger)
+        members = self.members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
         self._health = HealthServicer()
         pulses = Pulses(settings.keepalive_s)
         self._server = server = grpc.aio.server(interceptors=[Auth(registrar, coordinator.troubles)], options=server_options())
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
-        server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
+        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.journal)
+        server.add_generic_rpc_handlers((transfers.handler(),))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]

@@ -16,6 +16,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import Device
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.verdict import verdict_of
 
 
 def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
@@ -59,7 +60,7 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         "clients": [
             _client(device, device.name in connected, awaited, reported)
             | _accuracy(latest.get(device.name))
-            | msgspec.structs.asdict(reports.get(device.name, Metrics()))
+            | _reported(reports.get(device.name, Metrics()))
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
@@ -69,6 +70,11 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         "reason": record.reason or None,
         "troubles": list(troubles),
     }
+
+
+def _reported(metrics: Metrics) -> dict[str, Any]:
+    found = msgspec.structs.asdict(metrics)
+    return {"verdict": verdict_of(found)} | found
 
 
 def _since(name: str, devices: Iterable[Device], record: Record) -> float:
