@@ -23,12 +23,15 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Files of tests are dealt to as many processes as there are cores; the tests of one file run in turn in one process.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
 test: check
-	$(BIN)/pytest --ignore=tests/conformance
+	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance
 
 # Every method over gRPC and mutual TLS, and simulated: a minute or two.
 conformance: install
-	$(BIN)/pytest tests/conformance
+	$(BIN)/pytest $(PARALLEL) tests/conformance
 
 # What a hostile peer can try, each with what it is answered.
 attacks: install
@@ -37,12 +40,12 @@ attacks: install
 # The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
 # federation. Warnings are not shown: what is old uses what newer libraries deprecate.
 lowest: .venv-lowest/installed
-	$(LOWEST)/pytest --disable-warnings tests/wire tests/identity tests/server tests/packaging
+	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/wire tests/identity tests/server tests/packaging
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
 	$(LOWEST)/$(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[data,knn]' grpcio-tools setuptools
-	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout safetensors
+	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout pytest-xdist safetensors
 	touch $@
 
 # Federations under faults, from seeds: nothing lost, nothing hung, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a

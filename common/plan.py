@@ -38,6 +38,7 @@ class Profile(msgspec.Struct, frozen=True):
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
     per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
     columns: Columns | None = None  # where the shard is to be standardised over the federation: meta.json says so
+    column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +48,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: list[Annotated[int, msgspec.Meta(ge=1)]] = []  # of one sample, as in Profile
     classes: list[Label] = []  # all that may occur on any device
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0  # tokens only: so many are known
+    columns: list[str] = []  # names of features (tabular) or channels (series), in order
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -74,3 +76,4 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     method_options: dict[str, Any]  # checked by common.methods
     train: TrainSettings
     scale: Scale | None = None  # None: no device of round 1 had columns to fold
+    column_names: list[str] = []  # in the order in which every device must have them; empty: not known

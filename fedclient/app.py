@@ -22,7 +22,7 @@ def run(options: Options, console: Console, shard: LazyShard | None = None) -> P
 
     Errors: AttuneError of the kind that ended it.
     """
-    shard = shard or LazyShard.held(load_shard(options.data))
+    shard = shard or LazyShard.held(load_shard(options.data, options=options.table))
     home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     with home.locked(), Worker() as worker:
         return run_anywhere(live(options, shard, home, console, worker))

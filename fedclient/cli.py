@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
+    from attune.fedclient.read_options import ReadOptions
     from attune.fedclient.work.together import How
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
@@ -87,9 +88,34 @@ _timeout_option = click.option(
 )  # fmt: skip
 
 
+def _table_options(command: F) -> F:
+    """What is said of a table, where --data is one."""
+    for option in (
+        click.option("--label", default="", metavar="NAME", help="Of a table (.csv, .parquet): the column with the classes."),
+        click.option("--columns", default="", metavar="A,B", help="Of a table: its features, in order.  [default: all others]"),
+        click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
+        click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
+        click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
+        click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
+    )[::-1]:
+        command = option(command)
+    return command
+
+
+def _table(given: dict[str, Any]) -> ReadOptions:
+    """What `_table_options` found. Errors: SettingError."""
+    from attune.fedclient.read_options import ReadOptions
+
+    names = ("label", "apart", "missing", "columns", "split", "group")
+    return ReadOptions.of(**{name: given[name] for name in names})
+
+
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@_data_option("A folder with train.npz [, test.npz], or one .npz. A quoted pattern ('shards/*') hosts a device for each.")
+@_data_option(
+    "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
+)
 @_server_option()
+@_table_options
 @_home_option
 @_name_option
 @click.option("--token", help="A join token, if this device is not enrolled yet.")
@@ -143,6 +169,8 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
+        label=given["label"],
+        table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )
     fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
     screen = console()
@@ -234,20 +262,22 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
 @_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @_server_option()
 @_home_option
+@_table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> None:
+def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
+        table = _table(given)
         from attune.fedclient import shards
         from attune.fedclient.model import evaluate as evaluation
 
         if shards.is_fleet(data):
-            sys.exit(_evaluate_fleet(data, server, home, as_json))
-        found = evaluation.of(_home(home, server, Path(data[0])), Path(data[0]))
+            sys.exit(_evaluate_fleet(data, server, home, as_json, table))
+        found = evaluation.of(_home(home, server, Path(data[0])), Path(data[0]), table)
         click.echo(json.dumps(asdict(found)) if as_json else found)
 
 
-def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> int:
+def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
     """One line for each shard with its accuracy or the reason why there is none, then the mean; returns the exit code."""
     from attune.fedclient import shards
     from attune.fedclient.model import evaluate as evaluation
@@ -257,7 +287,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     found, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            found.append(evaluation.of(_home(home / label if home else None, server, path, only_own=True), path))
+            found.append(evaluation.of(_home(home / label if home else None, server, path, only_own=True), path, table))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -274,7 +304,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 
 
 @main.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW.NPZ", help="An .npz with x.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW", help="An .npz with x, or a table.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -293,7 +323,7 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
 
         model = Model.load(_home(home, server, None).model)
 
-        labels = model.predict(load_features(data), str(data))
+        labels = model.predict(load_features(data, model.info.column_names), str(data))
         try:
             with out.open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows(_label_rows(labels, model.info.model.per_position))
@@ -346,6 +376,28 @@ def plot(
 
         for line in plots.plot(folders, data, out, images, pictures):
             click.echo(line)
+
+
+@main.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
+@_table_options
+@click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
+@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sample of text.")
+@click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
+@click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
+@click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")
+def shard(source: Path, out: Path, text: str, length: int, size: str, grey: bool, classes: str, **given: Any) -> None:
+    """Make a shard of FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
+    with reported():
+        from attune.fedclient.data.makers.make import make
+        from attune.fedclient.data.makers.options import MakeOptions
+
+        made = make(source, MakeOptions.of(_table(given), text, length, size, grey, classes), out)
+        for warning in made.warnings:
+            click.echo(f"warning: {warning}")
+        click.echo(f"{out}: {made.described}")
+        click.echo(f"now: fedclient --data {out} --server HOST:PORT")
 
 
 @main.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +15,13 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.given import shard_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import Options
+from attune.fedclient.read_options import ReadOptions
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
 DEFAULT_TIMEOUT_S = 300.0
+NO_OPTIONS: Mapping[str, Any] = {}
 Factory = str | Callable[..., Any]
 
 
@@ -28,7 +30,9 @@ class Client:
 
     server: HOST:PORT. data: a shard's folder or file; or arrays or torch data sets as for `attune.simulate`, and then `name`
     says which device this is. model: code of the federation that may run here: "package.module:factory", the function, or
-    several of them. The rest as the options of `fedclient`. Errors: SettingError, ShardError.
+    several of them. label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other options, by
+    the names that `fedclient` gives them, such as {"columns": "age,dose"}. The rest as the options of `fedclient`.
+    Errors: SettingError, ShardError.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class Client:
         connect_timeout_s: float = DEFAULT_TIMEOUT_S,
         keep: Literal["best", "personalized"] = "best",
         baseline: Literal["local"] | None = None,
+        label: str = "",
+        table: Mapping[str, Any] = NO_OPTIONS,
     ) -> None:
         address = Address.parse(server)
         self._shard: LazyShard | None
@@ -66,6 +72,7 @@ class Client:
             connect_timeout_s=connect_timeout_s,
             keep=keep,
             baseline=baseline,
+            table=ReadOptions.of(label, **table),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )
 

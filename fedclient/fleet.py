@@ -90,7 +90,7 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
     assert options.home is not None  # noqa: S101 (members() gave every device one)
     home = Home(options.home)
     try:
-        shard = await worker.do(LazyShard.on_disk, options.data)
+        shard = await worker.do(LazyShard.on_disk, options.data, options.table)
         with home.locked():
             path = await _lived(options, shard, home, own, worker)
         return Outcome(_name(home, label), path, own.last)

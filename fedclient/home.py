@@ -91,12 +91,18 @@ class Home:
             write_file(self.path / "device.json", msgspec.json.format(msgspec.json.encode(record)), PUBLIC)
 
     def identity(self) -> Identity | None:
-        """The enrolled identity, or None before enrolment. Errors: CertificateRefused if it is damaged."""
+        """The enrolled identity, or None before enrolment. Errors: HomeMismatch if it is damaged."""
         ca = self.identity_folder / "ca.pem"
         record = self.record()
         if record is None or not ca.exists() or not (self.identity_folder / "device.pem").exists():
             return None
-        return Identity(record.name, Credential.load(self.identity_folder), ca.read_bytes())
+        identity = Identity(record.name, Credential.load(self.identity_folder), ca.read_bytes())
+        if not identity.credential.issued_by(identity.ca_pem):
+            raise HomeMismatch(
+                f"{ca} is damaged, or of another federation: it did not sign this device's certificate. Restore it from a "
+                "backup, or enrol anew with another home and name"
+            )
+        return identity
 
     def keep(self, identity: Identity) -> None:
         """Makes a new or renewed identity durable; the credential, which makes it count, comes last."""

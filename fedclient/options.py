@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from attune.fedclient.address import Address
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,4 @@ class Options:
     keep: Literal["best", "personalized"] = "best"
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
+    table: ReadOptions = PLAIN  # where the data are a table: which column is what

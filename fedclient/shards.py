@@ -12,6 +12,7 @@ from pathlib import Path
 from attune.common import homes
 from attune.common.errors import ShardError
 from attune.common.identity.names import check_name, default_name
+from attune.fedclient.data.table import is_table
 from attune.fedclient.options import Options
 
 
@@ -23,7 +24,7 @@ def is_fleet(given: Sequence[str]) -> bool:
 def expand(given: Sequence[str]) -> list[Path]:
     """The shards, each once, in the order given; those of a pattern by name, numbers by their value.
 
-    A pattern means folders and .npz files; other matches (a picture beside the shards) are ignored.
+    A pattern means folders, .npz files and tables; other matches (a picture beside the shards) are ignored.
     Errors: ShardError for a pattern that matches none.
     """
     found: dict[Path, Path] = {}
@@ -67,9 +68,9 @@ def _is_pattern(text: str) -> bool:
 def _matches(pattern: str) -> list[Path]:
     everything = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 (absolute patterns too)
     found = [Path(text) for text in everything]
-    shards = [path for path in found if path.is_dir() or path.suffix == ".npz"]
+    shards = [path for path in found if path.is_dir() or path.suffix == ".npz" or is_table(path)]
     if not shards:
-        raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz and .npz files")
+        raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz, .npz files and tables (.csv)")
     return sorted(shards, key=lambda path: [(len(part), part) if part.isdigit() else (0, part) for part in _pieces(path)])
 
 

@@ -25,7 +25,8 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
+from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk
+from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.server import Door
@@ -79,26 +80,30 @@ async def _serve(
     settings = planning.resolve(overrides)
     blobs = FolderBlobs(home.path)
     blobs.sweep()
-    registrar = Registrar(authority, ledger, settings.server.certificate_days)
+    registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
     lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
-    door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
+    desk = Desk(ledger, home.audit, "operator over the network")
+    door = Door(settings.server, registrar, desk, coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
     await ledger.set_overrides(overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
-    local = await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
+    starting = Desk(ledger, home.audit, "start of the server")
+    local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(home.local_token, local.encode())
-    join = await new_token(key, ledger, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS)
+    join = await starting.new_token(key, JOIN_USES, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
     await registrar.refresh()
-    await coordinator.start()
-    async with door.open():
+    found = await coordinator.restore()
+    told = _signals()
+    resumed = coordinator.resume(found)
+    async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
         with _page(options, home, address, door, registrar, ledger, coordinator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
-            await _until_told(coordinator, registrar, options.exit_when_done)
+            await _until(told, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
@@ -125,7 +130,8 @@ def _page(
     coordinator: Coordinator,
 ) -> AbstractContextManager[str | None]:
     """The dashboard, while it is entered: its address, or None where it is off."""
-    operator = Operator(door.members, registrar, ledger, f"{_join_host(address)}:{address.port}")
+    desk = Desk(ledger, home.audit, "operator on the dashboard")
+    operator = Operator(coordinator, door.members, registrar, desk, f"{_join_host(address)}:{address.port}")
     return page(home, options.dashboard, (address.host, address.port), coordinator, operator)
 
 
@@ -147,19 +153,29 @@ def _greet(
     options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
 
 
-async def _until_told(coordinator: Coordinator, registrar: Registrar, exit_when_done: bool) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+def _signals() -> asyncio.Event:
+    """Set at SIGINT or SIGTERM."""
+    told = asyncio.Event()
     if threading.current_thread() is threading.main_thread():  # others cannot hear signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-    waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait()), asyncio.create_task(coordinator.unusable.wait())}
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+    return told
+
+
+async def _until(
+    told: asyncio.Event, resumed: asyncio.Future[None], coordinator: Coordinator, registrar: Registrar, exit_when_done: bool
+) -> None:
+    """A signal, the end of the rounds if that is wanted, or something damaged. Errors: those of `resumed`."""
+    ends: set[asyncio.Future[Any]] = {asyncio.create_task(told.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
-        waits.add(asyncio.create_task(goodbye(coordinator)))
-    while True:
-        done, _ = await asyncio.wait(waits, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
-        if done:
-            break
-        await registrar.refresh()
-    for task in waits:
+        ends.add(asyncio.create_task(goodbye(coordinator)))
+    begun, done = {resumed}, set[asyncio.Future[Any]]()
+    while not done & ends:
+        done, _ = await asyncio.wait(ends | begun, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
+        for each in done & begun:
+            each.result()
+        begun -= done
+        if not done:
+            await registrar.refresh()
+    for task in ends:
         task.cancel()

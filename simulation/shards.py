@@ -11,17 +11,21 @@ from attune.common.identity.names import check_name
 from attune.fedclient import shards
 from attune.fedclient.data.given import shard_of
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
 
-def named(given: Shards) -> dict[str, LazyShard]:
-    """Each device's data, by the device's name. Errors: ShardError, SettingError for what cannot name a device."""
+def named(given: Shards, table: ReadOptions = PLAIN) -> dict[str, LazyShard]:
+    """Each device's data, by the device's name. table: how tables are read.
+
+    Errors: ShardError, SettingError for what cannot name a device, and for columns that are not there.
+    """
     if isinstance(given, Mapping):
-        found = {check_name(name): shard_of(name, value) for name, value in given.items()}
+        found = {check_name(name): shard_of(name, value, table) for name, value in given.items()}
     else:
         paths = shards.expand([str(path) for path in ([given] if isinstance(given, (str, Path)) else given)])
-        found = {name: LazyShard.on_disk(path) for name, path in zip(shards.labels(paths), paths, strict=True)}
+        found = {name: LazyShard.on_disk(path, table) for name, path in zip(shards.labels(paths), paths, strict=True)}
     if not found:
         raise ShardError("there are no shards: a federation needs the data of at least one device")
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attune.common.alone import Stopped, run_alone
 from attune.fedclient.options import Options
+from attune.fedclient.read_options import ReadOptions
 from attune.simulation import settings as given_settings
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
@@ -44,6 +45,8 @@ def simulate(
     threads: int = 1,
     awake_bytes: int = AWAKE_BYTES,
     dashboard: Shown = None,
+    label: str = "",
+    table: Mapping[str, Any] = NO_SETTINGS,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
 
@@ -57,13 +60,15 @@ def simulate(
     side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one), or an object
     that is given all of them. A home keeps the one that it was begun with.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
+    `fedclient` gives them, such as {"columns": "age,dose"}.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
     dashboard: True, a port or "HOST:PORT": a page to watch in a browser while it runs; its address is said on stderr.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
     """
-    members = named(shards)
+    members = named(shards, ReadOptions.of(label, **table))
     name = None if model is None else name_of(model, durable=home is not None)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings)
     common = Options(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -64,6 +64,14 @@ class Credential:
             return key.public_key() == load_certificate(self.certificate_pem).public_key()
         except (ValueError, UnsupportedAlgorithm, CertificateRefused):
             return False
+
+    def issued_by(self, authority_pem: bytes) -> bool:
+        """Whether this authority signed the certificate (False too if either cannot be read)."""
+        try:
+            load_certificate(self.certificate_pem).verify_directly_issued_by(load_certificate(authority_pem))
+        except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm, CertificateRefused):
+            return False
+        return True
 
 
 def new_key() -> bytes:

@@ -14,14 +14,17 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import make_shard
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
-FORMS = "a folder, arrays (x, y) or (train_x, train_y, test_x, test_y), a torch Dataset, or two of them: (train, test)"
+FORMS = (
+    "a folder or a file, arrays (x, y) or (train_x, train_y, test_x, test_y), a torch Dataset, or two of them: (train, test)"
+)
 
 
-def shard_of(name: str, given: Any) -> LazyShard:
-    """The data of the device `name`. Errors: ShardError, and those of load_shard."""
+def shard_of(name: str, given: Any, table: ReadOptions = PLAIN) -> LazyShard:
+    """The data of the device `name`. table: how a table is read. Errors: ShardError, and those of load_shard."""
     if isinstance(given, (str, Path)):
-        return LazyShard.on_disk(Path(given))
+        return LazyShard.on_disk(Path(given), table)
     train, test = _parts(name, given)
     return LazyShard.held(make_shard(Path(name), name, train, test, Meta()))
 
@@ -44,9 +47,10 @@ def _is_dataset(given: Any) -> bool:
 
 
 def _stacked(name: str, dataset: Any) -> tuple[Array, Array]:
-    """All samples of a torch data set. Images are (C, H, W) there, and (H, W, C) in a shard."""
+    """All samples of a torch data set. Images are (C, H, W) there unless they cannot be, and (H, W, C) in a shard."""
     pairs = [dataset[index] for index in range(len(dataset))]
     if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
         raise ShardError(f"the data set of {name} must hold pairs (x, y), at least one")
     x, y = (np.stack([np.asarray(pair[side]) for pair in pairs]) for side in (0, 1))
-    return (x.transpose(0, 2, 3, 1) if x.ndim == kinds.RANKS["images"] else x), y
+    first = x.shape[-1] not in kinds.CHANNELS or x.shape[1:2] in [(channels,) for channels in kinds.CHANNELS]
+    return (kinds.channels_last(x) if first else x), y

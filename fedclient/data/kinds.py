@@ -14,6 +14,7 @@ from attune.fedclient.data.arrays import Array
 MAX_VOCABULARY = 1 << 20  # an embedding row each: larger "tokens" are identifiers, not a vocabulary
 _AXES: dict[Kind, str] = {"images": "(N, H, W) or (N, H, W, C)", "tokens": "(N, T)", "series": "(N, T, C)", "tabular": "(N, F)"}
 RANKS: dict[Kind, int] = {"images": 4, "tokens": 2, "series": 3, "tabular": 2}  # axes, with that of the samples
+CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _SHOWN = 8
 
 
@@ -49,6 +50,16 @@ def canonical(x: Array, kind: Kind, where: str) -> Array:
     if x.dtype.kind not in allowed:
         raise ShardError(f"{where} is of type {x.dtype}; {kind} need {'integers' if kind == 'tokens' else 'numbers'}")
     return x
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape, (N, ...), are surely (N, C, H, W): so many channels an image has, and no such last axis."""
+    return len(shape) == RANKS["images"] and shape[1] in CHANNELS and shape[-1] not in CHANNELS
+
+
+def channels_last(x: Array) -> Array:
+    """(N, C, H, W) as (N, H, W, C); what has another number of axes as it is."""
+    return x.transpose(0, 2, 3, 1) if x.ndim == RANKS["images"] else x
 
 
 def check_finite(x: Array, kind: Kind, where: str) -> None:

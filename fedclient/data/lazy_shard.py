@@ -10,6 +10,7 @@ from typing import Self
 
 from attune.common.plan import Profile
 from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class LazyShard:
         return cls(shard.name, shard.profile(), shard.warnings, lambda: shard)
 
     @classmethod
-    def on_disk(cls, path: Path) -> Self:
+    def on_disk(cls, path: Path, options: ReadOptions = PLAIN) -> Self:
         """The samples are read once to be checked, and again for every use. Errors: those of load_shard."""
-        shard = load_shard(path)
-        return cls(shard.name, shard.profile(), shard.warnings, partial(load_shard, path))
+        shard = load_shard(path, options=options)
+        return cls(shard.name, shard.profile(), shard.warnings, partial(load_shard, path, options=options))

@@ -20,6 +20,8 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     kind: Kind | None = None
     vocabulary: int | None = None  # tokens only
     groups: str | None = None  # an array beside the training samples: those with the same value are held out together
+    columns: list[str] | None = None  # names of features (tabular) or channels (series), in order
+    channels: Literal["first", "last"] | None = None  # images only: which axis they are, where sizes leave a doubt
     standardise: Standardise = True  # series and tabular: by own statistics, as they are, or over all devices
 
 

@@ -5,7 +5,7 @@ N samples, H height, W width, C channels, T steps, F features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from attune.common.columns import difference, remedy
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.plan import Kind, ModelSpec, Plan
 from attune.common.seeds import derive
@@ -89,6 +90,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
     check_labelled_alike(shard, spec)
+    check_columns(shard, plan.column_names)
     seed = derive(plan.seed, "validation")
     y_train = labels.to_indices(shard.train_y, plan.classes, f"the training part of shard {shard.name}")
     fitted, held = hold_out(y_train, plan.train.validation, seed, shard.kind, shard.groups)
@@ -113,6 +115,12 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std))
 
 
+def check_columns(shard: Shard, expected: Sequence[str]) -> None:
+    """Errors: ShapeMismatch if the shard's columns have other names, or stand in another order."""
+    if unlike := difference(shard.column_names, expected):
+        raise ShapeMismatch(f"shard {shard.name} {unlike}; {remedy(expected)}")
+
+
 def check_labelled_alike(shard: Shard, spec: ModelSpec) -> None:
     """Errors: ShapeMismatch if one has a label for every position and the other one for every sample."""
     if shard.per_position != spec.per_position:
@@ -130,6 +138,9 @@ def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | Non
     Errors: ShapeMismatch (which shape, and what was expected), NonFiniteFeatures, ShardError (negative tokens).
     """
     where = f"x of {who}"
+    height, width, channels = spec.shape if spec.kind == "images" else (0, 0, 0)
+    if spec.kind == "images" and x.shape[1:] == (channels, height, width) != (height, width, channels):
+        x = kinds.channels_last(x)
     try:
         x = kinds.canonical(x, spec.kind, where)
     except ShardError as error:

@@ -1,23 +1,27 @@
-"""A shard on disk, read and checked: a folder with train.npz (test.npz, meta.json), or one .npz with four arrays."""
+"""A device's samples, read and checked: a folder with train.npz (test.npz, meta.json), one .npz, or a table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.columns import wrong_with
 from attune.common.config import TrainSettings
 from attune.common.errors import ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.fedclient.data import holdout, kinds, labels
-from attune.fedclient.data.arrays import Array, names_in, read_arrays
-from attune.fedclient.data.meta import Meta, Standardise, read_meta
+from attune.fedclient.data.arrays import Array, read_arrays
+from attune.fedclient.data.meta import Meta, Standardise
+from attune.fedclient.data.source import read_source
+from attune.fedclient.data.table import is_table, read_table
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 BATCH = TrainSettings().batch_size
-FOUR = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Shard:
     standardise: Standardise  # series and tabular only
     warnings: tuple[str, ...]
     groups: Array | None = None  # (N,) of the training samples: those of one group overlap or belong together
+    column_names: tuple[str, ...] = ()  # of features (tabular) or channels (series), in order; empty: not known
 
     @property
     def per_position(self) -> bool:
@@ -53,7 +58,16 @@ class Shard:
             vocabulary=self.vocabulary,
             per_position=self.per_position,
             columns=columns_of(self.train_x) if self.over_the_federation else None,
+            column_names=list(self.column_names),
         )
+
+    @property
+    def described(self) -> str:
+        """For people, on one line."""
+        profile = self.profile()
+        labels_ = "a label at every position" if self.per_position else f"{len(profile.labels)} classes"
+        what = f"{self.kind} of shape {' x '.join(map(str, profile.shape))}, {labels_}"
+        return f"{what}, {profile.samples} samples to train and {profile.test_samples} to test"
 
     @property
     def over_the_federation(self) -> bool:
@@ -68,21 +82,20 @@ def columns_of(x: Array) -> Columns:
     return Columns(len(columns), mean.tolist(), np.square(columns - mean).sum(axis=0).tolist())
 
 
-def load_shard(path: Path, seed: int = 0) -> Shard:
-    """The shard at `path`, completely checked.
+def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard:
+    """The shard at `path`, or the table there, completely checked. options: of a table.
 
     Without a test part, floor(N/4) of the N training samples are held out: of images and tables the first ones of a permutation
     that depends on `seed` and N alone, and classes are not stratified; where samples overlap, as fedclient.data.holdout says.
     Both parts keep the order of the file, and of fewer than 4 samples none is held out.
     Errors: ShardError (unreadable, empty, arrays missing or of different lengths, a wrong meta.json, tokens out of range),
-    NonFiniteFeatures (NaN or infinity), UndeclaredLabels (labels outside the `classes` of meta.json).
+    NonFiniteFeatures (NaN or infinity), UndeclaredLabels (labels outside the `classes` of meta.json),
+    SettingError (options that do not fit the file).
     """
     path = Path(path)
-    train, test = _read(path)
-    meta = read_meta(path / "meta.json") if path.is_dir() else Meta()
+    found = read_source(path, options)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    groups = _groups(path, meta, train[0])
-    return make_shard(path, name, train, test, meta, groups, seed)
+    return make_shard(path, name, found.train, found.test, found.meta, found.groups, seed)
 
 
 def make_shard(
@@ -97,6 +110,11 @@ def make_shard(
     """A shard of these arrays, completely checked. `path`: what errors call it. The rest, and the errors: as `load_shard`."""
     train_x, train_y = train
     kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
+    notes: list[str] = []
+    if kind == "images" and (meta.channels == "first" or (meta.channels is None and kinds.channels_first(train_x.shape))):
+        train_x, test = kinds.channels_last(train_x), (kinds.channels_last(test[0]), test[1]) if test is not None else None
+        if meta.channels is None:
+            notes.append(_said_channels(train_x))
     train_x, train_y = _part(path, "training", train_x, train_y, kind)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
@@ -120,34 +138,24 @@ def make_shard(
         declared_classes=meta.classes,
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
         standardise=meta.standardise,
-        warnings=_warnings(train_y, test_y),
+        warnings=(*notes, *_warnings(train_y, test_y)),
         groups=groups,
+        column_names=_column_names(path, kind, meta, train_x),
     )
     _check_labels(shard)
     return shard
 
 
-def load_features(path: Path) -> Array:
-    """`x` of an .npz file, for offline prediction. Errors: ShardError."""
-    return read_arrays(Path(path), ("x",))[0]
-
-
-def _read(path: Path) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:
-    if path.is_dir():
-        if not (path / "train.npz").is_file():
-            raise ShardError(f"{path} holds no train.npz; a shard is a folder with train.npz (x, y), or one .npz file")
-        train_x, train_y = read_arrays(path / "train.npz", ("x", "y"))
-        if not (path / "test.npz").exists():
-            return (train_x, train_y), None
-        test_x, test_y = read_arrays(path / "test.npz", ("x", "y"))
-        return (train_x, train_y), (test_x, test_y)
-    if not path.exists():
-        raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, or one .npz file")
-    if not {"test_x", "test_y"} & set(names_in(path)):
-        train_x, train_y = read_arrays(path, FOUR[:2])
-        return (train_x, train_y), None
-    train_x, train_y, test_x, test_y = read_arrays(path, FOUR)
-    return (train_x, train_y), (test_x, test_y)
+def load_features(path: Path, columns: Sequence[str] = ()) -> Array:
+    """`x` of an .npz file, or these columns of a table, for offline prediction. Errors: ShardError, SettingError."""
+    if not is_table(path):
+        return read_arrays(path, ("x",))[0]
+    if not columns:
+        raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")
+    table = read_table(path)
+    for name in columns:
+        table.require(name)
+    return np.column_stack([table.numbers(name) for name in columns]).astype(np.float32)
 
 
 def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array, Array]:
@@ -160,16 +168,23 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array,
     return x, y
 
 
-def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
-    """The array that meta.json names, one value for each training sample. Errors: ShardError."""
-    if meta.groups is None:
-        return None
-    groups = read_arrays(path / "train.npz", (meta.groups,))[0]
-    if groups.shape != x.shape[:1]:
-        raise ShardError(
-            f"`groups` of {path} is {meta.groups!r} of shape {groups.shape}; it needs a value for each sample, {x.shape[:1]}"
-        )
-    return groups
+def _said_channels(x: Array) -> str:
+    height, width, channels = x.shape[1:]
+    return (
+        f"the images have their channels first, and are taken as {height} x {width} with {channels} channel"
+        f'{"s" if channels > 1 else ""}; "channels": "last" in meta.json takes them as they are'
+    )
+
+
+def _column_names(path: Path, kind: Kind, meta: Meta, x: Array) -> tuple[str, ...]:
+    """Errors: ShardError for names that the columns cannot have."""
+    if meta.columns is None:
+        return ()
+    if kind not in ("series", "tabular"):
+        raise ShardError(f"meta.json of {path} names columns, but the data are {kind}; only tables and series have them")
+    if wrong := wrong_with(meta.columns, x.shape[-1]):
+        raise ShardError(f"meta.json of {path} has {wrong}")
+    return tuple(meta.columns)
 
 
 def _held_out(y: Array, seed: int, kind: Kind, groups: Array | None) -> npt.NDArray[np.bool_]:

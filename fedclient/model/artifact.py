@@ -27,7 +27,7 @@ from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec
 from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data import labels
-from attune.fedclient.data.prepare import Standardiser, check_labelled_alike, prepare_features
+from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.work.blend import Member, classes_of
 from attune.fedclient.work.build import objective_for, predictor_for
@@ -48,6 +48,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     classes: list[Label]  # class index -> original label
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
+    column_names: list[str] = []  # in the order in which the model takes them; empty: not known
     kept: Choice = "personalized"  # which of the device's models this is, or counts most
     own: Choice = "personalized"  # which of them predicts as the method does
     weights: dict[Choice, float] = {}  # of a blend; a model alone has none
@@ -114,6 +115,7 @@ def finished_model(learner: Learner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
         classes=plan.classes,
         train=plan.train,
         standardiser=standardiser.to_dict() if standardiser else None,
+        column_names=plan.column_names,
         kept=result.choice,
         own=result.own,
         weights=dict(result.weights),
@@ -191,6 +193,7 @@ class Model:
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
         check_labelled_alike(shard, self.info.model)
+        check_columns(shard, self.info.column_names)
         if not len(shard.test_x):
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attune.fedclient.home import Home
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class Evaluation:
         return f"{self.name} ({self.title}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
 
 
-def of(home: Home, shard: Path) -> Evaluation:
+def of(home: Home, shard: Path, table: ReadOptions = PLAIN) -> Evaluation:
     """The evaluation of the model in `home`. Errors: NoModel, and those of load_shard and Model.evaluate."""
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.model.artifact import Model
 
     model = Model.load(home.model)
-    accuracy, samples = model.evaluate(load_shard(shard))
+    accuracy, samples = model.evaluate(load_shard(shard, options=table))
     info = model.info
     return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept, info.title)
 

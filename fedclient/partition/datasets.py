@@ -10,9 +10,9 @@ import numpy as np
 from attune.common.errors import SettingError
 from attune.common.seeds import derive
 from attune.fedclient.data import labels
-from attune.fedclient.partition.readers.options import ReadOptions
 from attune.fedclient.partition.readers.registry import read
 from attune.fedclient.partition.samples import Corpus, Dataset, Source
+from attune.fedclient.read_options import ReadOptions
 
 DIGITS = "digits"
 _TEST_SHARE = 0.25

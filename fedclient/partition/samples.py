@@ -5,8 +5,6 @@ N samples: those of the training part, then those of the test part. A *position*
 
 from __future__ import annotations
 
-import string
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,13 +15,11 @@ from attune.common.errors import SettingError, nearest
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.characters import encode
 from attune.fedclient.data.meta import Standardise
 
 Positions = npt.NDArray[np.int64]
-CHARACTERS = string.printable  # the 100 characters that text is made of; a token is a place in it
 CLASS = "class"  # the key of `Dataset.called` for what the classes are called in tables and pictures
-_OTHER = CHARACTERS.index("?")
-_TOKEN = {character: token for token, character in enumerate(CHARACTERS)}
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,7 @@ class Dataset:
     more: Mapping[str, Array] = field(default_factory=dict)  # further labels by name, (N,) each, such as "coarse" or "subject"
     called: Mapping[str, list[str]] = field(default_factory=dict)  # what the values 0, 1, ... of such a label are called
     standardise: Standardise = True  # on each device, series and tabular: see docs/shards.md
+    columns: tuple[str, ...] = ()  # names of features (tabular) or channels (series); empty: not known
 
     def __len__(self) -> int:
         return len(self.train_y) + len(self.test_y)
@@ -110,13 +107,6 @@ class Corpus:
 
 
 Source = Dataset | Corpus
-
-
-def encode(text: str) -> npt.NDArray[np.uint8]:
-    """(L,) tokens. Accents are dropped; what is no printable ASCII character even then becomes a question mark."""
-    if not text.isascii():
-        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return np.fromiter((_TOKEN.get(character, _OTHER) for character in text), dtype=np.uint8, count=len(text))
 
 
 def corpus(name: str, said: Iterable[tuple[str, str]]) -> Corpus:

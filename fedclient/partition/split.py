@@ -153,7 +153,14 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
         listed = ", ".join(stale[:8]) + (f" and {len(stale) - 8} more" if len(stale) > 8 else "")
         raise ShardError(f"{out} holds shards of another partition ({listed}); remove them or choose another --out")
     data = parts.dataset
-    meta = Meta(data.classes, data.kind, data.vocabulary or None, parts.group or None, data.standardise)
+    meta = Meta(
+        classes=data.classes,
+        kind=data.kind,
+        vocabulary=data.vocabulary or None,
+        groups=parts.group or None,
+        columns=list(data.columns) or None,
+        standardise=data.standardise,
+    )
     try:
         for client, name in enumerate(parts.names):
             folder = out / name

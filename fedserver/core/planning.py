@@ -18,6 +18,7 @@ from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
 from attune.fedserver.core.scale import scale_of
+from attune.fedserver.core.schema import columns_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 AFTER_THE_END = ("adapt_rounds", "adapt")
@@ -140,6 +141,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method_options=settings.method_options,
         train=settings.train,
         scale=scale_of(profiles),
+        column_names=declared.columns or columns_of(ordered),
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))

@@ -7,10 +7,11 @@ speaks of it is short.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attune.common.columns import difference, remedy, wrong_with
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
@@ -47,8 +48,38 @@ def agree(profiles: Mapping[str, Profile]) -> Agreement:
         )
     agreed = {name: profiles[name] for name in groups[largest]}
     reference = profiles[groups[largest][0]]
-    others = [name for name in sorted(profiles) if name not in agreed]
-    return Agreement(agreed, {name: _unlike(profiles[name], reference, name) for name in others})
+    odd: dict[str, AttuneError] = {
+        name: _unlike(profiles[name], reference, name) for name in sorted(profiles) if name not in agreed
+    }
+    named = {name: profile for name, profile in agreed.items() if profile.column_names}
+    usual = _majority([tuple(profile.column_names) for profile in named.values()])
+    if named and usual is None:
+        (one, first), (other, second) = _first_two_unlike(named)
+        return Agreement(
+            tie="no majority of the devices that name their columns has the same ones in the same order: the shard of "
+            f"{other} {difference(second, first)}, by the shard of {one}. One device more can decide it, or the operator: "
+            "start a federation that declares data.columns"
+        )
+    for name, profile in named.items():
+        if unlike := difference(profile.column_names, usual or ()):
+            odd[name] = ShapeMismatch(_other_columns(name, unlike, usual or ()))
+    return Agreement({name: profile for name, profile in agreed.items() if name not in odd}, odd)
+
+
+def columns_of(profiles: Collection[Profile]) -> list[str]:
+    """The names of columns that more than half of the devices have; none if it is not so many: one device decides nothing."""
+    return list(_majority([tuple(profile.column_names) for profile in profiles]) or ())
+
+
+def _majority(found: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """What more than half of them are."""
+    most, times = Counter(found).most_common(1)[0] if found else ((), 0)
+    return most if 2 * times > len(found) else None
+
+
+def _first_two_unlike(named: Mapping[str, Profile]) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
+    (one, first), *rest = [(name, profile.column_names) for name, profile in named.items()]
+    return (one, first), next((name, names) for name, names in rest if names != first)
 
 
 def form_of(profile: Profile) -> Form:
@@ -73,6 +104,8 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
     _check_labels(profile.labels, name)
     check_columns(profile, name)
+    if profile.column_names and (wrong := _wrong_names(profile)):
+        raise SettingError(f"{name} declares {wrong}")
 
 
 def _check_labels(labels: Collection[Label], name: str) -> None:
@@ -94,6 +127,7 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
     if (profile.kind, profile.shape) != (kind, shape):
         raise ShapeMismatch(_mismatch(name, profile, kind, shape))
     _check_vocabulary(profile, declared.vocabulary, name)
+    _check_columns(profile, declared.columns, name)
     if declared.classes:
         _check_known(profile.labels, declared.classes, name)
 
@@ -103,6 +137,7 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
     model = plan.model
     if form_of(profile) != (model.kind, model.shape, model.per_position):
         raise _unlike(profile, Profile(model.kind, model.shape, [], 0, 0, per_position=model.per_position), name)
+    _check_columns(profile, plan.column_names, name)
     _check_vocabulary(profile, model.vocabulary, name)
     _check_known(profile.labels, plan.classes, name)
 
@@ -111,6 +146,21 @@ def some(labels: Collection[Label]) -> str:
     """The first three labels, and how many more there are."""
     first = ", ".join(repr(label) for label in list(labels)[:NAMED])
     return f"[{first}{f' and {len(labels) - NAMED:,} more' if len(labels) > NAMED else ''}]"
+
+
+def _wrong_names(profile: Profile) -> str:
+    if profile.kind not in ("series", "tabular"):
+        return f"names of columns for {profile.kind}"
+    return wrong_with(profile.column_names, profile.shape[-1])
+
+
+def _check_columns(profile: Profile, expected: Sequence[str], name: str) -> None:
+    if unlike := difference(profile.column_names, expected):
+        raise ShapeMismatch(_other_columns(name, unlike, expected))
+
+
+def _other_columns(name: str, unlike: str, expected: Sequence[str]) -> str:
+    return f"the shard of {name} {unlike}; {remedy(expected)}"
 
 
 def _check_vocabulary(profile: Profile, vocabulary: int, name: str) -> None:

@@ -72,6 +72,7 @@ class Coordinator:
         clock: Clock = Clock(),  # noqa: B008 - it is immutable
     ) -> None:
         self.settings = settings
+        self.ready = asyncio.Event()  # orders are out: what answers them can be taken in
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
@@ -94,8 +95,14 @@ class Coordinator:
         return f"Coordinator({self.round.record.phase} round={self.round.record.round}, {self.streams!r})"
 
     async def start(self) -> None:
-        """Takes up the step at which the last process stopped. Errors: HomeMismatch for a ledger older than the
-        state; those of the lab for a damaged state.
+        """Takes up the step at which the last process stopped. Errors: those of `restore` and `resume`."""
+        found = await self.restore()
+        await self.resume(found)
+
+    async def restore(self) -> Snapshot:
+        """What is durable, without a tensor. From here on devices may connect: their welcome follows `resume`.
+
+        Errors: HomeMismatch for a ledger older than the state.
         """
         await self._ledger.disconnect_all(self.clock.unix())
         found = await self._ledger.snapshot()
@@ -109,14 +116,26 @@ class Coordinator:
                 self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
                 await self._discard(device.name, self.round.record)
                 self.round = self.round.expelling(device.name)
+        self.plan = found.plan
+        return found
+
+    def resume(self, found: Snapshot) -> asyncio.Future[None]:
+        """The first turn: the lab takes up its state, which may take seconds, then the step at which the last process
+        stopped. It is asked for at once, so whatever a device does comes after it. Errors: those of the lab for a
+        damaged state; nobody else hears them.
+        """
+        return self.turns.start(self.turns.take(lambda: self._resume(found)))
+
+    async def _resume(self, found: Snapshot) -> None:
         if found.plan is not None:
             started = await self.lab.start(found.plan, found.slots, found.record.round)
-            self.plan, self.max_bytes = found.plan, started.max_bytes
+            self.max_bytes = started.max_bytes
             for name in started.remade:
                 LOG.warning("%s was damaged; it was made again from the round before, with the same bits", name)
-        await self.dispatch(events.Resumed(self.clock.monotonic()))
+        await self._or_fail(self.handle(events.Resumed(self.clock.monotonic())))
         if self.round.record.phase is events.Phase.DONE:
             self.finished.set()
+        self.ready.set()
 
     async def _reported(self, found: Snapshot) -> set[str]:
         """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
@@ -150,6 +169,11 @@ class Coordinator:
         if (stage := self.journal.stage(order.client)) is not None and stage is not Stage.ABSENT:
             self.journal.enter(order.client, Stage.WAITING)
         return counts
+
+    async def pause(self, on: bool) -> None:
+        """No further training round opens, or they open again. It is durable when this returns."""
+        await self.dispatch(events.Paused(on, self.clock.monotonic()))
+        LOG.info("paused: the open round goes on to its end, and no other opens" if on else "no longer paused")
 
     async def expel(self, name: str) -> None:
         """The operator has shut this device out: the round goes on as if it was not there, and its update leaves the inbox.
@@ -208,14 +232,14 @@ class Coordinator:
     async def turn(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T | None:
         """`work(*arguments)` in a turn of its own. What it raises fails the step, and not who asked for it."""
 
-        async def guarded() -> T | None:
-            try:
-                return await work(*arguments)
-            except Exception as error:
-                await self._fail(error)
-                return None
+        return await self.turns.take(lambda: self._or_fail(work(*arguments)))
 
-        return await self.turns.take(guarded)
+    async def _or_fail(self, work: Coroutine[Any, Any, T]) -> T | None:
+        try:
+            return await work
+        except Exception as error:
+            await self._fail(error)
+            return None
 
     async def handle(self, event: events.Event) -> bool:
         """One step, for whoever has the turn. What it decides becomes durable, then true, then it is carried out.

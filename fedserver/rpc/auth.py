@@ -1,10 +1,13 @@
 """Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused.
 
+Calls about an order wait until a server that has just begun has given its orders out again.
+
 What fails for want of something that the server lacks for the moment can be called again, and the operator is told.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +30,7 @@ ALLOWED = {
     "device": (_FEDERATION + "Renew", _FEDERATION + "Connect", _FEDERATION + "Submit", _BLOBS, _HEALTH),
     "operator": ("/attune.v1.Admin/", _HEALTH, "/grpc.reflection."),
 }
-
+ABOUT_ORDERS = (_FEDERATION + "Submit", _BLOBS)
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
 
@@ -40,8 +43,8 @@ def caller() -> Caller:
 class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses before a handler sees the call. Handlers learn who calls from `caller`."""
 
-    def __init__(self, registrar: Registrar, troubles: Troubles) -> None:
-        self._registrar, self._troubles = registrar, troubles
+    def __init__(self, registrar: Registrar, troubles: Troubles, ready: asyncio.Event) -> None:
+        self._registrar, self._troubles, self._ready = registrar, troubles, ready
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Errors: CertificateRefused, Forbidden, TokenRefused, LedgerBusy."""
@@ -51,6 +54,8 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")
             raise Forbidden(f"{found.role} {found.name} may not call {method}")
         CALLER.set(found)
+        if method.startswith(ABOUT_ORDERS):
+            await self._ready.wait()
 
     async def intercept_service(
         self,

@@ -20,6 +20,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.federation.watchdog import watch
+from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
@@ -42,6 +43,7 @@ class Door:
         self,
         settings: ServerSettings,
         registrar: Registrar,
+        desk: Desk,
         coordinator: Coordinator,
         ledger: Ledger,
         blobs: Blobs,
@@ -52,11 +54,12 @@ class Door:
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
         self._health = HealthServicer()
         pulses = Pulses(settings.keepalive_s)
-        self._server = server = grpc.aio.server(interceptors=[Auth(registrar, coordinator.troubles)], options=server_options())
+        auth = Auth(registrar, coordinator.troubles, coordinator.ready)
+        self._server = server = grpc.aio.server(interceptors=[auth], options=server_options())
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.journal)
         server.add_generic_rpc_handlers((transfers.handler(),))
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, desk, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
@@ -73,25 +76,26 @@ class Door:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Answers until the end of the block; then streams are ended, and what is in flight has a moment to finish."""
+        await self._tell(healthy=False)
         await self._server.start()
-        watching = asyncio.create_task(self._watch()) if self._settings.watchdog_s else None
+        watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
-            if watching is not None:
-                watching.cancel()
+            watching.cancel()
             self._coordinator.streams.hang_up()
             await self._server.stop(STOP_GRACE_S)
 
     async def _watch(self) -> None:
-        serving = health_pb2.HealthCheckResponse.SERVING
-        not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._coordinator.ready.wait()
+        await self._tell(healthy=True)
+        if self._settings.watchdog_s:
+            await watch(self._coordinator, self._settings.watchdog_s, self._tell)
 
-        async def tell(healthy: bool) -> None:
-            await self._health.set("", serving if healthy else not_serving)
-
-        await tell(True)
-        await watch(self._coordinator, self._settings.watchdog_s, tell)
+    async def _tell(self, healthy: bool) -> None:
+        """Those who ask the health service."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("", status.SERVING if healthy else status.NOT_SERVING)
 
 
 def _services(file: Any) -> list[Any]:

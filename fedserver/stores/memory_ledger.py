@@ -98,9 +98,37 @@ class MemoryLedger:
             used = self._tokens[token]
             left = used.uses_left - 1
             self._tokens[token] = replace(used, uses_left=left, used_up_at=now if left <= 0 else None)
-        known = self._devices.get(name) or Device(name, public_key, enrolled_at=now, founder=self._record.round == 0)
+        by = "" if token is None else self._tokens[token].id
+        founder = self._record.round == 0
+        known = self._devices.get(name) or Device(name, public_key, enrolled_at=now, founder=founder, token=by)
         self._devices[name] = msgspec.structs.replace(known, public_key=public_key)
         self._certificates[certificate.fingerprint] = certificate
+
+    async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
+        name, forget = certificate.name, now - forget_s
+        self._certificates[certificate.fingerprint] = certificate
+        own = await self.certificates(name)
+        gone = [each for each in own if each.not_after < now or (each.retires_at is not None and each.retires_at < forget)]
+        gone += [each for each in own if each.used_at is None][:-unused]
+        for each in gone:
+            self._certificates.pop(each.fingerprint, None)
+
+    async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
+        if fingerprint not in self._certificates:
+            return []
+        found = replace(self._certificates[fingerprint], used_at=now)
+        own = [each for each in await self.certificates(found.name) if each.fingerprint != fingerprint]
+        retiring = [each for each in own if each.issued_at <= found.issued_at and each.retires_at is None]
+        self._certificates[fingerprint] = found
+        for each in retiring:
+            self._certificates[each.fingerprint] = replace(each, retires_at=retires_at)
+        if found.public_key:
+            await self.update_device(found.name, public_key=found.public_key)
+        return [each.fingerprint for each in retiring]
+
+    async def certificates(self, name: str | None = None) -> list[Certificate]:
+        of_devices = [each for each in self._certificates.values() if each.role == "device" and name in (None, each.name)]
+        return sorted(of_devices, key=lambda each: (each.name, each.issued_at))
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
         found = self._certificates.get(fingerprint)
@@ -120,6 +148,14 @@ class MemoryLedger:
 
     async def token(self, fingerprint: str) -> Token | None:
         return self._tokens.get(fingerprint)
+
+    async def tokens(self) -> list[Token]:
+        return list(self._tokens.values())
+
+    async def withdraw(self, id: str, now: float) -> None:
+        for fingerprint, token in self._tokens.items():
+            if token.id == id and token.withdrawn_at is None:
+                self._tokens[fingerprint] = replace(token, withdrawn_at=now, used_up_at=token.used_up_at or now)
 
     async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         return [

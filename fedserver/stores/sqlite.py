@@ -87,6 +87,15 @@ class SqliteLedger:
     async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
         await self._do(self._tables.enrol, name, public_key, certificate, now, token)
 
+    async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
+        await self._do(self._tables.renew, certificate, now, unused, forget_s)
+
+    async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
+        return await self._do(self._tables.first_use, fingerprint, now, retires_at)
+
+    async def certificates(self, name: str | None = None) -> list[Certificate]:
+        return await self._do(self._tables.certificates, name)
+
     async def certificate(self, fingerprint: str) -> Certificate | None:
         try:
             return certificate_in(self._reader, fingerprint)
@@ -101,6 +110,12 @@ class SqliteLedger:
 
     async def token(self, fingerprint: str) -> Token | None:
         return await self._do(self._tables.token, fingerprint)
+
+    async def tokens(self) -> list[Token]:
+        return await self._do(self._tables.tokens)
+
+    async def withdraw(self, id: str, now: float) -> None:
+        await self._do(self._tables.withdraw, id, now)
 
     async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         return await self._do(self._tables.bootstrap_roots, now, keep_s)

@@ -67,6 +67,7 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": no_better_than(constant, latest),
+        "paused": record.paused,
         "reason": record.reason or None,
         "troubles": list(troubles),
     }

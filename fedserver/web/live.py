@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from attune.common.durable import write_file
-from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse, SettingError, nearest
+from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.home import Home
-from attune.fedserver.identity.registrar import Registrar, new_token
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.identity.desk import Desk
+from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.reader import SqliteReader
 from attune.fedserver.web import serving
-from attune.fedserver.web.actions import Actions, NewToken, OfDevice
+from attune.fedserver.web.actions import Action, Actions, NewToken, Nothing, OfDevice
 from attune.fedserver.web.feed import listening
 from attune.fedserver.web.running import Running
 from attune.fedserver.web.serving import Place
@@ -30,28 +30,44 @@ PLACE_FILE, TOKEN_FILE = "dashboard.json", "dashboard-token"
 
 
 class Operator:
-    """What the operator may do, on the federation's own event loop."""
+    """What the operator may do, on the federation's own event loop. Every decision is in the audit log."""
 
-    def __init__(self, members: Members, registrar: Registrar, ledger: Ledger, join_address: str) -> None:
-        self._members, self._registrar, self._ledger, self._address = members, registrar, ledger, join_address
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        members: Members,
+        registrar: Registrar,
+        desk: Desk,
+        join_address: str,
+    ) -> None:
+        self._coordinator, self._members, self._registrar = coordinator, members, registrar
+        self._desk, self._address = desk, join_address
 
     def actions(self) -> Actions:
-        return Actions({"token": self.token, "revoke": self.revoke}, asyncio.get_running_loop())
+        doing: dict[str, Action] = {"token": self.token, "revoke": self.revoke, "pause": self.pause, "resume": self.resume}
+        return Actions(doing, asyncio.get_running_loop())
 
     async def token(self, asked: NewToken) -> dict[str, Any]:
-        key = self._registrar.authority.public_key_compressed
-        token = await new_token(key, self._ledger, asked.uses, asked.ttl_s)
+        token = await self._desk.new_token(self._registrar.authority.public_key_compressed, asked.uses, asked.ttl_s)
         await self._registrar.refresh()
         line = f"fedclient join --server {self._address} --token {token}"
-        return {"token": token, "line": line, "uses": asked.uses, "expires": time.time() + asked.ttl_s}
+        return {"line": line, "uses": asked.uses, "expires": time.time() + asked.ttl_s}
 
     async def revoke(self, asked: OfDevice) -> dict[str, Any]:
-        known = [device.name for device in await self._ledger.devices()]
-        if asked.name not in known:
-            raise SettingError(f"no device {asked.name!r} is enrolled here{nearest(asked.name, known)}")
-        await self._ledger.update_device(asked.name, revoked=True)
+        await self._desk.revoke(asked.name)
         await self._members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
         return {"said": f"{asked.name} is revoked"}
+
+    async def pause(self, asked: Nothing) -> dict[str, Any]:
+        return await self._paused(True)
+
+    async def resume(self, asked: Nothing) -> dict[str, Any]:
+        return await self._paused(False)
+
+    async def _paused(self, on: bool) -> dict[str, Any]:
+        await self._desk.note_pause(on)
+        await self._coordinator.pause(on)
+        return {"said": "What is under way goes on to its end; then no round opens before you resume." if on else ""}
 
 
 class Remembered(msgspec.Struct, frozen=True):

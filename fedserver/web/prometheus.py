@@ -14,7 +14,7 @@ from attune.fedserver.web.facts import Facts
 from attune.fedserver.web.parts import parts
 
 TYPE = CONTENT_TYPE_LATEST
-STATES = ("waiting", "training", "aggregating", "paused", "done", "failed")
+STATES = ("waiting", "training", "aggregating", "done", "failed")
 LISTED = 500  # devices with series of their own: more would cost the monitor too much
 FOREVER = 2e11  # unix time of a certificate that does not expire
 
@@ -47,6 +47,7 @@ class Collected:
         yield info
         yield _by("attune_state", "The state that holds is 1.", "state", {state: state == run["state"] for state in STATES})
         yield _one("attune_running", "Whether a server serves devices.", run["running"])
+        yield _one("attune_paused", "Whether the operator has paused it.", run["paused"])
         yield _one("attune_rounds_closed", "Rounds closed.", run["round"])
         yield _one("attune_rounds_planned", "Rounds planned.", run["rounds"])
         stages = {str(stage): sum(device["stage"] == stage for device in self._devices) for stage in Stage}

@@ -19,7 +19,7 @@ import click
 
 from tests.chaos import drive, trials
 from tests.chaos.drive import Trial
-from tests.chaos.site import Outcome, Red, Shape, Site, Zygote
+from tests.chaos.site import Outcome, Red, Shape, Site
 
 
 class Lab:
@@ -29,10 +29,6 @@ class Lab:
         self._folder, self._patience_s, self._keep = folder, patience_s, keep
         self._kinds = trials.kinds(longest_s, trials.can_mount(folder / "mount"))
         self._undisturbed: dict[str, Outcome] = {}
-        self._zygote = Zygote()
-
-    def close(self) -> None:
-        self._zygote.close()
 
     def run(self, seed: int) -> dict[str, Any]:
         """What a run came to, as it is written down."""
@@ -57,7 +53,7 @@ class Lab:
     def _tried(self, seed: int, shape: Shape, trial: Trial) -> str:
         expected = self._reference(shape) if trial.compares else None
         groups = trials.FLEET_GROUPS if shape is trials.CHURN else None
-        with Site(self._folder / f"run{seed}", self._zygote, shape, self._patience_s) as site:
+        with Site(self._folder / f"run{seed}", shape, self._patience_s) as site:
             why = ""
             try:
                 outcome = drive.run(site, trial, groups)
@@ -76,7 +72,7 @@ class Lab:
 
     def _reference(self, shape: Shape) -> Outcome:
         if shape.name not in self._undisturbed:
-            with Site(self._folder / f"undisturbed-{shape.name}", self._zygote, shape, self._patience_s) as site:
+            with Site(self._folder / f"undisturbed-{shape.name}", shape, self._patience_s) as site:
                 self._undisturbed[shape.name] = drive.run(site, Trial())
         return self._undisturbed[shape.name]
 
@@ -101,7 +97,6 @@ def main(
         for number in only or range(seed, seed + runs):
             red += not any(_told(lab.run(number), out) for _ in range(tries))
     finally:
-        lab.close()
         if not (keep and red):
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{len(only) or runs} runs, {red} red")

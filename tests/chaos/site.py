@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import json
 import os
 import re
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,12 +20,12 @@ from attune.common import faults
 from attune.fedserver.stores.sqlite import SqliteLedger
 from benchmarks.rough import Proxy
 from tests.e2e.harness import tabular_shard
+from tests.forked import ENTRIES, THREADS, Forked
 
-ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.02
 GONE_S = 10.0  # that the processes of a run may take to be gone after SIGKILL
 BY_THE_CLOCK = ("seconds", "bytes_down")  # who was killed downloads again
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
+SERVER, DEVICE, JUMPING = ENTRIES["fedserver"], ENTRIES["fedclient"], "tests.chaos.jumping:main"
 
 
 class Red(Exception):
@@ -69,40 +64,12 @@ class Outcome:
         return lines
 
 
-class Zygote:
-    """The process that forks (tests/chaos/zygote.py)."""
-
-    def __init__(self) -> None:
-        environment = os.environ | THREADS | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
-        command = [sys.executable, "-m", "tests.chaos.zygote"]
-        pipe = subprocess.PIPE
-        self._popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment)
-        self._answer()
-
-    def fork(self, words: Sequence[str], environment: dict[str, str], log: Path) -> int:
-        command = {"words": list(words), "environment": environment, "log": str(log)}
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(f"{json.dumps(command)}\n")
-        self._popen.stdin.flush()
-        return int(self._answer())
-
-    def _answer(self) -> str:
-        assert self._popen.stdout is not None
-        if not select.select([self._popen.stdout], [], [], 120)[0]:
-            raise RuntimeError("the zygote does not answer")
-        return self._popen.stdout.readline()
-
-    def close(self) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.close()
-        self._popen.wait(30)
-
-
 class Child:
     """A forked server, device or fleet. what: its name, by which it is started again."""
 
-    def __init__(self, what: str, pid: int, log: Path) -> None:
-        self.what, self.pid, self.log = what, pid, log
+    def __init__(self, what: str, process: Forked, log: Path) -> None:
+        self.what, self.log = what, log
+        self._process = process
 
     def __str__(self) -> str:
         return f"{self.what} (exit {self.exit}):\n{self.text[-3000:]}"
@@ -114,21 +81,17 @@ class Child:
     @property
     def exit(self) -> int | None:
         """The exit status; below 0: the signal that ended it; None: it runs."""
-        path = self.log.with_suffix(".exit")
-        return int(path.read_text()) if path.exists() else None
+        return self._process.poll()
 
     def signal(self, number: int) -> None:
-        if self.exit is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.pid, number)
+        self._process.send_signal(number)
 
 
 class Site:
-    """The federation. Every process is a child of `zygote`, and is gone when the site is closed."""
+    """The federation. Every process is gone when the site is closed."""
 
-    def __init__(self, folder: Path, zygote: Zygote, shape: Shape, patience_s: float) -> None:
+    def __init__(self, folder: Path, shape: Shape, patience_s: float) -> None:
         self.folder, self.shape = folder, shape
-        self._zygote = zygote
         self._deadline = time.monotonic() + patience_s
         self._patience_s = patience_s
         folder.mkdir(parents=True)
@@ -170,11 +133,12 @@ class Site:
         """Until it listens. Errors: Red if it does not; a fault may have ended it before."""
         assignments = [*self.shape.settings, f"round.min_clients={self.shape.devices}"]
         if self.clock_jumps:
-            words = ["jumping-server", str(self.server_home), str(self.port), *assignments]
+            entry, words = JUMPING, ["jumping-server", str(self.server_home), str(self.port), *assignments]
         else:
-            words = ["fedserver", "--home", str(self.server_home), "--host", "127.0.0.1", "--port", str(self.port)]
+            entry, words = SERVER, ["fedserver", "--home", str(self.server_home)]
+            words += ["--host", "127.0.0.1", "--port", str(self.port)]
             words += [word for each in assignments for word in ("--set", each)]
-        child = self._fork("server", words, fault)
+        child = self._fork("server", entry, words, fault)
 
         def listens() -> bool:
             found = re.search(r"listens on \S+:(\d+) ", child.text)
@@ -200,13 +164,14 @@ class Site:
         else:
             words += ["--home", str(self.devices_home / group), "--name", f"edge-{group}"]
             words += ["--data", str(self.folder / "shards" / group)]
-        return self._fork(group, words, fault)
+        return self._fork(group, DEVICE, words, fault)
 
-    def _fork(self, what: str, words: Sequence[str], fault: str) -> Child:
+    def _fork(self, what: str, entry: str, words: Sequence[str], fault: str) -> Child:
         log = self.folder / f"{len(self.logs):02}-{what}.log"
         self.logs.append(log)
-        environment = {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault}
-        child = Child(what, self._zygote.fork(words, environment, log), log)
+        environment = os.environ | THREADS | {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault}
+        with log.open("ab") as out:
+            child = Child(what, Forked(words, out, out, environment, entry), log)
         self.children[what] = child
         return child
 

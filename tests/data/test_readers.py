@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
+from attune.fedclient.data import files, table
+from attune.fedclient.data.characters import CHARACTERS, encode
 from attune.fedclient.partition.datasets import load_dataset, load_source
-from attune.fedclient.partition.readers import files, plays, table
+from attune.fedclient.partition.readers import plays
 from attune.fedclient.partition.readers.idx import parse
-from attune.fedclient.partition.samples import CHARACTERS, Corpus, Dataset, corpus, encode
+from attune.fedclient.partition.samples import Corpus, Dataset, corpus
 from attune.fedclient.partition.split import partition
 
 
@@ -320,7 +322,7 @@ def test_csv_refusals(tmp_path: Path, content, said, error, message):
 
 def test_text_is_limited(tmp_path: Path, monkeypatch):
     (tmp_path / "t.csv").write_text("a,y\n" + "1,2\n" * 50)
-    monkeypatch.setattr(table, "_MAX_CELLS", 20)
+    monkeypatch.setattr(table, "MAX_CELLS", 20)
     with pytest.raises(ShardError, match="more than 20 cells"):
         read(tmp_path / "t.csv")
     monkeypatch.setattr(files, "MAX_TEXT_BYTES", 100)

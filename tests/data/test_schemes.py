@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.characters import CHARACTERS
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.partition.datasets import load_source
-from attune.fedclient.partition.samples import CHARACTERS, corpus
+from attune.fedclient.partition.samples import corpus
 from attune.fedclient.partition.schemes import registry
 from attune.fedclient.partition.schemes.coarse import draw
 from attune.fedclient.partition.schemes.cut import grouped, stratified

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,10 +21,10 @@ from attune.common.errors import (
     TokenRefused,
     Unreachable,
 )
-from attune.common.identity.credential import Credential, csr_der
+from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import Address
-from attune.fedclient.home import Home, local_token
+from attune.fedclient.home import DeviceInfo, Home, Identity, local_token
 from attune.fedserver.identity.authority import Authority
 
 
@@ -226,3 +227,22 @@ def test_addresses():
     assert [Address.parse(text).is_this_machine for text in ("localhost:1", "127.0.0.9:1", "[::1]:1", "10.0.0.1:1", "h:1")] == [
         True, True, True, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["cut", "of another federation", "empty"])
+def test_a_damaged_authority_is_damage_of_the_home_and_no_refusal(tmp_path: Path, damage: str) -> None:
+    """Seed 7042 of `make chaos`: cut in the midst, ca.pem ended a device with 14 (refused), as if the operator had to act."""
+    authority, stranger = (Authority.create(tmp_path / name) for name in ("ca", "other"))
+    key = new_key()
+    home = Home(tmp_path / "device")
+    with home.locked():
+        home.remember(DeviceInfo("pi", "host:1"))
+        credential = Credential(key, authority.issue_device(csr_der(key, "pi"), "pi", 1))
+        home.keep(Identity("pi", credential, authority.certificate_pem))
+        assert home.identity() == Identity("pi", credential, authority.certificate_pem)
+        path = home.identity_folder / "ca.pem"
+        damaged = {"cut": path.read_bytes()[:475], "of another federation": stranger.certificate_pem, "empty": b""}
+        path.write_bytes(damaged[damage])
+        with pytest.raises(HomeMismatch, match=r"ca\.pem is damaged") as caught:
+            home.identity()
+    assert caught.value.exit_code == 4

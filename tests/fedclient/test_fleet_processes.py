@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,7 @@ def federation_at(tmp_path):
 
 
 def fleet(federation, shards, log, fault=""):
-    command = [sys.executable, "-m", "attune.fedclient.cli", "--data", f"{shards[0].parent}/*", "--device", "cpu"]
+    command = [str(Path(sys.executable).with_name("fedclient")), "--data", f"{shards[0].parent}/*", "--device", "cpu"]
     command += ["--server", f"localhost:{federation.port}", "--name", "edge"]
     process = Process(command, federation.folder / log, federation.environment | {faults.VARIABLE: fault})
     federation.processes.append(process)

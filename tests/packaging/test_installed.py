@@ -101,10 +101,10 @@ def test_a_federation_runs_from_a_folder_with_packages_of_those_names(
         tabular_shard(installed.work / "shards" / f"shard{seed}", seed)
     serve = [str(installed.bin / "fedserver"), "--host", "127.0.0.1", "--port", "0", "--exit-when-done", *FEDERATION]
     home = installed.work / "home" / "server"
-    server = Server(serve, installed.work / "server.log", installed.environment, home)
+    server = Server(serve, installed.work / "server.log", installed.environment, home, fresh=True)
     processes.append(server)
     train = [str(installed.bin / "fedclient"), "--data", "shards/*", "--server", f"localhost:{server.port}", "--device", "cpu"]
-    fleet = Process(train, installed.work / "fleet.log", installed.environment)
+    fleet = Process(train, installed.work / "fleet.log", installed.environment, fresh=True)
     processes.append(fleet)
     assert fleet.code() == 0, fleet.text
     assert server.code() == 0, server.text

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -25,9 +26,12 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.watchdog import watch
+from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger
+from attune.fedserver.rpc import auth as auth_module
+from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import SqliteLedger
 from tests.server.conftest import World
@@ -99,6 +103,62 @@ def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(server.coordinator.lab, "aggregate", waits)
     return go_on
+
+
+def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that comes back opens its door first: what is slow, such as torch's import, runs beside the handshakes."""
+
+    async def first(server: Server) -> None:
+        await first_orders(server)
+
+    async def second() -> None:
+        ledger, executors = world.ledger(), Executors()
+        lab = ThreadLab(world.blobs, executors)
+        coordinator = Coordinator(ledger, world.blobs, lab, resolve(SETTINGS), "federation", executors)
+        go_on, start = asyncio.Event(), lab.start
+
+        async def waits(*arguments: Any) -> Any:
+            await go_on.wait()
+            return await start(*arguments)
+
+        monkeypatch.setattr(lab, "start", waits)
+        try:
+            resumed = coordinator.resume(await coordinator.restore())
+            streams = Server(coordinator, Members(coordinator, ledger), ledger, world.blobs).connect("a", "b")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(resumed), 0.1)
+            assert not coordinator.ready.is_set() and coordinator.round.record.round == 0
+            go_on.set()
+            await resumed
+            assert [(await next_order(stream)).id.round for stream in streams] == [1, 1]
+        finally:
+            await coordinator.stop()
+            executors.shutdown()
+            await ledger.close()
+
+    process(world, first)
+    asyncio.run(second())
+
+
+def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Known:
+        async def caller(self, fingerprint: str) -> Caller:
+            return Caller("device", "a", fingerprint)
+
+    async def scenario() -> None:
+        ready, context = asyncio.Event(), SimpleNamespace(auth_context=dict)
+        auth = Auth(cast(Registrar, Known()), troubles.Troubles(), ready)
+        await auth.check("/attune.v1.Federation/Connect", context)
+        early = [asyncio.create_task(auth.check(method, context)) for method in ABOUT_ORDERS]
+        _, pending = await asyncio.wait(early, timeout=0.1)
+        assert pending == set(early), "an order that is not out yet would be called closed, and its update dropped"
+        ready.set()
+        await asyncio.gather(*early)
+
+    monkeypatch.setattr(auth_module, "peer_fingerprint", lambda context: "ab")
+    asyncio.run(scenario())
 
 
 def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.fedserver.core.messages import Phase, Record
@@ -36,6 +36,7 @@ def in_time(rows):
     return sorted(rows, key=lambda row: (row.round, row.work != "train", row.client))
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(keys, reported, max_size=20), st.sampled_from(["fedtp", "fedmcsa"]), st.booleans())
 def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
     rows = in_time(Row(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
@@ -50,6 +51,7 @@ def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
     assert len(condensed.rows) <= 8 * len(NAMES)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(keys, reported, max_size=20))
 def test_lines_and_totals_do_not_depend_on_how_often_the_newest_round_is_read(found):
     rows = in_time(Row(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())

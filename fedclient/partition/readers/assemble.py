@@ -5,7 +5,7 @@ N samples, F features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +14,9 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.partition.readers.options import ReadOptions
+from attune.fedclient.data.missing import filled
 from attune.fedclient.partition.samples import Dataset
+from attune.fedclient.read_options import ReadOptions
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Raw:
     called: Mapping[str, list[str]] = field(default_factory=dict)
     classes: list[Label] | None = None  # all there may be; None: those that occur
     vocabulary: int = 0  # of tokens; 0: by the largest
+    columns: Sequence[str] = ()  # names of features, where the form has some
 
 
 def assemble(raw: Raw, options: ReadOptions) -> Dataset:
@@ -47,7 +49,7 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
         )
     train_x, test_x = (_shaped(x, options.shape, raw.name) for x in (train_x, test_x))
     if options.missing == "median":
-        train_x, test_x = _filled(train_x, test_x, raw.name)
+        train_x, test_x = filled(train_x, test_x, raw.name)
     kind = kinds.infer(train_x, f"x of {raw.name}")
     parts = []
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
@@ -61,7 +63,17 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
     classes = raw.classes if raw.classes is not None and options.threshold is None else labels.distinct(train_y, test_y)
     _check_more(raw, len(train_y) + len(test_y))
     return Dataset(
-        raw.name, kind, train_x, train_y, test_x, test_y, classes, vocabulary, more=dict(raw.more), called=dict(raw.called)
+        raw.name,
+        kind,
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        classes,
+        vocabulary,
+        more=dict(raw.more),
+        called=dict(raw.called),
+        columns=() if options.shape else tuple(raw.columns),
     )
 
 
@@ -72,16 +84,6 @@ def _shaped(x: Array, shape: tuple[int, ...], name: str) -> Array:
         wanted = "x".join(map(str, shape))
         raise ShardError(f"a sample of {name} has shape {x.shape[1:]}, which cannot become {wanted}; change --shape")
     return x.reshape(len(x), *shape)
-
-
-def _filled(train_x: Array, test_x: Array, name: str) -> tuple[Array, Array]:
-    """NaN replaced by the median of its column over the training part. Errors: ShardError for a column of nothing else."""
-    if train_x.dtype.kind != "f":
-        return train_x, test_x
-    if np.isnan(train_x).all(axis=0).any():
-        raise ShardError(f"some column of {name} holds no value at all, so it has no median; leave it out")
-    median = np.nanmedian(train_x, axis=0)
-    return tuple(np.where(np.isnan(x), median, x).astype(x.dtype) for x in (train_x, test_x))  # type: ignore[return-value]
 
 
 def _check_finite(x: Array, kind: Kind, where: str) -> None:

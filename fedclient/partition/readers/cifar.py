@@ -8,9 +8,9 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.files import MAX_BINARY_BYTES, listed, read_bytes
 from attune.fedclient.partition.readers.assemble import Raw
-from attune.fedclient.partition.readers.files import MAX_BINARY_BYTES, listed, read_bytes
-from attune.fedclient.partition.readers.options import ReadOptions
+from attune.fedclient.read_options import ReadOptions
 
 _PIXELS = 3 * 32 * 32
 _PICKLED = {"data_batch_1", "test_batch", "batches.meta"}

@@ -10,10 +10,10 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.characters import CHARACTERS, encode
+from attune.fedclient.data.files import MAX_TEXT_BYTES, listed, plain_suffix, read_bytes
 from attune.fedclient.partition.readers.assemble import Raw
-from attune.fedclient.partition.readers.files import MAX_TEXT_BYTES, listed, plain_suffix, read_bytes
-from attune.fedclient.partition.readers.options import ReadOptions
-from attune.fedclient.partition.samples import CHARACTERS, encode
+from attune.fedclient.read_options import ReadOptions
 
 CLIENT = "client"
 

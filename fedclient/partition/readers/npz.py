@@ -9,9 +9,9 @@ import numpy as np
 
 from attune.common.errors import SettingError, ShardError, nearest
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
+from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.partition.readers.assemble import Raw
-from attune.fedclient.partition.readers.files import MAX_BINARY_BYTES
-from attune.fedclient.partition.readers.options import ReadOptions
+from attune.fedclient.read_options import ReadOptions
 
 
 def recognises(path: Path) -> bool:

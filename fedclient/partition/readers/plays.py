@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attune.common.errors import ShardError
-from attune.fedclient.partition.readers.files import MAX_TEXT_BYTES, listed, plain_suffix, read_text
-from attune.fedclient.partition.readers.options import ReadOptions
+from attune.fedclient.data.files import MAX_TEXT_BYTES, listed, plain_suffix, read_text
 from attune.fedclient.partition.samples import Corpus, corpus
+from attune.fedclient.read_options import ReadOptions
 
 _NAME = re.compile(r"[A-Z][^:;\t]{0,31}")  # longer ones are verses
 _HEADING = re.compile(r"(ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION)\b[ \t]*[IVXL]*\b")

@@ -8,8 +8,8 @@ from types import ModuleType
 from attune.common.errors import ShardError
 from attune.fedclient.partition.readers import cifar, idx, leaf, npz, plays, shards, table
 from attune.fedclient.partition.readers.assemble import Raw, assemble
-from attune.fedclient.partition.readers.options import ReadOptions
 from attune.fedclient.partition.samples import Source
+from attune.fedclient.read_options import ReadOptions
 
 READERS: tuple[ModuleType, ...] = (shards, idx, cifar, leaf, plays, table, npz)
 _PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".joblib", ".npy"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attune.common.errors import SettingError
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.partition.readers.options import ReadOptions
 from attune.fedclient.partition.samples import Dataset
+from attune.fedclient.read_options import ReadOptions
 
 
 def recognises(path: Path) -> bool:
@@ -29,4 +29,5 @@ def read(path: Path, options: ReadOptions) -> Dataset:
         classes=shard.profile().labels,
         vocabulary=shard.vocabulary,
         standardise=shard.standardise,
+        columns=tuple(shard.column_names),
     )

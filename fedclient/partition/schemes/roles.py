@@ -9,7 +9,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from attune.common.errors import SettingError
-from attune.fedclient.partition.samples import CHARACTERS, CLASS, Corpus, Dataset, Positions
+from attune.fedclient.data.characters import CHARACTERS
+from attune.fedclient.partition.samples import CLASS, Corpus, Dataset, Positions
 from attune.fedclient.partition.schemes.cut import Cut, generator
 from attune.fedclient.partition.schemes.natural import folders, some
 from attune.fedclient.partition.schemes.settings import RolesSettings

@@ -3,12 +3,12 @@
 import { $, h, show } from "./dom.js";
 import { bytes, share, span } from "./format.js";
 
-const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed", paused: "paused" };
+const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed" };
 const KINDS = { server: "", home: "a home, read beside its server", folder: "a saved result", simulation: "a simulation" };
 let said = "";
 
 export function summary(run, devices) {
-  const state = STATES[run.state] ?? run.state;
+  const state = run.paused ? (run.state === "waiting" ? "paused" : `${run.state}, then paused`) : STATES[run.state] ?? run.state;
   const title = [run.method, run.model].filter(Boolean).join(" with ");
   $("title").textContent = title || "Attune";
   document.title = `${run.round}/${run.rounds} ${state} · Attune`;

@@ -6,13 +6,14 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.data.arrays import Array
 
+Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
 _MISSING = ("refuse", "median")
 
@@ -26,9 +27,21 @@ class ReadOptions:
     apart: tuple[str, ...] = ()  # columns that are no features, but may name clients or groups
     shape: tuple[int, ...] = ()  # of a sample; (): as in the file
     missing: Literal["refuse", "median"] = "refuse"
+    columns: tuple[str, ...] = ()  # features of a table, in order; (): all that are left
+    split: str = ""  # column that says of each sample whether it is for training or for testing; "": one called so, if any
+    group: str = ""  # column: samples with the same value are held out together
 
     @classmethod
-    def of(cls, label: str = "", apart: Sequence[str] = (), shape: str = "", missing: str = "refuse") -> ReadOptions:
+    def of(
+        cls,
+        label: str = "",
+        apart: Sequence[str] = (),
+        shape: str = "",
+        missing: str = "refuse",
+        columns: str = "",
+        split: str = "",
+        group: str = "",
+    ) -> ReadOptions:
         """From what was typed. Errors: SettingError."""
         match = _THRESHOLD.fullmatch(label)
         if match is None and (">" in label or "<" in label):
@@ -43,6 +56,9 @@ class ReadOptions:
             apart=tuple(apart),
             shape=tuple(map(int, shape.split("x"))) if shape else (),
             missing=cast(Literal["refuse", "median"], missing),
+            columns=tuple(name.strip() for name in columns.split(",")) if columns else (),
+            split=split,
+            group=group,
         )
 
     def classes_of(self, y: Array, where: str) -> Array:
@@ -52,3 +68,6 @@ class ReadOptions:
         if y.dtype.kind not in "biuf":
             raise SettingError(f"--label has a number to compare with, but {self.label or 'the label'} of {where} is text")
         return np.asarray(operator.gt(y, self.threshold)).astype(np.int64)
+
+
+PLAIN = ReadOptions()

@@ -1,0 +1,1 @@
+"""`fedclient shard`: a shard out of a site's own files."""

@@ -1,0 +1,66 @@
+"""A Hugging Face dataset as `save_to_disk` writes it, read by pyarrow alone: columns with numbers, text or images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.table import Table
+
+_TRAIN = ("train", "training")
+_TEST = ("test", "testing", "validation", "valid", "val")
+
+
+def recognises(path: Path) -> bool:
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def read(path: Path) -> tuple[Table, Table | None]:
+    """(training, test or None). Numbers that stand for named classes become the names. Errors: ShardError, SettingError."""
+    if not (path / "dataset_dict.json").is_file():
+        return _table(path), None
+    splits: list[str] = _json(path / "dataset_dict.json").get("splits", [])
+    train = next((name for name in _TRAIN if name in splits), None)
+    if train is None:
+        raise ShardError(f"{path} has the splits {', '.join(splits)}, and none is called train; save one of them by itself")
+    test = next((name for name in _TEST if name in splits), None)
+    return _table(path / train), None if test is None else _table(path / test)
+
+
+def _table(path: Path) -> Table:
+    try:
+        import pyarrow
+    except ImportError:
+        raise SettingError(f"{path} is a Hugging Face dataset, which pyarrow reads: pip install 'attune-fl[tables]'") from None
+    files = [path / Path(str(each["filename"])).name for each in _json(path / "state.json").get("_data_files", [])]
+    try:
+        if sum(file.stat().st_size for file in files) > MAX_BINARY_BYTES:
+            raise ShardError(f"{path} holds more than {MAX_BINARY_BYTES >> 30} GiB, the limit; save a part of it")
+        parts = []
+        for file in files:
+            with pyarrow.memory_map(str(file)) as source:
+                parts.append(pyarrow.ipc.open_stream(source).read_all())
+        table = pyarrow.concat_tables(parts)
+    except (OSError, pyarrow.ArrowException, ValueError) as error:
+        raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    features: dict[str, Any] = _json(path / "dataset_info.json").get("features") or {}
+    cells = {name: _named(table.column(name).to_pylist(), features.get(name)) for name in table.column_names}
+    return Table(path, cells)
+
+
+def _named(cells: list[Any], feature: Any) -> list[Any]:
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    if not names:
+        return cells
+    return [None if cell is None or cell < 0 else names[cell] for cell in cells]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ShardError(f"cannot read {path}: {error}") from None

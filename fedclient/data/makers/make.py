@@ -1,0 +1,119 @@
+"""From a site's own files to a shard on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from attune.common.durable import NO_SPACE
+from attune.common.errors import DiskFull, SettingError, ShardError
+from attune.common.plan import Label
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.makers import hugging_face, images, text
+from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.meta import Meta
+from attune.fedclient.data.samples import SPLIT, training_and_test
+from attune.fedclient.data.shard import Shard, make_shard
+from attune.fedclient.data.source import Source, of_table
+from attune.fedclient.data.table import Table, is_table, read_table
+
+FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
+
+
+def make(path: Path, options: MakeOptions, out: Path) -> Shard:
+    """Writes the shard of what lies at `path` to the folder `out`; returns it. Errors: ShardError and its kin, SettingError,
+    DiskFull."""
+    source = _read(path, options)
+    if options.classes:
+        source = _declared(source, options)
+    shard = make_shard(path, path.name, source.train, source.test, source.meta, source.groups)
+    _write(out, source)
+    return shard
+
+
+def _read(path: Path, options: MakeOptions) -> Source:
+    if not path.exists():
+        raise ShardError(f"there is nothing at {path}; give {FORMS}")
+    if path.is_file() and is_table(path):
+        table = read_table(path)
+        return _of_cells(table, None, options, options.text) if options.text else of_table(table, options.table)
+    if hugging_face.recognises(path):
+        train, test = hugging_face.read(path)
+        return _of_dataset(train, test, options)
+    if images.recognises(path):
+        return images.read(path, options)
+    if text.recognises(path):
+        return text.read(path, options)
+    raise ShardError(f"{path} has no form of which a shard can be made; give {FORMS}")
+
+
+def _of_dataset(train: Table, test: Table | None, options: MakeOptions) -> Source:
+    """A column of images or of text is what a model sees; without one all columns are numbers."""
+    pictured = next((name for name, cells in train.cells.items() if _is_image(cells)), "")
+    if options.text or pictured:
+        return _of_cells(train, test, options, options.text or pictured)
+    if test is None:
+        return of_table(train, options.table)
+    both = {name: [*train.cells[name], *test.cells.get(name, [])] for name in train.names}
+    both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
+    return of_table(Table(train.path, both), options.table)
+
+
+def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: str) -> Source:
+    """Samples of one column, text or images, each with its class."""
+    if test is None:
+        train, test = training_and_test(train, options.table)
+    parts = [(_values(table, column, options), _classes(table, options)) for table in (train, test) if table is not None]
+    if _is_image(train.cells[column]):
+        meta = Meta(kind="images", channels="last")
+    else:
+        meta = Meta(kind="tokens", vocabulary=text.VOCABULARY)
+    return Source(parts[0], parts[1] if len(parts) > 1 else None, meta)
+
+
+def _values(table: Table, column: str, options: MakeOptions) -> Array:
+    table.require(column)
+    cells = table.cells[column]
+    if _is_image(cells):
+        where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
+        return images.stacked([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
+    return text.tokens_of(table.text(column), options.length)
+
+
+def _classes(table: Table, options: MakeOptions) -> Array:
+    return options.table.classes_of(table.classes(table.label_column(options.table.label)), str(table.path))
+
+
+def _is_image(cells: Any) -> bool:
+    return len(cells) > 0 and isinstance(cells[0], dict) and {"bytes", "path"} <= cells[0].keys()
+
+
+def _declared(source: Source, options: MakeOptions) -> Source:
+    if source.meta.classes is not None:
+        raise SettingError("--classes: the classes of text without a label are its characters; leave it out")
+    numbers = source.train[1].dtype.kind in "biuf"
+    try:
+        classes: list[Label] = [int(name) if numbers else name for name in options.classes]
+    except ValueError:
+        raise SettingError(f"--classes says {', '.join(options.classes)}, but the labels are whole numbers") from None
+    return Source(source.train, source.test, msgspec.structs.replace(source.meta, classes=classes), source.groups)
+
+
+def _write(out: Path, source: Source) -> None:
+    meta = source.meta if source.groups is None else msgspec.structs.replace(source.meta, groups="group")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ShardError(f"{out} is not empty; choose another --out, or remove what is there")
+        more: dict[str, Any] = {} if source.groups is None else {"group": source.groups}
+        np.savez(out / "train.npz", x=source.train[0], y=source.train[1], **more)
+        if source.test is not None:
+            np.savez(out / "test.npz", x=source.test[0], y=source.test[1])
+        (out / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DiskFull(f"no space left for the shard in {out}; free some, or choose another --out") from None
+        raise ShardError(f"cannot write the shard to {out}: {error.strerror or error}") from None

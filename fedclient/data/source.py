@@ -1,0 +1,102 @@
+"""What lies at the path of --data, as arrays: a shard's folder, one .npz, or a site's own table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.arrays import Array, names_in, read_arrays
+from attune.fedclient.data.meta import Meta, read_meta
+from attune.fedclient.data.missing import filled
+from attune.fedclient.data.samples import samples_of
+from attune.fedclient.data.table import Table, is_table, read_table
+from attune.fedclient.read_options import PLAIN, ReadOptions
+
+FOUR = ("train_x", "train_y", "test_x", "test_y")
+
+
+@dataclass(frozen=True)
+class Source:
+    """(x, y) of the training part and perhaps of a test part, as they are in the files, and what is declared of them."""
+
+    train: tuple[Array, Array]
+    test: tuple[Array, Array] | None
+    meta: Meta = Meta()  # noqa: RUF009 - it is immutable
+    groups: Array | None = None  # (N,) of the training part
+
+
+def read_source(path: Path, options: ReadOptions = PLAIN) -> Source:
+    """Errors: ShardError; SettingError for columns that are not there, and for options of tables where there is none."""
+    if path.is_file() and is_table(path):
+        return of_table(read_table(path), options)
+    if options != PLAIN:
+        raise SettingError(f"{path} is no table: leave --label and the other options of tables out")
+    if path.is_dir():
+        return _of_folder(path)
+    if not path.exists():
+        raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, one .npz file, or a table (.csv)")
+    return _of_npz(path)
+
+
+def of_table(table: Table, options: ReadOptions) -> Source:
+    """Errors: as `read_source`."""
+    path = table.path
+    x, y, test_N, names = samples_of(table, options)
+    y = options.classes_of(y, str(path))
+    groups = None
+    if options.group:
+        table.require(options.group)
+        groups = table.names_in(options.group)
+    training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N
+    train_x, test_x = x[training], x[~training]
+    if options.missing == "median" and len(train_x):
+        train_x, test_x = filled(train_x, test_x, str(path))
+    elif np.isnan(x).any():
+        raise ShardError(_gaps(path, x, names))
+    test = None if test_N is None else (test_x, y[~training])
+    meta = Meta(kind="tabular", columns=names)
+    return Source((train_x, y[training]), test, meta, None if groups is None else groups[training])
+
+
+def _gaps(path: Path, x: Array, names: list[str]) -> str:
+    count_F = np.isnan(x).sum(axis=0)
+    listed = ", ".join(f"{names[at]} ({int(count_F[at])})" for at in np.flatnonzero(count_F)[:8])
+    return f"{path} lacks values in the columns (how many): {listed}; --missing median puts a column's median there"
+
+
+def _of_folder(path: Path) -> Source:
+    if not (path / "train.npz").is_file():
+        raise ShardError(
+            f"{path} holds no train.npz; a shard is a folder with train.npz (x, y), or one .npz file. Of a folder of images or "
+            f"a Hugging Face dataset, fedclient shard {path} --out FOLDER makes a shard"
+        )
+    meta = read_meta(path / "meta.json")
+    train_x, train_y = read_arrays(path / "train.npz", ("x", "y"))
+    groups = _groups(path, meta, train_x)
+    if not (path / "test.npz").exists():
+        return Source((train_x, train_y), None, meta, groups)
+    test_x, test_y = read_arrays(path / "test.npz", ("x", "y"))
+    return Source((train_x, train_y), (test_x, test_y), meta, groups)
+
+
+def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
+    """The array that meta.json names, one value for each training sample. Errors: ShardError."""
+    if meta.groups is None:
+        return None
+    groups = read_arrays(path / "train.npz", (meta.groups,))[0]
+    if groups.shape != x.shape[:1]:
+        raise ShardError(
+            f"`groups` of {path} is {meta.groups!r} of shape {groups.shape}; it needs a value for each sample, {x.shape[:1]}"
+        )
+    return groups
+
+
+def _of_npz(path: Path) -> Source:
+    if not {"test_x", "test_y"} & set(names_in(path)):
+        train_x, train_y = read_arrays(path, FOUR[:2])
+        return Source((train_x, train_y), None)
+    train_x, train_y, test_x, test_y = read_arrays(path, FOUR)
+    return Source((train_x, train_y), (test_x, test_y))

@@ -1,0 +1,25 @@
+"""A fedserver whose time of day jumps by up to an hour, back and forth, each time somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+
+JUMP_S = 3600.0  # how far the clock is set, at most
+
+
+def main() -> None:
+    from attune.common.config import load_settings
+    from attune.fedserver.app import Options, run
+    from attune.fedserver.federation.clock import Clock
+
+    _, home, port, *assignments = sys.argv
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    jumps = random.Random(0)
+    clock = Clock(unix=lambda: time.time() + jumps.uniform(-JUMP_S, JUMP_S))
+    overrides = load_settings(None, assignments, {})
+    asyncio.run(run(Options(Path(home), "127.0.0.1", int(port), False, lambda text: print(text, flush=True), clock), overrides))

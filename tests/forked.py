@@ -1,0 +1,133 @@
+"""Starts `fedserver` and `fedclient` as real processes without importing torch in each: all are forked by tests/zygote.py."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[1]
+ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedclient.cli:main"}
+STARTED_S = 120.0  # that a busy machine may take to import everything
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
+
+
+class Zygote:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.environ | THREADS | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
+        command = [sys.executable, "-m", "tests.zygote", str(theirs.fileno())]
+        self._lock = threading.Lock()
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+        theirs.close()
+        self._answer()
+
+    def fork(self, entry: str, words: Sequence[str], environment: Mapping[str, str], folder: Path, fds: Sequence[int]) -> int:
+        """The process id. entry: `module:function`; fds: what it reads, writes, complains to, and where its status goes."""
+        command = {"entry": entry, "words": list(words), "environment": dict(environment), "folder": str(folder)}
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(command).encode()], list(fds))
+            return int(self._answer())
+
+    def _answer(self) -> str:
+        if not select.select([self._control], [], [], STARTED_S)[0]:
+            raise RuntimeError("the zygote does not answer")
+        if not (said := self._control.recv(100)):
+            raise RuntimeError("the zygote has ended")
+        return said.decode()
+
+    def close(self) -> None:
+        """Ends every process that it started, too."""
+        self._control.close()
+        self._popen.wait(30)
+
+
+@cache
+def zygote() -> Zygote:
+    """The one of this process, which ends with it."""
+    made = Zygote()
+    atexit.register(made.close)
+    return made
+
+
+class Forked:
+    """A running process, with those methods of `subprocess.Popen` that tests use."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        out: IO[bytes],
+        err: IO[bytes],
+        environment: Mapping[str, str] | None = None,
+        entry: str | None = None,
+    ) -> None:
+        """words: its command line, the first of which is the path of an installed command if there is no entry."""
+        if entry is None:
+            assert Path(words[0]).is_file(), f"{words[0]} is not installed"
+            entry = ENTRIES[Path(words[0]).name]
+        environment = os.environ if environment is None else environment
+        self._status, theirs = os.pipe()
+        try:
+            with Path(os.devnull).open("rb") as nothing:
+                fds = [nothing.fileno(), out.fileno(), err.fileno(), theirs]
+                self.pid = zygote().fork(entry, words, environment, Path.cwd(), fds)
+        finally:
+            os.close(theirs)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, minus the number of the signal that ended it; None: it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Errors: subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = int(os.read(self._status, 20))
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run(words: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; what it printed. Errors: subprocess.TimeoutExpired."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = Forked(words, out, err, environment)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode())
+        return subprocess.CompletedProcess(list(words), code, *said)

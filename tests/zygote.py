@@ -1,0 +1,110 @@
+"""A process that has imported everything once and forks a server or a device in no time; each child is a process of its own.
+
+Reads what to start from a socket, answers with the child's process id, and writes a child's exit status to a pipe of its own.
+At the end of the socket it kills what still runs. Run as a program; tests/forked.py talks to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+
+LOOK_S = 0.02  # between looks whether a child has ended
+LONGEST = 1 << 18  # bytes of a request
+
+
+def preload() -> None:
+    import grpc.aio  # noqa: F401
+    import torch
+
+    from attune.common.methods.registry import get
+    from attune.fedclient import app, cli, fleet  # noqa: F401
+    from attune.fedclient.model import artifact  # noqa: F401
+    from attune.fedclient.work import learner  # noqa: F401
+    from attune.fedserver import app as server_app  # noqa: F401
+    from attune.fedserver import cli as server_cli  # noqa: F401
+    from attune.fedserver.lab import engine, recovery  # noqa: F401
+
+    for name in ("fedavg", "fedmcsa", "fedper", "pfedhn"):
+        get(name)
+    torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports half of torch
+
+
+def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Until the socket ends (None); in a child what it is to run, and what are to be its descriptors 0, 1 and 2."""
+    running: dict[int, int] = {}  # where the exit status of each child goes
+    while True:
+        _reap(running)
+        if not select.select([control], [], [], LOOK_S if running else None)[0]:
+            continue
+        data, fds, _, _ = socket.recv_fds(control, LONGEST, 4)
+        if not data:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            while running:
+                _reap(running, 0)
+            return None
+        *standard, status = fds
+        pid = os.fork()
+        if not pid:
+            control.close()
+            for fd in (status, *running.values()):
+                os.close(fd)
+            return json.loads(data), standard
+        for fd in standard:
+            os.close(fd)
+        running[pid] = status
+        control.send(str(pid).encode())
+
+
+def _reap(running: dict[int, int], options: int = os.WNOHANG) -> None:
+    """Passes on how children ended."""
+    while running:
+        pid, status = os.waitpid(-1, options)
+        if not pid:
+            return
+        with os.fdopen(running.pop(pid), "wb") as end:
+            end.write(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def become(command: dict[str, Any], standard: list[int]) -> None:
+    """A child's life."""
+    for place, fd in enumerate(standard):
+        os.dup2(fd, place)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(command["environment"])
+    os.chdir(command["folder"])
+    sys.argv = command["words"]
+
+    from attune.common import faults
+
+    faults.arm(os.environ.get(faults.VARIABLE, ""))
+    module, _, function = command["entry"].partition(":")
+    try:
+        getattr(import_module(module), function)()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    else:
+        code = 0
+    threading._shutdown()  # type: ignore[attr-defined]  # a thread that does not end is a fault that shows
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # taking everything apart that was imported takes seconds on a busy machine
+
+
+if __name__ == "__main__":
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    preload()
+    gc.freeze()  # children share what was imported
+    channel.send(b"ready")
+    if (asked := serve(channel)) is not None:
+        become(*asked)
