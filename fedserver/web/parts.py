@@ -21,7 +21,7 @@ DEVICE = (
 )  # fmt: skip
 LISTED_ROUNDS = 60  # of which the page shows who took part
 SHOWN_SPANS = 60  # of each device
-AWAY = "disconnected"
+AWAY, REVOKED = "disconnected", "revoked"
 
 
 def parts(facts: Facts, actions: Sequence[str]) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def left_s(facts: Facts) -> float | None:
 def _device(client: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     spans = facts.spans.get(client["name"])
     stage, why = (spans[-1].stage, spans[-1].why) if spans else (_stage(client["state"]), "")
-    if client["state"] in ("revoked", AWAY):
-        stage = Stage.ABSENT
-    if stage is Stage.ABSENT and not why:
+    if client["state"] in (REVOKED, AWAY) and stage is not Stage.ABSENT:
+        stage, why = Stage.ABSENT, ""
+    if client["state"] == REVOKED or (stage is Stage.ABSENT and not why):
         why = absence(client, facts)
     found = (
         {name: client.get(name) for name in DEVICE}
@@ -67,14 +67,14 @@ def _device(client: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     return found | {
         "stage": stage,
         "why": why,
-        "revoked": client["state"] == "revoked",
+        "revoked": client["state"] == REVOKED,
         "expires": facts.expires.get(client["name"]),
     }
 
 
 def absence(client: Mapping[str, Any], facts: Facts) -> str:
     """Why a device takes no part now."""
-    if client["state"] == "revoked":
+    if client["state"] == REVOKED:
         return "revoked by the operator"
     if client["note"]:
         return str(client["note"])
@@ -88,7 +88,7 @@ def absence(client: Mapping[str, Any], facts: Facts) -> str:
 def _stage(state: str) -> Stage:
     if state == "working":
         return Stage.TRAINING
-    return Stage.ABSENT if state in (AWAY, "revoked") else Stage.WAITING
+    return Stage.ABSENT if state in (AWAY, REVOKED) else Stage.WAITING
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:
