@@ -42,7 +42,8 @@ def _recipe(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
     yield f"### {recipe.title}"
     yield ""
     seeds = sorted({row.seed for row in rows})
-    yield f"`{command(recipe)}`, {recipe.rounds} rounds, seeds {', '.join(map(str, seeds))} of {len(recipe.seeds)}. Mean accuracy over"
+    drawn = f"seeds {', '.join(map(str, seeds))} of {len(recipe.seeds)}"
+    yield f"`{command(recipe)}`, {recipe.rounds} rounds, {drawn}. Mean accuracy over"
     yield f"devices in % (in brackets the worst device's); x: {recipe.axis}."
     yield ""
     labels = [entry.label for entry in recipe.entries]
