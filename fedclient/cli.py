@@ -23,10 +23,10 @@ from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
+    from attune.fedclient.fleet import How
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
-    from attune.fedclient.work.together import How
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -148,11 +148,26 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto"]), default="sequential", show_default=True,
-    help="Of several shards: one device after the other; all that have an order side by side; or what a trial finds faster.",
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes"]), default="sequential", show_default=True,
+    help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
+    "faster; or spread over a process for each processor.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
+)
+@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
+@click.option(
+    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
+)
+@click.option(
+    "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
+    help="Give an order up after so many seconds, whatever the server says.",
+)  # fmt: skip
+@click.option(
+    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
+)
+@click.option(
+    "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
 )
 @click.version_option(package_name="attune-fl")
 @click.pass_context
@@ -175,8 +190,10 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
+    from attune.fedclient.hooks import NONE, Hooks
+    from attune.fedclient.limits import Limits
 
-    first = Path(given["data"][0])
+    first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     client = Client(
         data=first,
         server=given["server"],
@@ -189,6 +206,9 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
+        limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        train=hooks.train,
+        evaluate=hooks.evaluate,
         label=given["label"],
         table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )

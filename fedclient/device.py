@@ -41,7 +41,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import Options
 from attune.fedclient.store import Store
-from attune.fedclient.work.worker import LearnerSlot, Work, Worker
+from attune.fedclient.work.worker import LearnerSlot, Lost, Work, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import Result
@@ -57,6 +57,7 @@ class Job:
     task: asyncio.Task[None]
     stop: threading.Event = field(default_factory=threading.Event)
     deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
+    begun: float = field(default_factory=time.monotonic)
 
 
 class Device:
@@ -194,8 +195,11 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.store, self.options.allow_models)
+        await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
         name = self.link.name
-        slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake)
+        slot = await self.worker.do(
+            LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
+        )
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         self.store.keep_plan(plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")
@@ -209,20 +213,23 @@ class Device:
             self.session.finished = slot.newest.order_id
 
     def _start(self, order: messages.Order) -> None:
+        newest = self._ready().newest
+        self.options.limits.check_order(newest.sequence if newest is not None else 0)
         stop = threading.Event()
         self.job = Job(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)
 
     def _set_deadline(self, order: messages.Order) -> None:
-        """The job at hand ends when the order's deadline, which counts from now, has passed."""
+        """The job at hand ends when the order's deadline, which counts from now, has passed, or the device's own limit."""
         if self.job is None:
             return
         if self.job.deadline is not None:
             self.job.deadline.cancel()
-        if order.deadline_s:
-            expired = messages.Expired(order.id)
-            loop = asyncio.get_running_loop()
-            self.job.deadline = loop.call_later(order.deadline_s, lambda: self._spawn(self.events.put(expired)))
+        left_s = max(0.0, self.options.limits.order_s - (time.monotonic() - self.job.begun))
+        expired = messages.Expired(order.id)
+        loop = asyncio.get_running_loop()
+        after_s = min(order.deadline_s or left_s, left_s)
+        self.job.deadline = loop.call_later(after_s, lambda: self._spawn(self.events.put(expired)))
 
     def _stop_job(self) -> None:
         if self.job is not None:
@@ -250,20 +257,30 @@ class Device:
         await self.events.put(messages.WorkDone(order.id))
 
     async def _result_of(self, order: messages.Order, stop: threading.Event) -> Result:
-        from attune.fedclient.link.transfer import fetch, together
-
         slot = self._ready()
         try:
-            learner = await self.worker.do(slot.awake)
-            missing = await self.worker.do(learner.missing, order)
-            tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
-            fail_at(slot.orders.who, order.round, "order-fetched")
-            fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
-            bytes_down = sum(ref.size for ref, _ in missing)
-            progress = self._progress_of(order)
-            return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
+            while True:
+                try:
+                    return await self._carried_out(slot, order, stop)
+                except Lost as lost:
+                    self.console.say(f"{lost}: doing this again")
+                    slot.sleep()
         finally:
             slot.rest()
+
+    async def _carried_out(self, slot: LearnerSlot, order: messages.Order, stop: threading.Event) -> Result:
+        from attune.fedclient.link.transfer import fetch, together
+
+        learner = slot.take()
+        if learner is None:
+            learner = await self.worker.do(slot.awake)
+        missing = learner.missing(order)
+        tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
+        fail_at(slot.orders.who, order.round, "order-fetched")
+        fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
+        bytes_down = sum(ref.size for ref, _ in missing)
+        progress = self._progress_of(order)
+        return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
 
     def _progress_of(self, order: messages.Order) -> Any:
         loop, name = asyncio.get_running_loop(), f"round {order.round}"

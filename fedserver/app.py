@@ -28,6 +28,7 @@ from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk, user
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
+from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.server import Door
@@ -59,7 +60,8 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
     home = Home(options.home)
     home.check()
     if not home.exists():
-        planning.resolve(overrides)  # a misspelt first start leaves no home behind
+        # A first start that cannot work leaves no home behind.
+        await asyncio.to_thread(check_declared, planning.resolve(overrides))
     with home.locked():
         home.create()
         ledger = SqliteLedger(home.database)

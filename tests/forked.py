@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO
+from types import ModuleType, SimpleNamespace
+from typing import IO, Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedclient.cli:main"}
@@ -76,6 +79,7 @@ class Forked:
         err: IO[bytes],
         environment: Mapping[str, str] | None = None,
         entry: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         """words: its command line, the first of which is the path of an installed command if there is no entry."""
         if entry is None:
@@ -86,7 +90,7 @@ class Forked:
         try:
             with Path(os.devnull).open("rb") as nothing:
                 fds = [nothing.fileno(), out.fileno(), err.fileno(), theirs]
-                self.pid = zygote().fork(entry, words, environment, Path.cwd(), fds)
+                self.pid = zygote().fork(entry, words, environment, folder or Path.cwd(), fds)
         finally:
             os.close(theirs)
         self.returncode: int | None = None
@@ -131,3 +135,37 @@ def run(words: Sequence[str], environment: Mapping[str, str], timeout_s: float) 
             file.seek(0)
             said.append(file.read().decode())
         return subprocess.CompletedProcess(list(words), code, *said)
+
+
+class Popen(Forked):
+    """As the programs of this repository call `subprocess.Popen`: one pipe, or a file, for all that is printed."""
+
+    def __init__(self, command: Sequence[str], stdout: Any, env: Any = None, cwd: Any = None, **_: Any) -> None:
+        if stdout is not subprocess.PIPE:
+            super().__init__(command, stdout, stdout, env, folder=cwd)
+            return
+        ours, theirs = os.pipe()
+        self.stdout = os.fdopen(ours, encoding="utf-8")
+        with os.fdopen(theirs, "wb") as out:
+            super().__init__(command, out, out, env, folder=cwd)
+
+
+@contextlib.contextmanager
+def instead_of_subprocess(*modules: ModuleType) -> Iterator[None]:
+    """These programs fork what they start of our commands."""
+
+    def popen(command: Sequence[str], **options: Any) -> Any:
+        ours = Path(command[0]).name in ENTRIES
+        return Popen(command, **options) if ours else subprocess.Popen(command, **options)
+
+    def to_the_end(command: Sequence[str], env: Any = None, timeout: float = 120.0, check: bool = False, **_: Any) -> Any:
+        done = run(command, os.environ if env is None else env, timeout)
+        if check:
+            done.check_returncode()
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        forking = SimpleNamespace(**vars(subprocess) | {"Popen": popen, "run": to_the_end})
+        for module in modules:
+            patch.setattr(module, "subprocess", forking)
+        yield

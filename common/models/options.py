@@ -102,7 +102,17 @@ class MlrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-Options = VitOptions | TransformerOptions | ConvNetOptions | LstmOptions | DnnOptions | MlrOptions
+class HuggingFaceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of Hugging Face transformers, from a config."""
+
+    type: str  # vit, convnext, bert, gpt2, ...: the config's `model_type`
+    config: dict[str, Any] = {}  # over the defaults of that type
+
+    def resolved(self, shape: tuple[int, ...]) -> HuggingFaceOptions:
+        return self
+
+
+Options = VitOptions | TransformerOptions | ConvNetOptions | LstmOptions | DnnOptions | MlrOptions | HuggingFaceOptions
 
 
 LEAKY = (

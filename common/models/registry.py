@@ -14,6 +14,7 @@ from attune.common.errors import SettingError, nearest
 from attune.common.models.options import (
     ConvNetOptions,
     DnnOptions,
+    HuggingFaceOptions,
     LstmOptions,
     MlrOptions,
     Options,
@@ -31,7 +32,7 @@ class _Entry:
     factory: str  # package.module:factory; called as factory(spec, options)
     options: type[Options]
     kinds: tuple[Kind, ...]
-    roles: frozenset[str]  # of common.models.structure that its tensors have
+    roles: frozenset[str] | None  # of common.models.structure that its tensors have; None: it depends on its options
 
 
 _HEAD = frozenset({"head"})
@@ -48,6 +49,7 @@ _MODELS = {
     "convnet-bn": _Entry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
     "lstm": _Entry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
     "dnn": _Entry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
+    "huggingface": _Entry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
     "mlr": _Entry("attune.common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
@@ -64,7 +66,8 @@ def names() -> list[str]:
 def model_for(kind: Kind, roles: frozenset[str]) -> str:
     """The usual model for this kind of data if its tensors have all these roles, else the first that has. Or SettingError."""
     for name in [_DEFAULTS[kind], *names()]:
-        if kind in _MODELS[name].kinds and roles <= _MODELS[name].roles:
+        has = _MODELS[name].roles
+        if kind in _MODELS[name].kinds and has is not None and roles <= has:
             return name
     raise SettingError(
         f"no built-in model for {kind} has tensors of the roles {', '.join(lacking(kind, roles))}: "
@@ -87,7 +90,23 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
 
 def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
     """Which of these roles no tensor of the usual model for this kind of data has, sorted."""
-    return sorted(roles - _MODELS[_DEFAULTS[kind]].roles)
+    return sorted(roles - (_MODELS[_DEFAULTS[kind]].roles or frozenset()))
+
+
+def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
+    """Errors: SettingError for a built-in model without the parts that the method needs."""
+    has = _MODELS[name].roles if name in _MODELS else None
+    if has is not None and (missing := roles - has):
+        fitting = [other for other in names() if roles <= (_MODELS[other].roles or frozenset())]
+        raise SettingError(
+            f"model {name} has no tensors of the roles {', '.join(sorted(missing))}, which method {method} needs; "
+            f"models that have them: {', '.join(fitting) or 'none of the built-in ones'}"
+        )
+
+
+def check_importable(name: str) -> None:
+    """Errors: SettingError if the function `package.module:factory` is not there."""
+    _load(name)
 
 
 def default_spec(
@@ -126,10 +145,23 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
     factory = _load(spec.name if own else _MODELS[spec.name].factory)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed)
-        model = factory(spec) if own else factory(spec, options)
+        model = _made(factory, spec) if own else factory(spec, options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
     return model
+
+
+def _made(factory: Callable[..., Any], spec: ModelSpec) -> Any:
+    """Errors: SettingError with whatever the user's code raises."""
+    try:
+        return factory(spec)
+    except SettingError:
+        raise
+    except Exception as error:
+        raise SettingError(
+            f"model {spec.name} could not be made for {spec.kind} of shape {spec.shape} and {spec.classes} classes: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _entry(name: str) -> _Entry:

@@ -53,7 +53,7 @@ class ResolvedSettings:
             "method": {"name": self.method.name} | _components(self.method, self.method_options),
             "model": {"name": self.model_name} | self.model_options,
             "data": msgspec.structs.asdict(self.data),
-            "train": msgspec.structs.asdict(self.train),
+            "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
         }
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
@@ -81,6 +81,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
     models.check_options(name, model)
+    models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
     return ResolvedSettings(
         method=method,
@@ -123,12 +124,14 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     labels: set[Label] = set(declared.classes) or {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
+    if settings.train.augment and first.kind != "images":
+        raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     spec = models.default_spec(
         first.kind,
         first.shape,
         len(classes),
         declared.vocabulary or max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, _roles_of(settings.method)),
+        settings.model_name or models.model_for(first.kind, roles_of(settings.method)),
         settings.model_options,
         first.per_position,
     )
@@ -153,11 +156,12 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Why a model was chosen that is not the usual one for this kind of data; empty if it is, or was named."""
-    lacking = models.lacking(plan.model.kind, _roles_of(settings.method))
+    lacking = models.lacking(plan.model.kind, roles_of(settings.method))
     if settings.model_name or not lacking:
         return ""
     return f"the usual model for {plan.model.kind} has no {', '.join(lacking)}, which method {plan.method} needs"
 
 
-def _roles_of(method: Method) -> frozenset[str]:
+def roles_of(method: Method) -> frozenset[str]:
+    """Of common.models.structure: what the method's selectors ask of the model."""
     return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))

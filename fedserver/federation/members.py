@@ -127,14 +127,17 @@ class Members:
         LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
 
-    async def excuse(self, name: str, reason: str) -> None:
-        """The round does not wait for this device any longer; the reason is shown to the operator."""
-        LOG.warning("%s: %s", name, reason, extra={"device": name})
-        await self._coordinator.turn(self._excused, name, reason)
+    async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
+        """The round does not wait for this device any longer; the reason is shown to the operator.
 
-    async def _excused(self, name: str, reason: str) -> None:
+        troubled: the device says itself that it cannot.
+        """
+        LOG.warning("%s: %s", name, reason, extra={"device": name})
+        await self._coordinator.turn(self._excused, name, reason, troubled)
+
+    async def _excused(self, name: str, reason: str, troubled: bool) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
-        await self._coordinator.handle(events.Excused(name, self._clock.monotonic()))
+        await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         """A device says how far it is with an order; written down at each quarter."""
@@ -151,7 +154,7 @@ class Members:
         """A device says that it cannot carry out an order."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self._coordinator.book.order(name, order_id)
-            await self.excuse(name, reason)
+            await self.excuse(name, reason, troubled=True)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""

@@ -46,6 +46,11 @@ class ThreadLab:
             from attune.fedserver.lab.size import check_size
 
             check_size(plan.model, self._max_model_bytes)
+        if not slots:
+            from attune.common.methods.fit import check_model
+            from attune.common.methods.registry import method_of
+
+            check_model(plan.model, method_of(plan), plan.method_options)
         self._engine, remade = take_up(plan, slots, self._blobs, closed)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade)
 
@@ -63,6 +68,9 @@ class ThreadLab:
 
     async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
         return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
+
+    async def go_back(self) -> Outcome:
+        return await self._executors.worker(self._started.go_back)
 
     async def settle(self) -> None:
         await self._executors.worker(self._started.settle)

@@ -1,9 +1,8 @@
 """Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused.
 
-Calls about an order wait until a server that has just begun has given its orders out again.
-
 Nothing of a message is read before that. What fails for want of something that the server lacks for the moment can be called
-again, and the operator is told; so is who was refused, and why. A caller hears nothing of the server's files.
+again, and the operator is told; so is who was refused, and why. A caller hears nothing of the server's files. Calls about an
+order wait until a server that has just begun has given its orders out again.
 """
 
 from __future__ import annotations
@@ -95,19 +94,19 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self._answering(method, context) as answering:
                 with self._counted(await self.check(method, context)):
-                    await self._begun(method)
+                    await self._orders_out(method)
                     return await behaviour(answering.takes(request, read), context)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             async with self._answering(method, context) as answering:
                 with self._counted(await self.check(method, context)):
-                    await self._begun(method)
+                    await self._orders_out(method)
                     async for message in behaviour(answering.takes(request, read), context):
                         yield message
 
         return stream if inspect.isasyncgenfunction(behaviour) else call
 
-    async def _begun(self, method: str) -> None:
+    async def _orders_out(self, method: str) -> None:
         if method.startswith(ABOUT_ORDERS):
             await self._ready.wait()
 

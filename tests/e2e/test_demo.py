@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,31 +19,10 @@ from examples.processes import Federation, Watch
 from examples.tuned import tuned
 from tests import forked
 
-ENVIRONMENT = os.environ | forked.THREADS
-
-
-def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    done = forked.run(words, ENVIRONMENT, 120.0)
-    assert done.returncode == 0, (words, done.stdout, done.stderr)
-    return done
-
-
-def begin(words: list[str], stdout: Any, **options: Any) -> forked.Forked:
-    """As the demo calls `subprocess.Popen`: with a pipe, or with a file for what is printed."""
-    if stdout is not subprocess.PIPE:
-        return forked.Forked(words, stdout, stdout, ENVIRONMENT)
-    ours, theirs = os.pipe()
-    with os.fdopen(theirs, "wb") as out:
-        process: Any = forked.Forked(words, out, out, ENVIRONMENT)
-    process.stdout = os.fdopen(ours)
-    return process
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked() -> Iterator[None]:
-    """The demo's processes are real ones, but none of them imports torch anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run, "Popen": begin}))
+    with forked.instead_of_subprocess(processes):
         yield
 
 
@@ -93,13 +69,15 @@ def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
     out, said = demo
     commands = [shlex.split(line) for line in said.splitlines() if line.startswith("  ")]
     assert [command[0].rpartition("/")[2] for command in commands] == ["fedserver", "fedserver", "fedclient"]
-    status, _, evaluated = (run(command).stdout for command in commands)
+    done = [forked.run(command, os.environ | forked.THREADS, 120.0) for command in commands]
+    assert [each.returncode for each in done] == [0, 0, 0], done
+    status, _, evaluated = (each.stdout for each in done)
     assert "done: round 2/2 of fedtp" in status and "demo-shard0 (fedtp" in evaluated
     assert (out / "pictures" / "accuracy.png").is_file()
 
 
 def test_a_tuned_model_is_what_fedavg_with_fine_tuning_serves(demo: tuple[Path, str], tmp_path: Path) -> None:
-    """Names and seeds alike: the same accuracies as a federation that tunes at its end."""
+    """Names and seeds alike: the accuracies of a federation that tunes at its end, to rounding: that may turn one answer."""
     out, _ = demo
     shards = [out / "shards" / f"shard{i}" for i in range(3)]
     tuning = FineTuneSettings(tune_epochs=3, alpha=0.2)
@@ -107,4 +85,5 @@ def test_a_tuned_model_is_what_fedavg_with_fine_tuning_serves(demo: tuple[Path, 
     expected.to_the_end(2, 1, ("train.local_epochs=2", "method.tune_epochs=3", "method.alpha=0.2"))
     before = Federation(out / "fedavg", "fedavg", shards, lambda *_: None)
     for shard in shards:
-        assert tuned(shard, before.home(shard), tuning) == expected.clients()[shard.name]["accuracy"]
+        ended = expected.clients()[shard.name]
+        assert tuned(shard, before.home(shard), tuning) == pytest.approx(ended["accuracy"], abs=1.01 / ended["test_samples"])

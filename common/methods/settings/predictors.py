@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -13,11 +13,17 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """needs_features: it looks at what enters the head, so there must be one."""
+
+    needs_features: ClassVar[bool] = False
+
+
+class ModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The model itself has nothing to set."""
 
 
-class FineTuneSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FineTuneSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """Training on the device's own samples before it predicts: docs/methods/fedavg+ft.md."""
 
     tune_epochs: Count = 1
@@ -25,29 +31,33 @@ class FineTuneSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alpha: Positive | None = None  # learning rate; None: train.lr
 
 
-class OwnModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OwnModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The device's own model has nothing to set."""
 
 
-class TwoHeadsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TwoHeadsSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The sum of both heads has nothing to set."""
 
+    needs_features: ClassVar[bool] = True
 
-class KnnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The nearest of the device's own training samples: docs/methods/fedtp+knn.md."""
 
+    needs_features: ClassVar[bool] = True
     neighbours: Count = 10
     knn_weight: Fraction = 0.6  # of the neighbours; the rest is the model's
     capacity: Part = 1.0  # share of the training samples that is remembered
 
 
-class GpSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True):
+class GpSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """pFedGP: docs/methods/pfedgp.md."""
 
+    needs_features: ClassVar[bool] = True
     memory_points: Count = 256  # most training points that the posterior is of; time is cubic in it
 
 
-SETTINGS: dict[str, type[msgspec.Struct]] = {
+SETTINGS: dict[str, type[PredictorSettings]] = {
     "model": ModelSettings,
     "fine-tune": FineTuneSettings,
     "knn": KnnSettings,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import cast
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from attune.common.errors import SettingError
+from attune.common.models.output import logits_of
 from attune.common.models.structure import roles, tensors_of
 
 
@@ -31,7 +31,7 @@ class Network:
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits (B, ..., C). Running statistics among `tensors` are updated in place while the model is in training mode."""
         own = {name: tensor for name, tensor in tensors.items() if name in self.names}
-        return cast(Tensor, functional_call(self.model, own, (x,)))
+        return logits_of(functional_call(self.model, own, (x,)), self.model)
 
     def train(self, still: Callable[[str], bool]) -> None:
         """Training mode, but for normalisation layers whose running statistics are `still`: these normalise with them."""

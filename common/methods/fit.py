@@ -1,0 +1,78 @@
+"""A model tried before anybody trains it: it is built, its tensors are dealt to the method's parts, and it scores two samples.
+
+B samples, T positions, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attune.common.errors import SettingError
+from attune.common.methods.method import Method, assign, options_of
+from attune.common.models.output import logits_of
+from attune.common.models.registry import build
+from attune.common.models.structure import roles
+from attune.common.plan import ModelSpec
+
+SAMPLES = 2
+
+
+def check_model(spec: ModelSpec, method: Method, method_options: Mapping[str, Any]) -> None:
+    """Errors: SettingError that names what is wrong with the model, or what the method needs and the model lacks."""
+    model = build(spec, 0)
+    assign(method, model)
+    options = options_of(method, method_options)
+    head = _head(model) if options.objective.needs_features or options.predictor.needs_features else None
+    if head == "":
+        raise SettingError(
+            f"method {method.name} needs a model with a linear head, and {spec.name} has none: name the last layer head"
+        )
+    _check_scores(spec, model, method, head)
+
+
+def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str | None) -> None:
+    x = _samples(spec)
+    seen: list[bool] = []
+    handle = model.get_submodule(head).register_forward_pre_hook(lambda *_: seen.append(True)) if head else None
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(x)
+    except Exception as error:
+        # Whatever a user's code raises is an error of this model.
+        raise SettingError(
+            f"model {spec.name} cannot score a batch of shape {tuple(x.shape)} ({x.dtype}): {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        if handle is not None:
+            handle.remove()
+    logits = logits_of(output, model)
+    wanted = (*((SAMPLES, spec.shape[0]) if spec.per_position else (SAMPLES,)), spec.classes)
+    if tuple(logits.shape) != wanted:
+        each = "position" if spec.per_position else "sample"
+        raise SettingError(
+            f"model {spec.name} gives scores of shape {tuple(logits.shape)} for {SAMPLES} samples; {wanted} is needed, one for "
+            f"each of {spec.classes} classes a {each}"
+        )
+    if not logits.is_floating_point():
+        raise SettingError(f"model {spec.name} gives scores of type {logits.dtype}; floating-point logits are needed")
+    if head and not seen:
+        raise SettingError(f"method {method.name} needs what enters the head, but {spec.name} never calls its head {head!r}")
+
+
+def _head(model: nn.Module) -> str:
+    return next((name.rpartition(".")[0] for name, of in roles(model).items() if "head" in of), "")
+
+
+def _samples(spec: ModelSpec) -> Tensor:
+    """(B, ...) as a device prepares samples of this kind; of nothing but zeros."""
+    if spec.kind == "tokens":
+        return torch.zeros(SAMPLES, *spec.shape, dtype=torch.int64)
+    if spec.kind == "images":
+        height, width, channels = spec.shape
+        return torch.zeros(SAMPLES, channels, height, width)
+    return torch.zeros(SAMPLES, *spec.shape)

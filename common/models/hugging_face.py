@@ -1,0 +1,47 @@
+"""Models of Hugging Face transformers, made from a config with new weights: nothing is downloaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from attune.common.errors import SettingError
+from attune.common.models.options import HuggingFaceOptions
+from attune.common.plan import ModelSpec
+
+
+def make(spec: ModelSpec, options: HuggingFaceOptions) -> nn.Module:
+    """The architecture `options.type` for images or tokens, as large as `options.config` says; its output has `.logits`.
+
+    Sizes that the data decide are filled in where the config leaves them out. Errors: SettingError.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise SettingError("model huggingface needs transformers: pip install 'attune-fl[huggingface]'") from None
+    values = {"return_dict": True, "num_labels": spec.classes, **_sizes(spec), **options.config}
+    try:
+        config = transformers.AutoConfig.for_model(options.type, **values)
+        model: nn.Module = _auto(transformers, spec).from_config(config)
+    except (ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
+        said = str(error).strip().splitlines()
+        raise SettingError(
+            f"no Hugging Face model {options.type!r} for {spec.kind} can be made: {said[0][:300] if said else error!r}"
+        ) from None
+    return model
+
+
+def _auto(transformers: Any, spec: ModelSpec) -> Any:
+    if spec.kind == "images":
+        return transformers.AutoModelForImageClassification
+    return (
+        transformers.AutoModelForTokenClassification if spec.per_position else transformers.AutoModelForSequenceClassification
+    )
+
+
+def _sizes(spec: ModelSpec) -> dict[str, Any]:
+    if spec.kind == "images":
+        height, width, channels = spec.shape
+        return {"image_size": height if height == width else [height, width], "num_channels": channels}
+    return {"vocab_size": spec.vocabulary, "pad_token_id": 0}

@@ -1,0 +1,48 @@
+"""The model that settings name, tried at the first start: an error comes before devices do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attune.common.errors import SettingError
+from attune.common.models import registry
+from attune.common.plan import ModelSpec
+from attune.fedserver.core.planning import ResolvedSettings, roles_of
+
+CLASSES, VOCABULARY = 2, 100  # where the operator leaves them to the devices
+
+
+def check_declared(settings: ResolvedSettings) -> None:
+    """As far as the section [data] says what samples look like; else whether the model's code can be imported at all.
+
+    Errors: SettingError.
+    """
+    name = settings.model_name
+    if name is not None and ":" in name:
+        registry.check_importable(name)
+    specs = list(_specs(settings))
+    if not specs:
+        return
+    from attune.common.methods.fit import check_model
+
+    errors = []
+    for spec in specs:
+        try:
+            check_model(spec, settings.method, settings.method_options)
+            return
+        except SettingError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
+    """What the model may have to be: tokens may have a label each or one a sample, which nobody declares."""
+    data = settings.data
+    if data.kind is None or not data.shape:
+        return
+    name = settings.model_name or registry.model_for(data.kind, roles_of(settings.method))
+    classes, vocabulary = len(data.classes) or CLASSES, (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
+    for per_position in (False, True) if data.kind == "tokens" else (False,):
+        yield registry.default_spec(
+            data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position
+        )
