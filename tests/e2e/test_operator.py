@@ -6,12 +6,17 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from attune.common.faults import VARIABLE
+from attune.common.identity.credential import Credential
+from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
-from tests.e2e.hand import Hand, kind_of
+from attune.fedserver.pb import admin_pb2
+from attune.fedserver.pb.admin_pb2_grpc import AdminStub
+from tests.e2e.hand import Caller, Hand, kind_of
 from tests.e2e.harness import Federation, Process, until
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "3")
@@ -103,3 +108,41 @@ def test_a_server_killed_in_the_middle_of_a_line_starts_again_and_its_log_is_who
     assert [each["event"] for each in events(federation)].count("cut off") == 1
     Hand(server.port, server.join_token, "ada")
     assert msgspec.json.decode(log.read_bytes().splitlines()[-1])["event"] == "enrolled"
+
+
+def test_what_the_commands_do_can_be_done_over_the_network_by_the_operator_alone(
+    federation_at: Callable[[str], Federation],
+) -> None:
+    federation = federation_at("remote")
+    server = federation.server(*FLAGS)
+    root = (federation.home / "ca" / "ca.pem").read_bytes()
+    operator = Caller(server.port, root, Credential.load(federation.home / "operator", "operator"))
+    admin: Any = AdminStub(operator.channel)
+    made = admin.NewToken(admin_pb2.NewTokenRequest(uses=2, ttl_s=60)).token
+    ada = Hand(server.port, made, "ada")
+    stream = ada.connect()
+    stream.next("notice")
+    label = JoinToken.parse(made).label
+    [token] = [each for each in admin.Tokens(admin_pb2.TokensRequest()).tokens if each.id == label]
+    assert (token.state, token.uses, token.uses_left, list(token.devices)) == ("live", 2, 1, ["ada"])
+    assert admin.Pause(admin_pb2.PauseRequest(paused=True)).phase == "waiting"
+    assert federation.status()["paused"]
+    assert list(admin.RevokeToken(admin_pb2.RevokeTokenRequest(id=label, devices=True)).revoked) == ["ada"]
+    assert kind_of(stream.end) == "certificate-refused"
+    bob = Hand(server.port, admin.NewToken(admin_pb2.NewTokenRequest()).token, "bob")
+    assert admin.Revoke(admin_pb2.RevokeRequest(name="bob")).connected == 0
+    assert kind_of(lambda: bob.download("sha256:" + "0" * 64)) == "certificate-refused"
+    assert kind_of(lambda: admin.Revoke(admin_pb2.RevokeRequest(name="nobody"))) == "setting"
+    assert kind_of(lambda: admin.NewToken(admin_pb2.NewTokenRequest(ttl_s=-1))) == "setting"
+    assert kind_of(lambda: admin.RevokeToken(admin_pb2.RevokeTokenRequest(id="0" * 16))) == "setting"
+    carl: Any = AdminStub(Hand(server.port, server.join_token, "carl").channel)
+    for call, request in (
+        (carl.Pause, admin_pb2.PauseRequest()),
+        (carl.NewToken, admin_pb2.NewTokenRequest()),
+        (carl.Tokens, admin_pb2.TokensRequest()),
+        (carl.RevokeToken, admin_pb2.RevokeTokenRequest(id=label)),
+        (carl.Revoke, admin_pb2.RevokeRequest(name="ada")),
+    ):
+        assert kind_of(lambda call=call, request=request: call(request)) == "forbidden"
+    assert federation.status()["paused"]
+    operator.close()

@@ -169,6 +169,38 @@ def test_what_join_left_is_adopted_by_the_first_shard(quick):
     assert again.exit_code == 0, "the next device of this machine may join"
 
 
+@pytest.mark.parametrize("where", ["a file", "standard input"])
+def test_a_token_comes_from_a_file_or_from_standard_input(quick, tmp_path, where):
+    from click.testing import CliRunner
+
+    from attune.fedclient.cli import main
+
+    file = tmp_path / "token"
+    text = f"{quick.server.token()}\n"
+    file.write_text(text)
+    command = ["join", "--server", f"127.0.0.1:{quick.server.port}", "--name", "bonn", "--token-file"]
+    given = {"args": [*command, str(file)]} if where == "a file" else {"args": [*command, "-"], "input": text}
+    result = CliRunner().invoke(main, **given)
+    assert (result.exit_code, quick.server.seen.enrolled) == (0, ["bonn"]), result.output
+
+
+def test_a_token_is_given_once_and_a_file_without_one_is_said(quick, tmp_path):
+    from click.testing import CliRunner
+
+    from attune.fedclient.cli import main
+
+    command = ["join", "--server", f"127.0.0.1:{quick.server.port}"]
+    both = CliRunner().invoke(main, [*command, "--token", "x", "--token-file", "-"])
+    assert (both.exit_code, "give one" in both.output) == (2, True)
+    neither = CliRunner().invoke(main, command)
+    assert (neither.exit_code, "--token-file" in neither.output) == (2, True)
+    missing = CliRunner().invoke(main, [*command, "--token-file", str(tmp_path / "none")])
+    assert (missing.exit_code, "cannot read a token" in missing.output) == (2, True)
+    (tmp_path / "other").write_text("not a token")
+    other = CliRunner().invoke(main, [*command, "--token-file", str(tmp_path / "other")])
+    assert other.exit_code == 11
+
+
 def test_the_local_servers_own_token_is_found_for_its_port_only(quick):
     folder = homes.server_home()
     folder.mkdir(parents=True)

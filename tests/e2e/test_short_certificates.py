@@ -1,0 +1,41 @@
+"""A federation whose certificates live a minute: they are renewed beside training, and no round loses a device over it.
+
+`python -m benchmarks.certificates` runs it for as long as is wanted; here until each device has renewed once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from attune.fedserver.home import Home
+from attune.fedserver.stores.audit import entries
+from attune.fedserver.view.beside import snapshot
+from tests.e2e.harness import Federation, tabular_shard, until
+
+DEVICES = 2
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", str(DEVICES), "--rounds", "1000")
+SHORT = ("--set", "server.certificate_days=0.0007", "--set", f"round.quorum={DEVICES}")
+
+
+def test_devices_renew_beside_their_work_and_no_round_is_without_one(
+    federation_at: Callable[[str], Federation], tmp_path: Path
+) -> None:
+    federation = federation_at("short")
+    shards = [tabular_shard(tmp_path / f"s{number}", number) for number in range(DEVICES)]
+    federation.server(*FLAGS, *SHORT)
+    devices = [federation.device(shard, fault="*:*:training=sleep:0.05") for shard in shards]
+
+    def renewed() -> bool:
+        found = {entry.facts["name"] for entry, _ in entries(federation.home / "audit.jsonl") if entry.event == "renewed"}
+        return found == {shard.name for shard in shards}
+
+    until(renewed, "each device to have renewed its certificate")
+    closed = federation.status()["round"]
+    federation.await_status(lambda status: status["round"] >= closed + 2)
+    updates = Counter(row.round for row in snapshot(Home(federation.home)).rows if row.work == "train")
+    assert sorted(updates) == list(range(1, len(updates) + 1)) and set(updates.values()) == {DEVICES}
+    assert [device.popen.poll() for device in devices] == [None] * DEVICES
+    assert all("renewed this device's certificate" in device.text for device in devices)
+    assert federation.status()["refused"] == []

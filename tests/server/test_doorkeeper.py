@@ -1,0 +1,99 @@
+"""Which connections are shut: decided by hand-made sockets and times; then once with real ones."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from attune.fedserver.rpc import doorkeeper
+from attune.fedserver.rpc.doorkeeper import Bounds, Doorkeeper, address_of, shut, sockets
+
+PORT = 7
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[str, int]]:
+    """Descriptor -> peer: what the process holds now."""
+    found: dict[int, tuple[str, int]] = {}
+    monkeypatch.setattr(doorkeeper, "sockets", lambda port: list(found.items()))
+    return found
+
+
+def fds(gone: list[doorkeeper.Socket]) -> list[int]:
+    return [each.fd for each in gone]
+
+
+def test_bounds_leave_descriptors_for_what_runs() -> None:
+    assert Bounds.of(256) == Bounds(160, 80, 20)
+    assert Bounds.of(65536) == Bounds(57280, 28640, 7160)
+    assert Bounds.of(10) == Bounds(16, 8, 16)
+
+
+def test_what_has_made_no_call_in_ten_seconds_goes_and_what_has_stays(present: dict[int, tuple[str, int]]) -> None:
+    keeper = Doorkeeper(Bounds.of(256))
+    present.update({3: ("10.0.0.1", 1000), 4: ("10.0.0.2", 1000)})
+    assert keeper.look(PORT, 0.0).unfinished == 2
+    keeper.came("ipv4:10.0.0.2:1000", "ada")
+    assert fds(keeper.look(PORT, 10.0).too_long) == []
+    assert fds(keeper.look(PORT, 10.1).too_long) == [3]
+    present[3] = ("10.0.0.1", 1001)  # another connection under the same descriptor
+    assert fds(keeper.look(PORT, 20.0).too_long) == []
+
+
+def test_of_one_address_and_in_all_the_oldest_beyond_the_bound_go(present: dict[int, tuple[str, int]]) -> None:
+    keeper = Doorkeeper(Bounds(connections=20, unfinished=6, an_address=4))
+    for number in range(5):
+        present[number] = ("10.0.0.9", number)
+        keeper.look(PORT, number * 0.1)
+    assert fds(keeper.look(PORT, 1.0).too_long) == [0]
+    del present[0]
+    present.update({10: ("10.0.0.1", 1), 11: ("10.0.0.2", 1), 12: ("10.0.0.3", 1)})
+    assert fds(keeper.look(PORT, 1.1).too_long) == [1], "seven in all, of which the oldest goes"
+
+
+def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[str, int]]) -> None:
+    keeper = Doorkeeper(Bounds.of(256))
+    for number in range(10):
+        present[number] = ("10.0.0.9", 100 + number)
+        keeper.came(f"ipv4:10.0.0.9:{100 + number}", "mallory")
+        keeper.look(PORT, float(number))
+    look = keeper.look(PORT, 60.0)
+    assert (fds(look.too_long), fds(look.too_many)) == ([], [0, 1])
+    assert keeper.called == 10
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:50051", ("127.0.0.1", 50051)),
+        ("ipv6:%5B::1%5D:50051", ("::1", 50051)),
+        ("ipv6:[::1]:50051", ("::1", 50051)),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:7", ("10.0.0.1", 7)),
+        ("unix:/tmp/x", ("unix:/tmp/x", 0)),
+    ],
+)
+def test_peers_as_grpc_writes_them(peer: str, address: tuple[str, int]) -> None:
+    assert address_of(peer) == address
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socket.AddressFamily) -> None:
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    try:
+        listening = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip("this machine has no such addresses")
+    with listening, socket.create_server((host, 0), family=family) as other:
+        port = listening.getsockname()[1]
+        mine, theirs = (socket.create_connection(each.getsockname()[:2]) for each in (listening, other))
+        ours, apart = listening.accept()[0], other.accept()[0]
+        with mine, theirs, ours, apart:
+            assert dict(sockets(port)) == {ours.fileno(): mine.getsockname()[:2]}
+            [fd] = dict(sockets(port))
+            wrong = doorkeeper.Socket(fd, ("10.0.0.1", 1), 0.0)
+            assert not shut([wrong]), "the descriptor has become another's"
+            assert shut([doorkeeper.Socket(fd, mine.getsockname()[:2], 0.0)]) == {host: 1}
+            assert mine.recv(1) == b""
+            theirs.sendall(b"x")
+            assert apart.recv(1) == b"x"
