@@ -11,8 +11,13 @@ from typing import Any
 DISTRIBUTION = "attune-fl"  # on PyPI the name "attune" belongs to somebody else
 
 
-_PLACES = {"Client": "attune.fedclient.client", "serve": "attune.fedserver.serve", "simulate": "attune.simulation.simulate"}
-__all__ = ["Client", "serve", "simulate"]
+_PLACES = {
+    "Client": "attune.fedclient.client",
+    "serve": "attune.fedserver.serve",
+    "simulate": "attune.simulation.simulate",
+    "try_executors": "attune.simulation.trial",
+}
+__all__ = ["Client", "serve", "simulate", "try_executors"]
 
 
 def __getattr__(name: str) -> Any:

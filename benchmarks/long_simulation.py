@@ -1,8 +1,8 @@
 """A whole experiment in one process: FedMCSA's Synthetic at full length, all devices training in every round.
 
 `python -m benchmarks.long_simulation`: 100 devices of Synthetic(0.5, 0.5), MLR, 20 steps of 20 samples, evaluated every tenth
-round. The seconds of training are those of the stacked descents of the same run. What is left, by device and round, is the
-overhead: serving, evaluating before and after, handing in, aggregating, keeping, and starting.
+round and after each of the last 20. The seconds of training are those of the stacked descents of the same run. What is left, by
+device and round, is the overhead: serving, evaluating before and after, handing in, aggregating, keeping, and starting.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Timed(Stacked):
         return found
 
 
-def measure(shards: Path, method: str, rounds: int, every: int) -> dict[str, Any]:
+def measure(shards: Path, method: str, rounds: int, every: int, last: int) -> dict[str, Any]:
     """One run: wall and processor seconds, and what of them is training."""
     side = SideBySide()
     side.stacked = timed = Timed()
     devices = len(list(shards.glob("*/")))
-    settings = SETTINGS | {"round.evaluate_every": every}
+    settings = SETTINGS | {"round.evaluate_every": every, "round.evaluate_each_last": last}
     wall, cpu = time.perf_counter(), time.process_time()
     result = attune.simulate(f"{shards}/*", method, "mlr", rounds, 0, settings, executor=side, progress=False)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -57,6 +57,7 @@ def measure(shards: Path, method: str, rounds: int, every: int) -> dict[str, Any
         "devices": devices,
         "rounds": rounds,
         "evaluate_every": every,
+        "evaluate_each_last": last,
         "wall_s": round(wall, 1),
         "processor_s": round(cpu, 1),
         "training_s": round(timed.training_s, 1),
@@ -69,14 +70,15 @@ def measure(shards: Path, method: str, rounds: int, every: int) -> dict[str, Any
 @click.option("--devices", default=100)
 @click.option("--rounds", default=800)
 @click.option("--every", default=10, help="Interval, in rounds, of evaluations on all devices.")
+@click.option("--last", default=20, help="So many last rounds are evaluated each.")
 @click.option("--method", default="fedmcsa")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "long_simulation.json")
-def main(devices: int, rounds: int, every: int, method: str, out: Path) -> None:
+def main(devices: int, rounds: int, every: int, last: int, method: str, out: Path) -> None:
     """Makes the shards, runs the experiment and writes the figures."""
     with tempfile.TemporaryDirectory(prefix="attune-simulated-") as scratch:
         flags = ("--scheme", "synthetic", "--alpha", "0.5", "--set", "beta=0.5", "--clients", devices, "--seed", 0)
         Home(Path(scratch)).run("fedclient", "partition", *flags, "--out", Path(scratch) / "shards")
-        found = measure(Path(scratch) / "shards", method, rounds, every)
+        found = measure(Path(scratch) / "shards", method, rounds, every, last)
     click.echo(msgspec.json.encode(found).decode())
     report = {
         "what": "one experiment in one process, one thread, devices stacked; overhead in ms of processor a device and round",

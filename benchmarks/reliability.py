@@ -73,7 +73,7 @@ class Bench:
         """The moment (time.monotonic) at which the last device had connected to this server."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
-            seen = {found[1]: at for at, line in list(server.lines) if (found := re.match(r"(\S+) connected ", line))}
+            seen = {found[1]: at for at, line in list(server.lines) if (found := re.search(r"(\S+) connected ", line))}
             if len(seen) == self.devices:
                 return max(seen.values())
             time.sleep(0.02)

@@ -17,6 +17,7 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -33,6 +34,17 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_norm: NonNegative = 1.0  # gradient norm; 0: no clipping
     mixed_precision: Literal["off", "bf16"] = "off"
     validation: Share = 0.1  # of a device's training samples, held out to choose which model it keeps; 0: no choice
+    # Later than version 1: left out of the plan where they are not set.
+    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] | msgspec.UnsetType = msgspec.UNSET  # unset: sgd
+    schedule: Literal["constant", "cosine", "linear"] | msgspec.UnsetType = msgspec.UNSET  # of the rate within an order
+    lr_decay: Decay | msgspec.UnsetType = msgspec.UNSET  # factor of the rate from one round to the next
+    augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET  # images only
+
+    def in_round(self, number: int) -> TrainSettings:
+        """With the rate of this round; the first one is 1."""
+        if self.lr_decay is msgspec.UNSET or number < 2:
+            return self
+        return msgspec.structs.replace(self, lr=self.lr * self.lr_decay ** (number - 1))
 
 
 Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
@@ -50,6 +62,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_s: NonNegative = 300.0  # without progress for so long, a device no longer holds a round that has its quorum; 0: off
     replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
+    take_back: NonNegative = 10.0  # times its last median, the devices' loss undoes the round before; 0: never
     train: Literal["sampled", "all"] = "sampled"
     encoding: Literal["", "bf16"] = ""  # of what devices hand in, with loss; empty: none
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated

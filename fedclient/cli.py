@@ -89,6 +89,24 @@ _timeout_option = click.option(
 )  # fmt: skip
 
 
+_token_file_option = click.option(
+    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
+)
+
+
+def _token(text: str | None, file: str | None) -> str | None:
+    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise click.UsageError("--token and --token-file are two tokens: give one")
+    try:
+        with click.open_file(file, encoding="utf-8") as source:
+            return str(source.read(MAX_TOKEN_FILE)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"cannot read a token from {file}: {error}") from None
+
+
 def _table_options(command: F) -> F:
     """What is said of a table, where --data is one."""
     for option in (
@@ -109,24 +127,6 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 
     names = ("label", "apart", "missing", "columns", "split", "group")
     return ReadOptions.of(**{name: given[name] for name in names})
-
-
-_token_file_option = click.option(
-    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
-)
-
-
-def _token(text: str | None, file: str | None) -> str | None:
-    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
-    if file is None:
-        return text
-    if text is not None:
-        raise click.UsageError("--token and --token-file are two tokens: give one")
-    try:
-        with click.open_file(file, encoding="utf-8") as source:
-            return str(source.read(MAX_TOKEN_FILE)).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -155,6 +155,20 @@ def _token(text: str | None, file: str | None) -> str | None:
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
 )
+@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
+@click.option(
+    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
+)
+@click.option(
+    "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
+    help="Give an order up after so many seconds, whatever the server says.",
+)  # fmt: skip
+@click.option(
+    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
+)
+@click.option(
+    "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
@@ -176,8 +190,10 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient import shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
+    from attune.fedclient.hooks import NONE, Hooks
+    from attune.fedclient.limits import Limits
 
-    first = Path(given["data"][0])
+    first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     client = Client(
         data=first,
         server=given["server"],
@@ -190,6 +206,9 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
+        limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        train=hooks.train,
+        evaluate=hooks.evaluate,
         label=given["label"],
         table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
     )

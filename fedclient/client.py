@@ -14,6 +14,8 @@ from attune.fedclient.address import Address
 from attune.fedclient.console import Console
 from attune.fedclient.data.given import shard_of
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.hooks import Evaluate, Hooks, Train
+from attune.fedclient.limits import Limits
 from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
 DEFAULT_TIMEOUT_S = 300.0
+NO_OTHER_LIMITS = Limits()
 NO_OPTIONS: Mapping[str, Any] = {}
 Factory = str | Callable[..., Any]
 
@@ -30,8 +33,10 @@ class Client:
 
     server: HOST:PORT. data: a shard's folder or file; or arrays or torch data sets as for `attune.simulate`, and then `name`
     says which device this is. model: code of the federation that may run here: "package.module:factory", the function, or
-    several of them. label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other options, by
-    the names that `fedclient` gives them, such as {"columns": "age,dose"}. The rest as the options of `fedclient`.
+    several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
+    (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
+    options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. limits: on what the
+    server may ask of this device. The rest as the options of `fedclient`.
     Errors: SettingError, ShardError.
     """
 
@@ -48,8 +53,11 @@ class Client:
         connect_timeout_s: float = DEFAULT_TIMEOUT_S,
         keep: Literal["best", "personalized"] = "best",
         baseline: Literal["local"] | None = None,
+        train: Train | None = None,
+        evaluate: Evaluate | None = None,
         label: str = "",
         table: Mapping[str, Any] = NO_OPTIONS,
+        limits: Limits = NO_OTHER_LIMITS,
     ) -> None:
         address = Address.parse(server)
         self._shard: LazyShard | None
@@ -72,6 +80,8 @@ class Client:
             connect_timeout_s=connect_timeout_s,
             keep=keep,
             baseline=baseline,
+            limits=limits,
+            hooks=Hooks(train, evaluate),
             table=ReadOptions.of(label, **table),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )

@@ -57,6 +57,7 @@ class Job:
     task: asyncio.Task[None]
     stop: threading.Event = field(default_factory=threading.Event)
     deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
+    begun: float = field(default_factory=time.monotonic)
 
 
 class Device:
@@ -194,6 +195,7 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.store, self.options.allow_models)
+        await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
         name = self.link.name
         slot = await self.worker.do(
             LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
@@ -211,20 +213,23 @@ class Device:
             self.session.finished = slot.newest.order_id
 
     def _start(self, order: messages.Order) -> None:
+        newest = self._ready().newest
+        self.options.limits.check_order(newest.sequence if newest is not None else 0)
         stop = threading.Event()
         self.job = Job(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)
 
     def _set_deadline(self, order: messages.Order) -> None:
-        """The job at hand ends when the order's deadline, which counts from now, has passed."""
+        """The job at hand ends when the order's deadline, which counts from now, has passed, or the device's own limit."""
         if self.job is None:
             return
         if self.job.deadline is not None:
             self.job.deadline.cancel()
-        if order.deadline_s:
-            expired = messages.Expired(order.id)
-            loop = asyncio.get_running_loop()
-            self.job.deadline = loop.call_later(order.deadline_s, lambda: self._spawn(self.events.put(expired)))
+        left_s = max(0.0, self.options.limits.order_s - (time.monotonic() - self.job.begun))
+        expired = messages.Expired(order.id)
+        loop = asyncio.get_running_loop()
+        after_s = min(order.deadline_s or left_s, left_s)
+        self.job.deadline = loop.call_later(after_s, lambda: self._spawn(self.events.put(expired)))
 
     def _stop_job(self) -> None:
         if self.job is not None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from attune.fedclient.address import Address
+from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.limits import DEFAULT_LIMITS, Limits
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
@@ -26,4 +28,6 @@ class Options:
     keep: Literal["best", "personalized"] = "best"
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
+    limits: Limits = DEFAULT_LIMITS
+    hooks: Hooks = NONE  # the device's own training and scores
     table: ReadOptions = PLAIN  # where the data are a table: which column is what

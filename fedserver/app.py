@@ -16,6 +16,7 @@ from typing import Any
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
+from attune.fedserver import logs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
@@ -25,7 +26,7 @@ from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk
+from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk, user
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
@@ -88,11 +89,11 @@ async def _serve(
     door = Door(settings.server, registrar, desk, Refusals(ledger, home.audit), coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
-    await ledger.set_overrides(overrides)
+    starting = Desk(ledger, home.audit, f"operator {user()}, start of the server")
+    await starting.set_settings(overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
-    starting = Desk(ledger, home.audit, "start of the server")
     local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(home.local_token, local.encode())
     join = await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
@@ -100,6 +101,7 @@ async def _serve(
     found = await coordinator.restore()
     told = _signals()
     resumed = coordinator.resume(found)
+    logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
         _greet(options, address, authority.short_fingerprint, join, settings)

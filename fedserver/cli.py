@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -75,6 +74,9 @@ class Group(click.Group):
 @click.option(
     "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
 )
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of each line.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, for finding faults.")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -87,16 +89,21 @@ def cli(
     assignments: tuple[str, ...],
     exit_when_done: bool,
     join_uses: int,
+    log_format: Literal["text", "json"],
+    quiet: bool,
+    verbose: bool,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(None, assignments, {})
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    from attune.fedserver import logs
     from attune.fedserver.malloc import LARGE_PAGES, bound_heaps
     from attune.fedserver.serve import serve
 
+    verbosity = int(verbose) - int(quiet)
+    logs.begin(log_format, verbosity)
     bound_heaps()
     os.environ.setdefault(*LARGE_PAGES)
     serve(
@@ -107,7 +114,7 @@ def cli(
         port=port,
         exit_when_done=exit_when_done,
         join_uses=join_uses,
-        say=click.echo,
+        say=logs.speaker(log_format, verbosity, click.echo),
         **flags,
     )
 
@@ -228,6 +235,56 @@ def status(home: Path | None, as_json: bool) -> None:
 
 @cli.command()
 @HOME
+@click.option("--last", type=click.IntRange(1), help="Show only so many entries, the latest.")
+@click.option("--json", "as_json", is_flag=True, help="The lines as they are in the file.")
+@click.option("--contains", metavar="DIGEST", help="Fail unless this entry, noted before, is still in the log.")
+def audit(home: Path | None, last: int | None, as_json: bool, contains: str | None) -> None:
+    """Shows who was let in, refused or shut out and which settings changed; exit code 4 if the log is damaged."""
+    from attune.fedserver.stores.audit import entries
+    from attune.fedserver.view.audit_text import lines_of
+
+    place = _place(home)
+    place.require()
+    found = list(entries(place.audit.path))
+    for line in lines_of(found[-last:] if last else found, as_json):
+        click.echo(line)
+    if contains is not None and contains not in (digest for _, digest in found):
+        raise HomeMismatch(f"the entry {contains} is not in {place.audit.path}: the log was cut or replaced")
+    if not as_json:
+        click.echo(f"{len(found)} entries, each follows the one before; the last is {found[-1][1] if found else 'none'}")
+
+
+@cli.command()
+@HOME
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder to write to.")
+def backup(home: Path | None, out: Path) -> None:
+    """Copies all that a federation needs into a folder, beside a running server too."""
+    from attune.fedserver.identity.desk import user
+    from attune.fedserver.view.backup import back_up
+
+    place = _place(home)
+    place.require()
+    for line in back_up(place, out):
+        click.echo(line)
+    place.audit.write("backup made", f"operator {user()}", folder=str(out))
+
+
+@cli.command()
+@click.option("--home", type=click.Path(path_type=Path), required=True, help="The new folder of the server's state.")
+@click.option("--from", "source", type=click.Path(path_type=Path), required=True, help="What `fedserver backup` wrote.")
+def restore(home: Path, source: Path) -> None:
+    """Makes a home of a backup, after every byte of it was verified; exit code 4 if it is damaged."""
+    from attune.fedserver.home import Home
+    from attune.fedserver.identity.desk import user
+    from attune.fedserver.view.backup import restore_to
+
+    for line in restore_to(source, Home(home)):
+        click.echo(line)
+    Home(home).audit.write("restored", f"operator {user()}", folder=str(source))
+
+
+@cli.command()
+@HOME
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 def export(home: Path | None, out: Path) -> None:
     """Writes the shared and every client's weights, the server's own state and metrics.csv."""
@@ -298,20 +355,10 @@ def _open(home: Path | None) -> tuple[Home, SqliteLedger]:
 
 def _desk(home: Path | None) -> tuple[Home, Desk]:
     """The home, and the operator's desk in it. Errors: HomeMismatch if there is none."""
-    from attune.fedserver.identity.desk import Desk
+    from attune.fedserver.identity.desk import Desk, user
 
     place, ledger = _open(home)
-    return place, Desk(ledger, place.audit, f"operator {_user()}")
-
-
-def _user() -> str:
-    """Who runs this command; a number where the system has no name for it, as in a container."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())
+    return place, Desk(ledger, place.audit, f"operator {user()}")
 
 
 def _wake(place: Home) -> None:

@@ -16,6 +16,8 @@ from attune.common.errors import HomeBusy, HomeMismatch
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.stores.audit import Audit
 
+LEFT_ASIDE = ".backup-"  # the name of a folder in which a backup sets files aside begins with it
+
 
 class Address(msgspec.Struct):
     """server.json: where the running (or last) server listens, and its process."""
@@ -96,7 +98,8 @@ class Home:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.path, self.authority, self.operator):
             sweep_files(folder)
-        shutil.rmtree(self.serve, ignore_errors=True)
+        for left in (self.serve, *self.path.glob(f"{LEFT_ASIDE}*")):
+            shutil.rmtree(left, ignore_errors=True)
         for folder in (self.state, self.serve, self.inbox, self.uploads):
             folder.mkdir(mode=0o700, exist_ok=True)
         for folder in (self.path, self.authority, self.operator, self.state, self.serve, self.inbox, self.uploads):

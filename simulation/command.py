@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from attune.common.config import load_settings
+from attune.simulation.executors import NAMES
 
 if TYPE_CHECKING:
     from attune.simulation.result import Result
 
 
 @click.command()
-@click.option("--data", multiple=True, required=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*').")
+@click.option(
+    "--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*'); of a benchmark its data set."
+)
+@click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
 @click.option("--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them.")
 @click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
@@ -24,6 +28,12 @@ if TYPE_CHECKING:
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
 @click.option(
+    "--executor",
+    type=click.Choice(NAMES),
+    help="How devices are carried out: one by one, side by side, or spread over processes.",
+)
+@click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")
+@click.option(
     "--home", type=click.Path(path_type=Path, file_okay=False), help="Keep all state in this folder, and go on from it."
 )
 @click.option(
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 )
 def simulate(
     data: tuple[str, ...],
+    benchmark: str | None,
     methods: str,
     model: str | None,
     rounds: int | None,
@@ -38,21 +49,51 @@ def simulate(
     assignments: tuple[str, ...],
     config: Path | None,
     baseline: Literal["local"] | None,
+    executor: Any,
+    try_executors: bool,
     home: Path | None,
     out: Path | None,
 ) -> None:
     """Whole federations in this process, without a network: every method on the same shards, side by side."""
+    if benchmark is not None:
+        by_recipe(benchmark, data, out or Path("benchmark-out"), seed)
+        return
+    if not data:
+        raise click.UsageError("say --data SHARD, or --benchmark NAME")
     from attune.simulation.simulate import simulate as run
+    from attune.simulation.trial import try_executors as tried
 
     settings, results = load_settings(config, assignments, {}), {}
-    for method in dict.fromkeys(name.strip() for name in methods.split(",")):
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
+    if try_executors:
+        click.echo(repr(tried(data, names[0], model, seed, settings)))
+        return
+    for method in names:
         click.echo(f"{method} ...", err=True)
         place = home / method if home else None
-        results[method] = run(data, method, model, rounds, seed, settings, baseline, place)
+        results[method] = run(data, method, model, rounds, seed, settings, baseline, place, executor)
         if out is not None:
             results[method].save(out / method)
     for line in side_by_side(results):
         click.echo(line)
+
+
+def by_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> None:
+    """Runs a recipe, prints its table and writes rows and picture into `out`. Errors: click.UsageError for missing data."""
+    from attune.simulation.recipes import catalogue, picture
+    from attune.simulation.recipes.run import run
+
+    recipe = catalogue.get(name)
+    if len(data) != bool(recipe.data):
+        raise click.UsageError(
+            f"--benchmark {name} takes " + (f"--data, one path of {recipe.data}" if recipe.data else "no --data")
+        )
+    rows = run(
+        recipe, data[0] if data else None, out, lambda text: click.echo(text, err=True), seeds=() if seed is None else (seed,)
+    )
+    for line in picture.lines(recipe, rows):
+        click.echo(line)
+    click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")
 
 
 def side_by_side(results: Mapping[str, Result]) -> list[str]:

@@ -47,6 +47,16 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
     return SideBySide() if name == STACKED else None
 
 
+def importable(model: object) -> bool:
+    """Whether devices in other processes can find this model."""
+    from attune.simulation.own_models import name_of
+
+    try:
+        return model is None or bool(name_of(model, durable=False, spread=True))  # type: ignore[arg-type]
+    except SettingError:
+        return False
+
+
 def _settled(folder: Path | None, advice: Advice) -> None:
     if folder is not None:
         record(folder, advice.executor, str(advice))

@@ -129,7 +129,7 @@ class Federation:
         """Its clock stands still: one thing is done after the other, so nobody is late and nothing runs out."""
         ledger, blobs, executors = self._world.ledger, self._world.blobs, InlineExecutors()
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
-        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(monotonic=lambda: 0.0))
+        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True))
 
     def _worker(self, coordinator: Coordinator) -> Worker:
         if self._executor is None:
@@ -147,11 +147,14 @@ class Federation:
         ledger, blobs = self._world.ledger, self._world.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
-        server = InProcess(members, updates, coordinator.book, blobs, self._troubled, worker.look)
+        server = InProcess(members, updates, coordinator, blobs, self._troubled, worker.look)
+        inline = coordinator.settings.server.inline_bytes
         consoles = {name: Heard(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
-                Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
+                Device(
+                    self._common, shard, self._world.stores[name], LocalLink(name, server, inline), consoles[name], worker
+                ).run()
             )
             for name, shard in self._shards.items()
         ]

@@ -11,7 +11,7 @@ from attune.common.protocol import ENCODINGS
 from attune.common.wire.frames import read_frames
 from attune.fedclient import messages as device
 from attune.fedserver.core import messages as server
-from attune.fedserver.core.orderbook import OrderBook
+from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates
@@ -29,13 +29,20 @@ class InProcess:
     """
 
     def __init__(
-        self, members: Members, updates: Updates, book: OrderBook, blobs: Blobs, troubled: Troubled, answered: Answered
+        self,
+        members: Members,
+        updates: Updates,
+        coordinator: Coordinator,
+        blobs: Blobs,
+        troubled: Troubled,
+        answered: Answered,
     ) -> None:
-        self._members, self._updates, self._book, self._blobs = members, updates, book, blobs
+        self._members, self._updates, self._book, self._blobs = members, updates, coordinator.book, blobs
+        self._inline_bytes = coordinator.settings.server.inline_bytes
         self._troubled, self._answered = troubled, answered
 
     async def connect(self, name: str, software: str, profile: Profile) -> Spoken:
-        return Spoken(self._members, self._members.connect(name, profile, software, encodings=ENCODINGS))
+        return Spoken(self._members, self._members.connect(name, profile, software, self._inline_bytes, ENCODINGS))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         await self._members.progress(name, order_id, done)
@@ -62,7 +69,9 @@ class InProcess:
         return target.size
 
     async def submit(self, name: str, update: device.Update) -> bool:
-        parts = tuple(server.BlobRef(r.part, r.digest, r.size, r.version, r.encoding) for r in update.parts)
+        parts = tuple(
+            server.BlobRef(r.part, r.digest, r.size, r.version, data=r.data, encoding=r.encoding) for r in update.parts
+        )
         metrics_json = msgspec.json.encode(update.metrics)
         late = await self._updates.submit(name, server.Update(update.order_id, parts, update.samples, metrics_json))
         self._answered()
@@ -110,7 +119,7 @@ def _order(order: server.Order) -> device.Order:
 
 
 def _refs(refs: tuple[server.BlobRef, ...]) -> tuple[device.BlobRef, ...]:
-    return tuple(device.BlobRef(ref.part, ref.digest, ref.size, ref.version) for ref in refs)
+    return tuple(device.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data) for ref in refs)
 
 
 def _target(target: device.UploadTarget) -> Target:

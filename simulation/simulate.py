@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attune.common.alone import Stopped, run_alone
+from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.processes.pool import Pool
 from attune.simulation import settings as given_settings
 from attune.simulation.executors import SPREAD, executor_of
 from attune.simulation.federation import NOWHERE, Federation
+from attune.simulation.garbage import seldom_collected
 from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
 from attune.simulation.result import Result
@@ -45,6 +47,8 @@ def simulate(
     device: str = "cpu",
     threads: int = 1,
     awake_bytes: int = AWAKE_BYTES,
+    train: Train | None = None,
+    evaluate: Evaluate | None = None,
     label: str = "",
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
@@ -63,6 +67,7 @@ def simulate(
     that is given all of them. A home keeps the one that it was begun with. workers: how many processes; None: one for each
     processor.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    train(model, data, context), evaluate(model, data): every device's own training and scores (docs/own-training.md).
     label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
     `fedclient` gives them, such as {"columns": "age,dose"}.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
@@ -74,7 +79,14 @@ def simulate(
     name = None if model is None else name_of(model, home is not None, executor in SPREAD)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings)
     common = Options(
-        Path(), NOWHERE, device=device, threads=threads, keep=keep, baseline=baseline, allow_models=(name,) if name else ()
+        Path(),
+        NOWHERE,
+        device=device,
+        threads=threads,
+        keep=keep,
+        baseline=baseline,
+        allow_models=(name,) if name else (),
+        hooks=Hooks(train, evaluate),
     )
     seen, folder = watcher(progress), None if home is None else Path(home).expanduser()
     with world(members, folder) as place:
@@ -84,5 +96,5 @@ def simulate(
             ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
             return Result(ended, place, how)
 
-        with how if isinstance(how, Pool) else nullcontext():
+        with how if isinstance(how, Pool) else nullcontext(), seldom_collected():
             return run_alone(run)

@@ -19,10 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import NameOID
 
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, NotEnrolled
 from attune.common.identity.certificates import subject
+from attune.common.peer_text import clean
 
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -150,6 +152,14 @@ def server_name(authority_pem: bytes) -> str:
     Equal for ca.pem and for the trust anchor that a device rebuilds from its token.
     """
     return f"{key_fingerprint_of(authority_pem)[:32]}.attune"
+
+
+def check_common_name(pem: bytes, name: str) -> None:
+    """Raises CertificateRefused unless the certificate is in this device's name."""
+    found = [str(each.value) for each in load_certificate(pem).subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if found != [name]:
+        said = ", ".join(map(clean, found)) or "nobody"
+        raise CertificateRefused(f"the server sent a certificate in the name of {said}, not of {name}; ask the operator why")
 
 
 def not_after(pem: bytes) -> datetime:

@@ -29,6 +29,7 @@ PartKind = Literal["shared", "attended", "generated", "private"]
 Evaluate = Literal["served", "trained"]
 
 EVERYDAY, PUBLISHED = "everyday", "published"  # presets
+UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
 DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
 
 
@@ -60,7 +61,8 @@ class Method:
             raise SettingError(f"unknown preset {name!r}{nearest(name, (EVERYDAY, PUBLISHED))}")
         if not self.published:
             raise SettingError(f"method {self.name} has no settings as published; docs/methods says what its paper uses")
-        return merge(self.published, self.published_with.get(model or "", {}))
+        unbounded = {"method": UNBOUNDED} if set(self.kinds) != {"private"} else {}
+        return merge(merge(self.published, self.published_with.get(model or "", {})), unbounded)
 
     @property
     def kinds(self) -> tuple[PartKind, ...]:

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from attune.common.errors import LimitExceeded
@@ -83,7 +84,12 @@ _good: dict[tuple[bytes, int, Limits], Layout] = {}
 
 def layout_of(manifest: Mapping[str, TensorSpec], limits: Limits | None = None) -> Layout:
     """The canonical layout. Errors: as parse_header, so that nothing is written that would not be read."""
-    limits = limits or Limits()
+    return _laid_out(tuple(manifest.items()), limits or Limits())
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _laid_out(tensors: tuple[tuple[str, TensorSpec], ...], limits: Limits) -> Layout:
+    manifest = dict(tensors)
     if len(manifest) > limits.max_tensors:
         raise Malformed("too-many-tensors", f"{len(manifest)} tensors; at most {limits.max_tensors} are allowed")
     for name, spec in manifest.items():

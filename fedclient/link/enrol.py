@@ -16,7 +16,14 @@ from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreac
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
-from attune.common.identity.credential import Credential, check_dates, csr_der, load_or_new_key, not_after
+from attune.common.identity.credential import (
+    Credential,
+    check_common_name,
+    check_dates,
+    csr_der,
+    load_or_new_key,
+    not_after,
+)
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.common.pb.federation_pb2 import Certificate, EnrolRequest
@@ -87,8 +94,9 @@ async def _certify(
     request = EnrolRequest(name=check_name(record.name), csr_der=csr_der(key, record.name))
     answer = await _ask(address, token, request, connect_timeout_s, say)
     credential = Credential(key, answer.certificate_pem)
-    _check(token, credential, answer.ca_pem)
-    identity = Identity(answer.name or record.name, credential, answer.ca_pem)
+    token.check_authority(answer.ca_pem)
+    check_issued(credential, answer.ca_pem, record.name)
+    identity = Identity(record.name, credential, answer.ca_pem)
     home.remember(DeviceInfo(identity.name, record.server, record.data))
     home.keep(identity)
     fail_at(identity.name, 0, "certificate-kept")
@@ -124,9 +132,12 @@ async def _ask(
         await asyncio.sleep(min(left_s, backoff_s(failures) * random.uniform(0.5, 1.0)))  # noqa: S311 (jitter)
 
 
-def _check(token: JoinToken, credential: Credential, ca_pem: bytes) -> None:
-    """The certificate is for our key, and issued by the authority that the token pins."""
-    token.check_authority(ca_pem)
+def check_issued(credential: Credential, ca_pem: bytes, name: str) -> None:
+    """The certificate is in this device's name and for its key, and issued by the authority that is trusted.
+
+    Errors: CertificateRefused, FingerprintMismatch.
+    """
+    check_common_name(credential.certificate_pem, name)
     if not credential.fits():
         raise CertificateRefused("the server sent a certificate that is not for this device's key; ask the operator why")
     if not credential.issued_by(ca_pem):

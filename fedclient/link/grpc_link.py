@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import grpc
 import msgspec
 
-from attune.common.errors import AttuneError, Unreachable
+from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
 from attune.common.pb import federation_pb2 as pb
@@ -22,7 +22,7 @@ from attune.common.pulse import Pulse
 from attune.fedclient.address import Address
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
-from attune.fedclient.link.enrol import DIAGNOSIS_S
+from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued
 from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.link.protobuf import event_of, target_message, update_message
 from attune.fedclient.link.wire import Wire
@@ -81,8 +81,10 @@ class GrpcLink:
         with self._wire.call(_federation(self._wire.channel).Renew(request, timeout=self.stall_s)) as call:
             answer: pb.Certificate = await call
         credential = Credential(key, answer.certificate_pem)
-        if not credential.fits():
-            raise Broken("the server sent a certificate that is not for this device's new key")
+        try:
+            check_issued(credential, self.identity.ca_pem, self.identity.name)
+        except (CertificateRefused, FingerprintMismatch) as error:
+            raise Broken(str(error)) from None
         self.identity = Identity(self.identity.name, credential, self.identity.ca_pem)
         self._keep(self.identity)
         await self._replace("moved over to a connection under the renewed certificate")

@@ -57,11 +57,11 @@ def _breaking() -> Iterator[None]:
 
 
 class LocalLink:
-    """The device `name` of `server`."""
+    """The device `name` of `server`. inline_bytes: of blobs that the server takes within an update."""
 
-    def __init__(self, name: str, server: LocalServer) -> None:
+    def __init__(self, name: str, server: LocalServer, inline_bytes: int = 0) -> None:
         self.name, self.open = name, asyncio.Event()
-        self.inline_bytes, self.waits = 0, False
+        self.inline_bytes, self.waits = inline_bytes, False
         self._server = server
         self._said: asyncio.Queue[tuple[str, float | str]] = asyncio.Queue(SAID)
 

@@ -18,6 +18,7 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.blend import Weighing
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.job import Jobs
@@ -34,10 +35,21 @@ class Baselines:
     Arguments: `model` only says how to compute; `saved` is the local model so far; without it a new one starts if `local`.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool) -> None:
+    def __init__(
+        self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool, hooks: Hooks = NONE
+    ) -> None:
         self._plan = plan
         family = (family_of(plan), "baseline")
-        self._trainer = Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), plan.train, device, family=family)
+        self._trainer = Trainer(
+            model,
+            Sgd(SgdSettings()),
+            Model(ModelSettings()),
+            plan.train,
+            device,
+            family=family,
+            hooks=hooks,
+            classes=plan.classes,
+        )
         initial = self._initial() if local else {}
         # In the model's order, not that of a file: sums over tensors are folded in it.
         self.local = {name: (saved or initial)[name] for name in initial} if local else None
@@ -48,11 +60,15 @@ class Baselines:
     def _initial(self) -> Tensors:
         return {name: tensor.clone() for name, tensor in tensors_of(build(self._plan.model, self._plan.seed)).items()}
 
-    def trained(self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool]) -> Jobs[Tensors | None]:
+    def trained(
+        self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool], round_: int
+    ) -> Jobs[Tensors | None]:
         """The local model after one more order's worth of training; bit by bit what the method `local` does with it."""
         if self.local is None:
             return None
-        trained = yield from self._trainer.training(self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled)
+        trained = yield from self._trainer.training(
+            self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled, round_=round_
+        )
         return trained.tensors
 
     def candidates(self, common: Tensors) -> Candidates:
@@ -84,7 +100,7 @@ def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> 
 
 
 def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
-    """Which labels of the test part each finds, (N,) or (N, T) bool; none where there is no test part."""
+    """Which labels of the test part each finds, (N,) or (N, T) bool, or scores (N,); none where there is no test part."""
     right: dict[Choice, torch.Tensor] = {}
     if len(data.test_x):
         for name, (trainer, tensors) in candidates.items():
@@ -104,11 +120,11 @@ def constant_answer(data: Prepared) -> float | None:
 
 
 def compared(own: torch.Tensor, rival: torch.Tensor) -> tuple[int, int]:
-    """(better, worse): on how many samples the own model finds more labels than the rival, and on how many fewer.
+    """(better, worse): on how many samples the own model finds more labels (or has a higher score) than the rival, and fewer.
 
     Arguments as `right_on_test` gives them. The positions of a sequence are not independent, so a sequence counts once.
     """
-    gain_N = (own.long() - rival.long()).view(len(own), -1).sum(dim=1)
+    gain_N = (own.double() - rival.double()).view(len(own), -1).sum(dim=1)
     return int((gain_N > 0).sum()), int((gain_N < 0).sum())
 
 

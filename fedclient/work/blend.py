@@ -72,3 +72,9 @@ def classifying(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
             scores.append(member.weight * logits.float().softmax(-1) if len(members) > 1 else logits)
         found.append(torch.stack(scores).sum(dim=0).argmax(-1).cpu())
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+
+def blended_logits(members: Sequence[Member], x: Tensor) -> Tensor:
+    """The logarithm of the blend's probabilities, (B, ..., C), for one batch x (B, ...)."""
+    shares = [member.weight * member.trainer.scores(member.tensors, x).float().softmax(-1) for member in members]
+    return torch.stack(shares).sum(dim=0).log()

@@ -8,7 +8,7 @@ until it served any).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,14 +29,16 @@ from attune.common.wire.encodings import encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
-from attune.fedclient.work.blend import Member, classifying
+from attune.fedclient.work.blend import Member, blended_logits, classifying
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.holdings import Holdings
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.orders import OrderStore
+from attune.fedclient.work.own_loop import Data, check_loop, scored
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
@@ -59,11 +61,15 @@ class Learner:
         device: torch.device,
         keep: Literal["best", "personalized"] = "best",
         baseline: Literal["local"] | None = None,
+        hooks: Hooks = NONE,
     ) -> None:
         self.plan, self.name, self.orders, self.keep = plan, name, orders, keep
         options = {**plan.method_options, "name": plan.method}
         method = method_from_options(options)
         settings = options_of(method, options)
+        if hooks.train is not None:
+            check_loop(method, options)
+        self.hooks = hooks
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
         self.own = baselines.own_name(method, self.part_of)
@@ -73,9 +79,11 @@ class Learner:
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
-        self._constant = baselines.constant_answer(self.data)
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
-        self.trainer = Trainer(model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"))
+        self._constant = baselines.constant_answer(self.data) if hooks.evaluate is None else None
+        self.trainer = Trainer(
+            model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"), hooks, plan.classes
+        )
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
@@ -88,7 +96,7 @@ class Learner:
             self.versions = dict(self.newest.versions)
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
-        self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local" and self.own != "local")
+        self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local" and self.own != "local", hooks)
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -206,10 +214,10 @@ class Learner:
 
         x, y = data.train_x, data.train_y
         before = yield from self._accuracy(theta, received, seeds, cancelled)
-        trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains)
+        trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains, order.round)
         after = yield from self._accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
-        local = yield from self.baselines.trained(data, seeds, second, cancelled)
+        local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
         return result, trained.tensors, local
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
@@ -232,7 +240,7 @@ class Learner:
         choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
         weights = (yield from baselines.weighed(candidates, data)) if choosing else {}
         members = [Member(weight, *candidates[name]) for name, weight in weights.items()]
-        blended = (yield from classifying(members, data.test_x)) == data.test_y.cpu() if members and right else None
+        blended = (yield from self._blended(members)) if members and right else None
         result = msgspec.structs.replace(
             result,
             accuracy_before=found.get(self.own),
@@ -249,6 +257,15 @@ class Learner:
             },
         )
         return result, {name: candidates[name][1] for name in weights if name != self.own}
+
+    def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
+        """What the blend finds of the test part, as Trainer.right."""
+        data = self.data
+        if self.hooks.evaluate is None:
+            return (yield from classifying(members, data.test_x)) == data.test_y.cpu()
+        return scored(
+            self.hooks.evaluate, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self.plan.classes)
+        )
 
     def _handed_in(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors) -> Tensors:
         if self.returns[part] == "change":
@@ -308,7 +325,7 @@ def make_learner(plan: Plan, shard: LazyShard, name: str, orders: Callable[[str]
     # Threads are counted for each thread that computes, so this is set in the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
-    return Learner(plan, prepare(shard.load(), plan), name, orders(name), device, options.keep, options.baseline)
+    return Learner(plan, prepare(shard.load(), plan), name, orders(name), device, options.keep, options.baseline, options.hooks)
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:

@@ -5,23 +5,27 @@ Shapes: N samples, C classes; a batch has B samples. Samples may lie on the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
 from attune.fedclient.work.objectives.batches import batches
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast
 from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import Predictor
 
 __all__ = ["Cancelled", "Progress", "Scores", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]
 
 EVALUATION_BATCH = 512
+T = TypeVar("T")
 
 Seeds = Callable[[str], int]  # purpose -> seed, in one order
 
@@ -42,7 +46,8 @@ class Trainer:
     """Trains and evaluates weights given by name; the module only says how to compute.
 
     Arguments: `model` is moved to `device`; `settings` as the plan fixes them; `kinds` tells of each tensor which part it is;
-    `family` is equal for trainers that differ in nothing (LocalTask).
+    `family` is equal for trainers that differ in nothing (LocalTask); `hooks` a user's own training and scores; `classes` what
+    the places in labels stand for.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class Trainer:
         device: torch.device,
         kinds: Mapping[str, str] | None = None,
         family: Hashable = None,
+        hooks: Hooks = NONE,
+        classes: Sequence[int | str] = (),
     ) -> None:
         self.network = Network(model.to(device))
         self.objective = objective
@@ -62,6 +69,8 @@ class Trainer:
         self.device = device
         self.kinds = kinds or {}
         self.family = family
+        self.hooks = hooks
+        self.classes = classes
 
     def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """What this device keeps beside the model, as it is before its first order. Errors: SettingError."""
@@ -95,10 +104,11 @@ class Trainer:
         progress: Progress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
         trains: Collection[str] = (),
+        round_: int = 0,
     ) -> Jobs[Trained]:
         """`train`, which stops at what many devices can compute together."""
-        task = self._task(start, received, x, y, seeds, progress, cancelled, trains)
-        trained = yield from self.objective.work(task)
+        task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_)
+        trained = yield from self._looped(self.objective.work(task))
         return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
 
     def prepare(
@@ -124,15 +134,24 @@ class Trainer:
     ) -> Jobs[Tensors]:
         """`prepare`, which stops at what many devices can compute together."""
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
-        prepared = yield from self.predictor.work(task)
+        prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor.cpu() for name, tensor in prepared.items()}
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
         return float(alone(self.right(prepared, x, y)).double().mean())
 
+    def _looped(self, work: Jobs[T]) -> Jobs[T]:
+        return work if self.hooks.train is None else with_loop(work, self.hooks.train, self.classes)
+
     def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
-        """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU."""
+        """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU.
+
+        With scores of a user's own: the score of each sample, (N,), 0 to 1.
+        """
+        if self.hooks.evaluate is not None:
+            tensors = self._on_device(prepared)
+            return scored(self.hooks.evaluate, lambda some: self.scores(tensors, some), Data(x, y, self.classes))
         found = []
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
@@ -154,10 +173,14 @@ class Trainer:
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
         tensors = self._on_device(prepared)
-        self.network.model.eval()
         for at in range(0, len(x), EVALUATION_BATCH):
-            with torch.no_grad(), autocast(self.device, self.settings):
-                yield at, self.predictor.logits(self.network, tensors, x[at : at + EVALUATION_BATCH].to(self.device))
+            yield at, self.scores(tensors, x[at : at + EVALUATION_BATCH])
+
+    def scores(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits (B, C) or (B, T, C) of one batch x (B, ...), without gradients. tensors: prepared, on the trainer's device."""
+        self.network.model.eval()
+        with torch.no_grad(), autocast(self.device, self.settings):
+            return self.predictor.logits(self.network, tensors, x.to(self.device))
 
     def _task(
         self,
@@ -169,6 +192,7 @@ class Trainer:
         progress: Progress,
         cancelled: Callable[[], bool],
         trains: Collection[str] = (),
+        round_: int = 0,
     ) -> LocalTask:
         return LocalTask(
             network=self.network,
@@ -176,13 +200,14 @@ class Trainer:
             received=self._on_device(received),
             x=x,
             y=y,
-            settings=self.settings,
+            settings=self.settings.in_round(round_),
             seeds=seeds,
             device=self.device,
             kinds=self.kinds,
             trains=frozenset(trains),
             progress=progress,
             cancelled=cancelled,
+            round=round_,
             family=self.family,
         )
 

@@ -55,6 +55,7 @@ class Reported:
     round: int
     now: float
     work: str = "train"  # or "evaluate"
+    loss: float | None = None  # of its training
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Excused:
 
     name: str
     now: float
+    troubled: bool = False  # it says itself that it cannot
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The new state is durable."""
+    """The new state is durable. setback: why it is not made of the cohort's updates; empty: it is."""
 
     now: float
+    setback: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,14 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
+class GoBack:
+    """The state before the last round becomes the state again."""
+
+    round: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Finish:
     devices: tuple[str, ...]
 
@@ -151,7 +162,7 @@ class AskAgain:
     devices: tuple[str, ...]
 
 
-Effect = Open | Aggregate | Finish | Receipt | PassOver | AskAgain
+Effect = Open | Aggregate | GoBack | Finish | Receipt | PassOver | AskAgain
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -168,6 +179,10 @@ class Record(msgspec.Struct, frozen=True):
     replaced: tuple[str, ...] = ()  # were of the cohort and stayed away; what they hand in after all counts
     last_cohort: tuple[str, ...] = ()  # whose updates made the present state
     adapting: Mapping[str, int] = {}  # newcomers to the finished federation, and how many rounds each was given
+    loss: float | None = None  # the median of the devices' losses in the last round that was taken in
+    kept: bool = False  # the state before the last round is kept
+    spoiled: str = ""  # why the open step ends with a return to the state before
+    setback: str = ""  # the last round of which no update counts, and why
     opened_at: float = 0.0  # unix time
     reason: str = ""  # of a failure
     failed_in: Phase = Phase.WAITING

@@ -53,7 +53,7 @@ class ResolvedSettings:
             "method": {"name": self.method.name} | _components(self.method, self.method_options),
             "model": {"name": self.model_name} | self.model_options,
             "data": msgspec.structs.asdict(self.data),
-            "train": msgspec.structs.asdict(self.train),
+            "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
         }
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
@@ -124,6 +124,8 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     labels: set[Label] = set(declared.classes) or {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
+    if settings.train.augment and first.kind != "images":
+        raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     spec = models.default_spec(
         first.kind,
         first.shape,

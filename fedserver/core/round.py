@@ -1,6 +1,7 @@
 """The round: (state, event) -> (state, effects). It reads no clock, opens nothing and sees no tensor.
 
-waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Newcomers to a finished federation can
+waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Aggregating can also mean that the state
+before the last round becomes the state again (fedserver.core.health says when). Newcomers to a finished federation can
 take it through further rounds: done -> adaptation -> aggregating -> adaptation ... -> evaluation -> done. failed is left when
 the round is resumed, which tries the same step again.
 
@@ -94,9 +95,8 @@ def _handle(rules: Rules, state: Round, event: Event) -> Step:
             return phase.report(rules, replace(state, run_out=without(state.run_out, name)), event)
         case Progressed(name, now):
             return phase.progress(rules, _moving(state, name, now), now)
-        case Excused(name, now):
-            excused = (*state.record.excused, name) if name in state.awaited else state.record.excused
-            return phase.progress(rules, state.noting(excused=excused), now)
+        case Excused(name, now, troubled):
+            return phase.progress(rules, _excusing(state, name, troubled), now)
         case Expelled(name, now):
             return phase.progress(rules, state.expelling(name), now)
         case Paused(on, now):
@@ -104,10 +104,17 @@ def _handle(rules: Rules, state: Round, event: Event) -> Step:
             return Step(noted) if on else phase.unpaused(rules, noted, now)
         case Tick(now):
             return phase.progress(rules, state, now)
-        case Aggregated(now):
-            return phase.aggregated(rules, state, now)
+        case Aggregated(now, setback):
+            return phase.aggregated(rules, state, now, setback)
         case Failed():
             raise AssertionError("handled before")
+
+
+def _excusing(state: Round, name: str, troubled: bool) -> Round:
+    if name not in state.awaited:
+        return state
+    excused = state.noting(excused=(*state.record.excused, name))
+    return replace(excused, troubled=state.troubled | {name}) if troubled else excused
 
 
 def _failing(state: Round, reason: str) -> Round:

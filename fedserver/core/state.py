@@ -23,17 +23,26 @@ class Round:
     newcomers: frozenset[str] = NOBODY  # of the connected, if newcomers are given rounds of their own
     connected: frozenset[str] = NOBODY
     left_at: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)  # of the training that was reported for the open orders
+    troubled: frozenset[str] = NOBODY  # said that they cannot carry out the open orders
     moved_at: Mapping[str, float] = field(default_factory=dict)  # last sign of progress with the open orders
     run_out: Mapping[str, int] = field(default_factory=dict)  # how many orders in a row a device let run out
     deadline: float = 0.0  # of the open orders
     unix: float = 0.0  # unix time of the latest event, for what people are shown
 
     @classmethod
-    def of(cls, record: Record, reported: Iterable[str], finished: Iterable[str] = ()) -> Self:
-        """At a start: `reported` is read back from the inbox, `finished` from the ledger."""
+    def of(
+        cls,
+        record: Record,
+        reported: Iterable[str],
+        finished: Iterable[str] = (),
+        losses: Mapping[str, float] | None = None,
+    ) -> Self:
+        """At a start: `reported` and `losses` are read back from the inbox, `finished` from the ledger."""
         answered = frozenset(reported)
         done = frozenset(finished) - record.adapting.keys()
-        return cls(record, answered, done | answered if record.revive().phase is Phase.DONE else done)
+        finished = done | answered if record.revive().phase is Phase.DONE else done
+        return cls(record, answered, finished, losses=losses or {})
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -67,6 +76,8 @@ class Round:
         return replace(
             opened,
             reported=NOBODY,
+            losses={},
+            troubled=NOBODY,
             left_at=dict.fromkeys(set(devices) - self.connected, now) | dict(self.left_at),
             moved_at=dict.fromkeys(devices, now),
             deadline=now + deadline_s,
@@ -91,11 +102,14 @@ class Round:
             replaced=tuple(sorted({*record.replaced, *names})),
         )
 
-    def answering(self, name: str, now: float) -> Self:
+    def answering(self, name: str, now: float, loss: float | None = None) -> Self:
         """A device's answer to the open orders is durable. One that was replaced takes part again."""
         state = self.joining((name,), now) if name in self.record.replaced else self
         excused = tuple(other for other in self.record.excused if other != name)
-        return replace(state.noting(excused=excused), reported=self.reported | {name})
+        losses = self.losses if loss is None else {**self.losses, name: loss}
+        return replace(
+            state.noting(excused=excused), reported=self.reported | {name}, losses=losses, troubled=self.troubled - {name}
+        )
 
     def expelling(self, name: str) -> Self:
         """This device has no part in the round, nor in the end of the federation."""
@@ -105,8 +119,8 @@ class Round:
                 key: tuple(n for n in getattr(record, key) if n != name) for key in ("devices", "cohort", "excused", "replaced")
             },
         )
-        changes = {key: getattr(self, key) - gone for key in ("reported", "finished", "newcomers", "connected")}
-        return replace(less, **changes, run_out=without(self.run_out, name))
+        changes = {key: getattr(self, key) - gone for key in ("reported", "finished", "newcomers", "connected", "troubled")}
+        return replace(less, **changes, run_out=without(self.run_out, name), losses=without(self.losses, name))
 
     def extending(self, asked: Collection[str], now: float, deadline_s: float) -> Self:
         """The time of the open orders begins anew, and these are sent theirs again."""

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Clock:
-    """monotonic: seconds, for spans; nobody can set it. unix: the time of day, for what people are shown."""
+    """monotonic: seconds, for spans; nobody can set it. unix: the time of day, for what people are shown.
+
+    stands: monotonic does not move, so nothing ever falls due.
+    """
 
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
+    stands: bool = False

@@ -56,6 +56,7 @@ class Closing:
     rows: Sequence[Row]
     marks: Mapping[str, Mapping[str, int]]
     outcome: Outcome
+    setback: str = ""  # why its updates make no state
 
 
 class Coordinator:
@@ -110,7 +111,9 @@ class Coordinator:
         await self._executors.disk(self.inbox.clear_except, *found.record.open_orders, found.record.round)
         handed_in = await self._executors.disk(self.inbox.names, *found.record.open_orders)
         reported = await self._reported(found)
-        self.round = Round.of(_reopened(found.record, handed_in - reported), reported, self._finished(found))
+        record = _reopened(found.record, handed_in - reported.keys())
+        losses = {name: row.loss for name, row in reported.items() if row.work == "train" and row.loss is not None}
+        self.round = Round.of(record, reported, self._finished(found), losses)
         for device in found.devices:
             if device.revoked:  # maybe while no server ran
                 self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
@@ -137,12 +140,13 @@ class Coordinator:
             self.finished.set()
         self.ready.set()
 
-    async def _reported(self, found: Snapshot) -> set[str]:
+    async def _reported(self, found: Snapshot) -> dict[str, Row]:
         """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
         record = found.record
         if record.revive().phase is events.Phase.DONE:
-            return {row.client for row in found.rows if (row.work, row.round) == ("evaluate", record.round)}
-        return set(await self._executors.disk(self.inbox.entries, *record.open_orders))
+            return {row.client: row for row in found.rows if (row.work, row.round) == ("evaluate", record.round)}
+        entries = await self._executors.disk(self.inbox.entries, *record.open_orders)
+        return {name: entry.row for name, entry in entries.items()}
 
     def _finished(self, found: Snapshot) -> set[str]:
         """Who has evaluated the end, or what adaptations have made of it where they change what everybody is served."""
@@ -158,9 +162,9 @@ class Coordinator:
 
     # --- answers
 
-    async def report(self, order: events.OrderId) -> bool:
+    async def report(self, order: events.OrderId, loss: float | None = None) -> bool:
         """The update (or evaluation) for this order is durable in the inbox. False: too late, it does not count."""
-        event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work)
+        event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work, loss)
         counts = await self.turn(self.handle, event)
         if counts is None:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
@@ -271,6 +275,8 @@ class Coordinator:
                     await self._open(work, number, devices)
                 case events.Aggregate(number, cohort):
                     self.turns.start(self._close_round(number, frozenset(cohort)))
+                case events.GoBack(number, why):
+                    self.turns.start(self._close_round(number, frozenset(), why))
                 case events.Finish(devices):
                     self._finish(devices)
                 case events.PassOver(devices):
@@ -287,12 +293,15 @@ class Coordinator:
             lambda: self._orders.open(sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
         )
 
-    async def _close_round(self, number: int, cohort: frozenset[str]) -> None:
-        """Aggregates without a turn, so that devices come and go meanwhile, and commits in one."""
+    async def _close_round(self, number: int, cohort: frozenset[str], spoiled: str = "") -> None:
+        """Aggregates without a turn, so that devices come and go meanwhile, and commits in one.
+
+        spoiled: why the present state is given up for the one before it, instead of aggregating.
+        """
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(step_name, lambda: self._aggregated(number, cohort))
+            closing = await self.troubles.overcome(step_name, lambda: self._aggregated(number, cohort, spoiled))
         except Exception as error:
             failed = error
             await self.turn(lambda: self._fail(failed))
@@ -305,25 +314,31 @@ class Coordinator:
         await self._executors.disk(self.inbox.clear, "train", number)
         fail_at(SERVER, number, "inbox-cleared")
 
-    async def _aggregated(self, number: int, cohort: frozenset[str]) -> Closing:
+    async def _aggregated(self, number: int, cohort: frozenset[str], spoiled: str) -> Closing:
         """What the round came to, written beside the present state. Doing it again writes the same."""
         record = self.round.record
         found = await self._executors.disk(self.inbox.entries, "train", number)
         entries = {name: entry for name, entry in found.items() if name in self.round.reported}  # others are late
         updates = {name: entry for name, entry in entries.items() if name in cohort}
         marks = await self._orders.fetched(record, entries, number - 1, "train")
-        for name in updates:
-            marks.setdefault(name, {})["contributed"] = number
+        if spoiled:
+            outcome = await self.lab.go_back()
+            if not outcome.slots:
+                spoiled = f"{spoiled}; but the state before it is not known any more, so it stays"
+            return Closing(number, [entry.row for entry in entries.values()], marks, outcome, spoiled)
         founders = await self._orders.founders(updates)
         if record.adapting and self.settings.adaptation is not None:
             outcome = await self.lab.adapt(updates, self.settings.adaptation, founders)
         else:
             outcome = await self.lab.aggregate(updates, founders)
-        return Closing(number, [entry.row for entry in entries.values()], marks, outcome)
+        for name in updates if not outcome.refused else ():
+            marks.setdefault(name, {})["contributed"] = number
+        return Closing(number, [entry.row for entry in entries.values()], marks, outcome, outcome.refused)
 
     async def _commit(self, closing: Closing) -> bool:
         """The commit point of a round: the new state, the record and the metrics become durable together; then True."""
-        taken = step(self._rules, self.round, events.Aggregated(self.clock.monotonic()), self.clock.unix())
+        event = events.Aggregated(self.clock.monotonic(), closing.setback)
+        taken = step(self._rules, self.round, event, self.clock.unix())
         record = taken.state.record
         await self.troubles.overcome(
             f"committing round {closing.number}",
@@ -337,6 +352,9 @@ class Coordinator:
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
         LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate))
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
+        if closing.setback:
+            LOG.warning("round %d counts for nothing: %s", number, closing.setback)
+        await self._standing.bounded(number, closing.outcome.bounded)
         await self._follow(taken.effects)
         return True
 
@@ -388,6 +406,8 @@ class Coordinator:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.clock.stands:
+            return
         now = self.clock.monotonic()
         due = next_wake(self._rules, self.round, now)
         if due is not None:

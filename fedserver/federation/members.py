@@ -64,8 +64,8 @@ class Members:
         labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
         if note:
-            LOG.warning("%s: %s", name, note)
-        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software)
+            LOG.warning("%s: %s", name, note, extra={"device": name})
+        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
             await self._enter(stream)
@@ -98,7 +98,7 @@ class Members:
         return enough and await self._coordinator.try_plan(found.agreed)
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
-        LOG.warning("%s: %s", name, error)
+        LOG.warning("%s: %s", name, error, extra={"device": name})
         stream = self._streams.get(name)
         if stream is not None:
             stream.close(error)
@@ -124,17 +124,20 @@ class Members:
         if self._streams.get(stream.name) is not None:
             return  # it is back already, and its welcome has had its turn or will have it
         await self._update(stream.name, connected=False, since=self._clock.unix())
-        LOG.info("%s disconnected", stream.name)
+        LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
 
-    async def excuse(self, name: str, reason: str) -> None:
-        """The round does not wait for this device any longer; the reason is shown to the operator."""
-        LOG.warning("%s: %s", name, reason)
-        await self._coordinator.turn(self._excused, name, reason)
+    async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
+        """The round does not wait for this device any longer; the reason is shown to the operator.
 
-    async def _excused(self, name: str, reason: str) -> None:
+        troubled: the device says itself that it cannot.
+        """
+        LOG.warning("%s: %s", name, reason, extra={"device": name})
+        await self._coordinator.turn(self._excused, name, reason, troubled)
+
+    async def _excused(self, name: str, reason: str, troubled: bool) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
-        await self._coordinator.handle(events.Excused(name, self._clock.monotonic()))
+        await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         """A device says how far it is with an order; written down at each quarter."""
@@ -151,14 +154,14 @@ class Members:
         """A device says that it cannot carry out an order."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self._coordinator.book.order(name, order_id)
-            await self.excuse(name, reason)
+            await self.excuse(name, reason, troubled=True)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
             if not self._coordinator.barred.add(name, error):
                 continue
-            LOG.warning("%s: %s", name, error)
+            LOG.warning("%s: %s", name, error, extra={"device": name})
             stream = self._streams.get(name)
             if stream is not None:
                 stream.close(error)

@@ -24,6 +24,7 @@ MOST_A_MINUTE = 60  # writings; who is refused beyond that is counted with the o
 KEPT = 200  # rows
 OTHERS = "others"
 MAX_NOTE = 500
+LONGEST_SHOWN = 400  # characters of a reason: with what to do about it, a line
 
 
 @dataclass
@@ -65,8 +66,8 @@ class Refusals:
         audited = seen.audited_at > now - AUDIT_EVERY_S
         seen.audited_at = seen.audited_at if audited else now
         self._forget(now)
-        shown = clean(text)
-        LOG.warning("%s was refused: %s (%s)", who, shown, advice(kind), extra={"device": device or who})
+        shown = clean(text, LONGEST_SHOWN)
+        LOG.warning("%s was refused: %s (%s)", who, shown, advice(kind), extra={"device": device or None})
         task = asyncio.get_running_loop().create_task(
             self._write(Refusal(who, kind, shown, time.time(), count), device, audited)
         )

@@ -1,9 +1,9 @@
-"""Devices that are passed over, as the operator sees them: a word in the log, and a note until they are asked again."""
+"""Devices that are passed over, or whose changes are bounded, as the operator sees them: a word in the log, and a note."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from attune.fedserver.core.policy import PATIENCE
@@ -17,22 +17,38 @@ PASSED_OVER = (
 )
 
 
+SHOWN = 3  # names in a line of the log
+
+
 class Standing:
     def __init__(self, ledger: Ledger, troubles: Troubles) -> None:
         self._ledger, self._troubles = ledger, troubles
 
     async def pass_over(self, devices: Iterable[str]) -> None:
         for name in devices:
-            LOG.warning("%s %s", name, PASSED_OVER)
+            LOG.warning("%s %s", name, PASSED_OVER, extra={"device": name})
             await self._note(name, PASSED_OVER)
 
     async def ask_again(self, devices: Iterable[str]) -> None:
         """A note that came after ours stays."""
         for name in devices:
-            LOG.info("%s is asked again", name)
+            LOG.info("%s is asked again", name, extra={"device": name})
             device = await self._troubles.overcome("reading a device's note", partial(self._ledger.device, name))
             if device is not None and device.note == PASSED_OVER:
                 await self._note(name, "")
+
+    async def bounded(self, number: int, bounded: Mapping[str, float]) -> None:
+        """bounded: whose change counted less than it was, and how many median norms it was."""
+        if not bounded:
+            return
+        largest = sorted(bounded, key=lambda name: -bounded[name])
+        more = f" and {len(bounded) - SHOWN} more" if len(bounded) > SHOWN else ""
+        said = ", ".join(f"{name} ({bounded[name]:.3g})" for name in largest[:SHOWN])
+        LOG.warning("round %d: bounded against the cohort, with their norms of change in medians: %s%s", number, said, more)
+        for name, medians in bounded.items():
+            await self._note(
+                name, f"in round {number} its change was {medians:.3g} times the cohort's median norm; it was bounded"
+            )
 
     async def _note(self, name: str, text: str) -> None:
         await self._troubles.overcome("writing a device's note", partial(self._ledger.update_device, name, note=text))

@@ -112,15 +112,16 @@ class Updates:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
             return str(closed)
+        loss = None
         if name not in self._coordinator.round.reported:
-            await self._accept(order, update)
-        if await self._coordinator.report(order.id):
+            loss = (await self._accept(order, update)).loss
+        if await self._coordinator.report(order.id, loss):
             return ""
         await self._executors.disk(self._coordinator.inbox.discard, order.id)
         return f"round {order.id.round} is closed"
 
-    async def _accept(self, order: Order, update: Update) -> None:
-        """Into the inbox, or refused: then the round does not wait for this device, and the operator sees why."""
+    async def _accept(self, order: Order, update: Update) -> Row:
+        """Into the inbox, with what the device reports; or refused, and the round does not wait for it any longer."""
         name = order.id.client
         try:
             row = row_of(order.id, update, await self._ledger.device(name))
@@ -141,6 +142,7 @@ class Updates:
             raise
         with self._told_of_full_disk():
             await self._executors.disk(self._coordinator.inbox.accept, order.id, row, blobs)
+        return row
 
     async def _take_in(self, order: Order, update: Update) -> None:
         """The blobs that came within the update, as if they were uploaded."""

@@ -7,8 +7,11 @@ running server must be woken after it, to let new tokens in and to cut off who w
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,6 +37,22 @@ class TokenView(msgspec.Struct, frozen=True):
     expires_at: float
     only_for: str
     devices: tuple[str, ...]  # that have enrolled with it
+
+
+def user() -> str:
+    """Who runs this process; a number where the system has no name for it, as in a container."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"round": {"clients": 5}} as {"round.clients": 5}."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def state_of(token: Token, now: float) -> str:
@@ -117,6 +136,17 @@ class Desk:
         await self._known(name)
         await self._note("device revoked", name=name)
         await self._ledger.update_device(name, revoked=True)
+
+    async def set_settings(self, overrides: Mapping[str, Any]) -> None:
+        """Binds the federation to these settings; those that are new or others than before are noted, by their dotted names."""
+        before, after = flat((await self._ledger.snapshot()).overrides or {}), flat(overrides)
+        if changed := {
+            key: [before.get(key), after.get(key)]
+            for key in sorted(before.keys() | after.keys())
+            if before.get(key) != after.get(key)
+        }:
+            await self._note("settings", changed=changed)
+        await self._ledger.set_overrides(overrides)
 
     async def note_pause(self, on: bool) -> None:
         """Whoever pauses the federation, or lets it go on, says so here first."""

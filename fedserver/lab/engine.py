@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,19 +16,21 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Blob
-from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
+from attune.common.wire.checks import check_finite, check_manifest, is_finite
 from attune.common.wire.encodings import encoded_manifest
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.records import Entry, Slot
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update, write
+from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
+from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
 from attune.fedserver.lab.build import aggregators_for
 from attune.fedserver.lab.decoded import Decoded
 from attune.fedserver.lab.recipe import Recipe
-from attune.fedserver.lab.vault import Vault
-from attune.fedserver.ports.blobs import SERVED, STATE, Blobs
+from attune.fedserver.lab.vault import NotFinite, Vault
+from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Outcome, Served
 
 CHECKED_NUMBERS = 1 << 18  # of an update at a time: what is in the cache is checked fastest
@@ -63,7 +64,9 @@ class Engine:
         # To be made anew: what they hold of a staged state goes with it.
         self._make = partial(aggregators_for, method, plan.method_options, model, self._vaults.__getitem__, plan.seed)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
-        self._returns = {part: found.returns for part, found in options_of(method, plan.method_options).aggregators.items()}
+        self._settings = options_of(method, plan.method_options).aggregators
+        self._norms: dict[tuple[str, str, str], float] = {}  # of (part, client, digest) since the present state became true
+        self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: Recipe | None = None  # of the present state
         self._next_recipe: Recipe | None = None  # of the staged one
@@ -137,23 +140,31 @@ class Engine:
         `max_norm` limits the L2 norm of the change from what was served; 0: no limit.
         """
         who = f"{client}'s {part} update"
-        with TensorFile(self._blobs.open(blob)) as update, ExitStack() as stack:
+        with TensorFile(self._blobs.open(blob)) as update:
             if update.manifest not in self._encoded[part]:
                 check_manifest(update.manifest, self.manifests[part], who)
-            slot = self._aggregators[part].slot(client) if self._returns[part] == "values" else None
-            base = self._opened(self._vaults[part].blob(slot), stack) if max_norm and slot else None
-            total = 0.0
             for name in update:
-                squares = 0.0
-                for start, block_N in update.blocks(name, CHECKED_NUMBERS):
+                for _, block_N in update.blocks(name, CHECKED_NUMBERS):
                     if not is_finite(block_N):
                         check_finite(name, update[name], who)
-                    if max_norm:
-                        served = 0 if base is None else base.span(name, start, start + len(block_N))
-                        squares += squared_norm(block_N - served)
-                total += squares
-        if max_norm and math.sqrt(total) > max_norm:
-            raise UpdateRefused(f"{who} changes the weights by a norm of {math.sqrt(total):.3g}; the limit is {max_norm:.3g}")
+        if self._settings[part].bound:
+            self._norm(client, part, blob)  # now, while the round waits for others
+        if max_norm and (norm := self._norm(client, part, blob)) > max_norm:
+            raise UpdateRefused(f"{who} changes the weights by a norm of {norm:.3g}; the limit is {max_norm:.3g}")
+
+    def _norm(self, client: str, part: PartKind, blob: Blob) -> float:
+        """Of the change from what was served, computed once."""
+        key = (part, client, blob.digest)
+        if key not in self._norms:
+            with ExitStack() as stack:
+                update = stack.enter_context(TensorFile(self._blobs.open(blob)))
+                self._norms[key] = change_norm(update, self._base(client, part, stack))
+        return self._norms[key]
+
+    def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
+        """What a client's values of a part were before its training; None where it hands in their change."""
+        slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
+        return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
     def aggregate(self, entries: Mapping[str, Entry], founders: Collection[str] = ()) -> Outcome:
         """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
@@ -170,20 +181,48 @@ class Engine:
         return self.staged_slots()
 
     def _staged(self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]) -> Outcome:
-        metrics = self._close(entries, adaptation, founders)
+        try:
+            metrics = self._close(entries, adaptation, founders)
+        except NotFinite as error:
+            self._take_back()
+            self._note_recipe(None, {}, [])
+            return Outcome({}, [], dict(self._bounded), str(error))
         slots = self.staged_slots()
+        self._note_recipe(adaptation, entries, slots)
+        return Outcome(metrics, slots, dict(self._bounded))
+
+    def go_back(self) -> Outcome:
+        """The state before the last round, staged as the next one. No slot means that it is not known any more.
+
+        Who had no value of its own then has what a stranger had.
+        """
+        self._take_back()
+        recipe = self._recipe
+        before = {(slot.part, slot.key): slot for slot in recipe.replaced} if recipe is not None else {}
+        for part, vault in self._vaults.items():
+            for (own, key), slot in before.items():
+                if own == part:
+                    vault.stage(key, blob_of(slot))
+            for slot in recipe.made if recipe is not None else ():
+                if slot.part == part and slot.key.startswith(CLIENT) and (part, slot.key) not in before:
+                    write(vault, slot.key, vault.read(COLD_START))
+        self._aggregators = self._make()
+        self._note_recipe(None, {}, [])
+        return Outcome({}, self.staged_slots())
+
+    def _note_recipe(self, adaptation: Adaptation | None, entries: Mapping[str, Entry], made: Sequence[Slot]) -> None:
+        """How the staged state was made; of one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
-        recipe = Recipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, slots, founding)
-        recipe.save(self._blobs)
-        self._next_recipe = recipe
-        fail_at(SERVER, recipe.round, "aggregated")
-        return Outcome(metrics, slots)
+        self._next_recipe = Recipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding)
+        self._next_recipe.save(self._blobs)
+        fail_at(SERVER, self._next_recipe.round, "aggregated")
 
     def _close(
         self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]
     ) -> dict[str, float]:
         self._take_back()
+        self._bounded = {}
         closes: dict[PartKind, Callable[[list[Update]], dict[str, float]]]
         if adaptation is None:
             closes = {part: one.close_round for part, one in self._aggregators.items()}
@@ -195,15 +234,25 @@ class Engine:
         metrics: dict[str, float] = {}
         for part, close in sorted(closes.items()):
             with ExitStack() as stack:
-                updates = [
-                    Update(name, float(entry.row.samples or 0), self._decoded(part, entry.parts[part], stack))
-                    for name, entry in sorted(entries.items())
-                ]
+                updates = self._updates(part, entries, stack)
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
-    def _decoded(self, part: PartKind, blob: Blob, stack: ExitStack) -> TensorFile:
-        return stack.enter_context(Decoded(self._blobs.open(blob), self.manifests[part]))
+    def _updates(self, part: PartKind, entries: Mapping[str, Entry], stack: ExitStack) -> list[Update]:
+        """A cohort's updates of a part, bounded against one another."""
+        settings, updates = self._settings[part], []
+        weight = weights({name: float(entry.row.samples or 0) for name, entry in entries.items()}, settings.bound_samples)
+        counted = [name for name in sorted(entries) if weight[name] > 0] if settings.bound else []
+        over = multiples({name: self._norm(name, part, entries[name].parts[part]) for name in counted}, settings.bound)
+        for name, entry in sorted(entries.items()):
+            source, manifest = self._blobs.open(entry.parts[part]), self.manifests[part]
+            decoded = stack.enter_context(Decoded(source, manifest))
+            if name in over:
+                shrink = factor(over[name], settings.bound)
+                decoded = Bounded(source, manifest, self._base(name, part, stack), shrink)
+                self._bounded[name] = max(self._bounded.get(name, 0.0), over[name])
+            updates.append(Update(name, weight[name], decoded))
+        return updates
 
     def _take_back(self) -> None:
         """What was staged and not committed is forgotten, as by a restart: the round is closed again from the durable state."""
@@ -237,4 +286,4 @@ class Engine:
         self._tried = False
         made = (*self._generated.values(), *self._cold_start.values())
         self._served.remove([blob.name for blob in made if blob.name.startswith(SERVED)])
-        self._generated, self._cold_start, self._admitted = {}, {}, {}
+        self._generated, self._cold_start, self._admitted, self._norms = {}, {}, {}, {}

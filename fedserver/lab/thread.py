@@ -69,6 +69,9 @@ class ThreadLab:
     async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
         return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
 
+    async def go_back(self) -> Outcome:
+        return await self._executors.worker(self._started.go_back)
+
     async def settle(self) -> None:
         await self._executors.worker(self._started.settle)
 

@@ -9,19 +9,27 @@ from types import TracebackType
 import torch
 
 from attune.common.wire.blobs import Blob
+from attune.common.wire.checks import is_finite
 from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.tensors import Manifest
 from attune.fedserver.core.records import Slot
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 
 
+class NotFinite(ArithmeticError):
+    """A state that must not be: it has a NaN or an infinite number. The text names the tensor."""
+
+
 class _SlotWriter:
-    """A TensorWriter that stages its blob in the vault when the `with` block ends well."""
+    """A TensorWriter that stages its blob in the vault when the `with` block ends well. Takes finite numbers only."""
 
     def __init__(self, vault: Vault, key: str, writer: TensorWriter) -> None:
         self._vault, self._key, self._writer = vault, key, writer
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Errors: NotFinite, and those of TensorWriter."""
+        if not is_finite(tensor):
+            raise NotFinite(f"{name} of {self._key} would not be finite")
         self._writer.put(name, tensor)
 
     def __enter__(self) -> _SlotWriter:
@@ -88,8 +96,8 @@ class Vault:
 
         What it replaced is kept until the next commit; what that had replaced goes. Readers that hold one keep it open.
         """
-        kept = self.replaced_slots()
-        self._blobs.remove([blob_of(slot).name for slot in self._replaced])
+        kept, present = self.replaced_slots(), {blob.name for blob in self._staged.values()}
+        self._blobs.remove([blob_of(slot).name for slot in self._replaced if blob_of(slot).name not in present])
         self._slots |= {slot.key: slot for slot in self.staged_slots()}
         self._replaced, self._staged = kept, {}
         self._version += 1

@@ -7,7 +7,7 @@ in the order asked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from attune.common.plan import Plan
@@ -29,10 +29,16 @@ class Started:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's next state, written beside the present one: true once its slots are committed."""
+    """A round's next state, written beside the present one: true once its slots are committed.
+
+    bounded: whose change was made smaller, and how many times the cohort's median norm it was. refused: why the updates make no
+    state that may be; then there is no slot, and the present state stays.
+    """
 
     metrics: dict[str, float]
     slots: list[Slot]
+    bounded: dict[str, float] = field(default_factory=dict)
+    refused: str = ""
 
 
 class Lab(Protocol):
@@ -67,6 +73,10 @@ class Lab(Protocol):
 
     async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
         """As `aggregate`, of newcomers to a finished federation."""
+        ...
+
+    async def go_back(self) -> Outcome:
+        """The state before the last round as the next one; without a slot if that is not known any more."""
         ...
 
     async def settle(self) -> None:

@@ -147,6 +147,9 @@ class Ledger(Protocol):
 
     async def certificate(self, fingerprint: str) -> Certificate | None: ...
 
+    async def served(self) -> bool:
+        """Whether an operator's certificate was ever issued: every start of a server issues one, and a simulation none."""
+
     async def replace_operator(self, certificate: Certificate) -> None:
         """The one operator's certificate from now on."""
 

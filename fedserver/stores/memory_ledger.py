@@ -132,6 +132,9 @@ class MemoryLedger:
         device = self._devices.get(found.name) if found is not None and found.role == "device" else None
         return replace(found, revoked=device.revoked) if found is not None and device is not None else found
 
+    async def served(self) -> bool:
+        return any(each.role == "operator" for each in self._certificates.values())
+
     async def replace_operator(self, certificate: Certificate) -> None:
         kept = {key: each for key, each in self._certificates.items() if each.role != "operator"}
         self._certificates = kept | {certificate.fingerprint: certificate}

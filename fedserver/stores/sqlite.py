@@ -111,6 +111,9 @@ class SqliteLedger:
         except sqlite3.OperationalError:  # somebody recovers the file, or holds all of it
             return await self._do(self._tables.certificate, fingerprint)
 
+    async def served(self) -> bool:
+        return await self._do(self._tables.served)
+
     async def replace_operator(self, certificate: Certificate) -> None:
         await self._do(self._tables.replace_operator, certificate)
 

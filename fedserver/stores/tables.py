@@ -279,6 +279,9 @@ class Tables:
     def certificate(self, fingerprint: str) -> Certificate | None:
         return certificate_in(self._db, fingerprint)
 
+    def served(self) -> bool:
+        return self._db.execute("SELECT 1 FROM certificates WHERE role = 'operator'").fetchone() is not None
+
     def replace_operator(self, certificate: Certificate) -> None:
         with self._transaction():
             self._db.execute("DELETE FROM certificates WHERE role = 'operator'")

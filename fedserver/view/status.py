@@ -77,6 +77,7 @@ def status(
         "no_better_than_constant": no_better_than(constant, latest),
         "paused": record.paused,
         "reason": record.reason or None,
+        "setback": record.setback or None,
         "todo": TRY_AGAIN if record.phase is Phase.FAILED else None,
         "troubles": list(troubles),
         "expiring": [

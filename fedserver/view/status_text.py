@@ -29,6 +29,8 @@ def render_status(status: dict[str, Any]) -> str:
             console.print("paused: no further round opens before `fedserver resume`", markup=False)
         if status["reason"]:
             console.print(f"failed: {status['reason']}", markup=False)
+        if status["setback"]:
+            console.print(f"set back: {status['setback']}", markup=False)
         for trouble in status["troubles"]:
             console.print(f"trouble: {trouble}", markup=False)
         if status["todo"]:

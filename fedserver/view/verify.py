@@ -11,6 +11,7 @@ from attune.fedserver.identity.authority import Authority
 from attune.fedserver.lab.recipe import Recipe, name_of
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.sqlite import SqliteLedger
@@ -18,9 +19,14 @@ from attune.fedserver.stores.uploads import Uploads
 
 
 def damages(home: Home) -> Iterator[str]:
-    """A line for each thing that is damaged: authority, database, state, inbox, uploads."""
+    """A line for each thing that is damaged: authority, audit log, database, state, inbox, uploads."""
     try:
-        Authority.load(home.authority)
+        if home.authority.exists() or not asyncio.run(_simulated(home)):
+            Authority.load(home.authority)
+    except AttuneError as error:
+        yield str(error)
+    try:
+        list(entries(home.audit.path))
     except AttuneError as error:
         yield str(error)
     try:
@@ -36,6 +42,15 @@ def damages(home: Home) -> Iterator[str]:
         yield from _state(home, blobs, found)
     yield from Inbox(blobs).damaged()
     yield from Uploads(blobs).damaged()
+
+
+async def _simulated(home: Home) -> bool:
+    """Whether no server has ever served this home over the network: every start of one installs an operator."""
+    ledger = SqliteLedger(home.database)
+    try:
+        return not await ledger.served()
+    finally:
+        await ledger.close()
 
 
 async def _read(home: Home) -> Snapshot:

@@ -38,6 +38,10 @@ SMALL = {"embedding_dim": 5, "hidden": 7}
 KINDS: dict[str, Callable[[Vault], Aggregator]] = {
     "mean": lambda vault: Mean(MeanSettings(), vault, 3, COMPONENTS),
     "mean-uniform": lambda vault: Mean(MeanSettings(uniform=True), vault, 3, COMPONENTS),
+    "median": lambda vault: Mean(MeanSettings(robust="median"), vault, 3, COMPONENTS),
+    "trimmed-mean": lambda vault: Mean(MeanSettings(robust="trimmed-mean"), vault, 3, COMPONENTS),
+    "multi-krum": lambda vault: Mean(MeanSettings(robust="multi-krum"), vault, 3, COMPONENTS),
+    "attention-limited": lambda vault: Attention(AttentionSettings(attention_cap=0.2, self_floor=0.5), vault, 3, COMPONENTS),
     "attention": lambda vault: Attention(AttentionSettings(), vault, 3, COMPONENTS),
     "attention-tensor-samples": lambda vault: Attention(
         AttentionSettings(components="tensor", weighting="samples"), vault, 3, COMPONENTS

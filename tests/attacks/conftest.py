@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from attune.common.pb import federation_pb2 as pb
-from tests.e2e.hand import Hand, Stream
+from tests.e2e.hand import CALL_S, Hand, Stream
 from tests.e2e.harness import Federation, Server
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "3", "--set", "round.stall_s=0")
@@ -37,6 +39,14 @@ class Victim:
     def stranger(self) -> Hand:
         """A device that nobody has seen before."""
         return self.device(f"mallory{next(self.strangers)}")
+
+    def scratch(self) -> Path:
+        """A folder of the attacker's own."""
+        return self.federation.folder / f"attacker{next(self.strangers)}"
+
+    def health(self, caller: Hand) -> str:
+        reply = HealthStub(caller.channel).Check(HealthCheckRequest(), timeout=CALL_S)
+        return HealthCheckResponse.ServingStatus.Name(reply.status)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -75,3 +85,17 @@ def victim(running: Victim) -> Iterator[Victim]:
     assert running.server.popen.poll() is None, running.server.text
     assert running.state == before
     assert "Traceback" not in log()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With -v, the table of attacks: what was tried, what it must be answered and what it was."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    rows = [value for report in reports for name, value in report.user_properties if name == "attack" and report.when == "call"]
+    if not rows or config.get_verbosity() < 1:
+        return
+    terminalreporter.section("attacks")
+    wide = max(len(what) for what, _, _ in rows)
+    terminalreporter.write_line(f"{'what was tried':{wide}}  {'must be answered':20}  was answered, the state unchanged")
+    for what, must, was in rows:
+        terminalreporter.write_line(f"{what:{wide}}  {must:20}  {was}")
+    terminalreporter.write_line(f"{len(rows)} attacks of the table; further tests of tests/attacks are listed above")

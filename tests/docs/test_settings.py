@@ -47,8 +47,8 @@ def type_words(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join("none" if part is type(None) else type_words(part) for part in arguments)
-    if origin is list:
+        return " or ".join("none" if part in (type(None), msgspec.UnsetType) else type_words(part) for part in arguments)
+    if origin in (list, tuple):
         return f"list of {type_words(arguments[0])}"
     if origin is dict:
         return "table"
@@ -60,7 +60,7 @@ def default_words(field: msgspec.structs.FieldInfo) -> str:
     value = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
     if value is msgspec.NODEFAULT:
         return "required"
-    if value is None:
+    if value is None or value is msgspec.UNSET:
         return "none"
     if isinstance(value, dict):
         return "empty"

@@ -42,10 +42,10 @@ def ended(federation_at: Callable[[str], Federation], tmp_path_factory: pytest.T
     federation = federation_at("comings")
     server = federation.server(*FLAGS)
     frozen = federation.device(shards["frozen"], fault=IN_TRAINING)
-    server.wait_for("^frozen connected")
+    server.wait_for(" frozen connected")
     hands = {name: Hand(server.port, server.join_token, name) for name in ("one", "two", "newcomer")}
     streams = {name: hands[name].connect(DECLARED) for name in ("one", "two")}
-    server.wait_for("^round 1: train on 3 devices")
+    server.wait_for(" round 1: train on 3 devices")
     frozen.signal(signal.SIGSTOP)
     story = Ended(federation, server, frozen, shards)
     streams["newcomer"] = hands["newcomer"].connect(DECLARED)
@@ -75,7 +75,7 @@ def test_the_deadline_closes_a_round_that_has_its_quorum(ended):
 
 def test_a_device_that_hangs_is_noticed(ended):
     """Its kernel still answers for it; only the ping of HTTP/2 tells."""
-    ended.server.wait_for("^frozen disconnected")
+    ended.server.wait_for(" frozen disconnected")
     assert ended.federation.client("frozen")["state"] == "disconnected"
 
 

@@ -97,7 +97,7 @@ def test_the_published_settings_of_fedmcsa_are_the_papers():
         train = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0} | decay
         assert (given["train"], given["round"]) == (train, {"train": "all"})
         options = options_of(method, given["method"])
-        assert options.aggregators == {"attended": AttentionSettings(sigma=50.0, components="layer", weighting="none")}
+        assert options.aggregators == {"attended": AttentionSettings(bound_change=0.0, bound_samples=0.0, sigma=50.0)}
         assert options.objective == ProximalSettings(mu=5.0)
     assert method.evaluate == "trained"
     assert options_of(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)

@@ -65,6 +65,9 @@ class FarLab:
         done = self._lab.adapt(sent(entries, dict[str, Entry]), sent(adaptation, Adaptation), sent(founders, list[str]))
         return sent(await done, Outcome)
 
+    async def go_back(self) -> Outcome:
+        return sent(await self._lab.go_back(), Outcome)
+
     async def settle(self) -> None:
         await self._lab.settle()
 

@@ -61,7 +61,7 @@ def stories(federation: Federation) -> dict[str, Story]:
     peers = {name: Peer(server.port, server.join_token, name) for name in ("ada", "bob")}
     try:
         peers["ada"].connect()
-        server.wait_for("^ada connected")
+        server.wait_for(" ada connected")
         peers["bob"].connect()
         with ThreadPoolExecutor(len(peers)) as pool:
             return dict(zip(peers, pool.map(live, peers.values()), strict=True))

@@ -33,7 +33,8 @@ def test_a_methods_defaults_yield_to_what_is_said() -> None:
 def test_a_preset_gives_what_is_not_said_and_the_plan_has_the_values() -> None:
     found = resolve({"method": {"name": "fedmcsa", "preset": "published", "sigma": 7}, "model": {"name": "mlr"}})
     assert (found.train.local_steps, found.train.weight_decay, found.round.train) == (20, 1e-3, "all")
-    assert make_plan(found, {"a": IMAGES}, "f").method_options == {"sigma": 7, "mu": 5.0}
+    bounds = {"bound_change": 0.0, "bound_samples": 0.0}
+    assert make_plan(found, {"a": IMAGES}, "f").method_options == {"sigma": 7, "mu": 5.0} | bounds
     assert resolve({"method": {"name": "fedmcsa", "preset": "published"}, "model": {"name": "dnn"}}).train.weight_decay == 0
     everyday = resolve({"method": {"name": "fedmcsa", "preset": "everyday"}})
     assert everyday.fixed() == resolve({"method": {"name": "fedmcsa"}}).fixed()

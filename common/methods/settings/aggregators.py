@@ -10,6 +10,9 @@ from attune.common.config import Count, NonNegative, Positive, Share
 
 Sigma = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # finite, so that sigma * cosine is
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Cap = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Minority = Annotated[float, msgspec.Meta(ge=0, lt=0.5)]
+Robust = Literal["none", "clip", "median", "trimmed-mean", "multi-krum"]
 
 
 class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,20 +20,52 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     returns: ClassVar[Literal["values", "change"]] = "values"
 
+    bound_change: NonNegative = 3.0  # an update's change, in median norms of change of its cohort; 0: no bound
+    bound_samples: NonNegative = 5.0  # what an update may weigh, in median sample counts of its cohort; 0: no bound
+
+    @property
+    def bound(self) -> float:
+        """The bound on changes in force, in median norms; 0: none."""
+        return self.bound_change
+
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
         """Whether clients have embeddings from which their values are generated, and whether these are trained."""
         return "none"
 
 
-class MeanSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """Of aggregators in which what one device changes can be clipped, or be outvoted: docs/security.md."""
+
+    robust: Robust = "none"
+    clip: Positive = 1.0  # where `robust` clips: the largest norm of a change, in median norms of the cohort
+
+    @property
+    def clips(self) -> bool:
+        return self.robust == "clip"
+
+    @property
+    def bound(self) -> float:
+        return min(self.bound_change or self.clip, self.clip) if self.clips else self.bound_change
+
+
+class MixedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """Of aggregators that mix a cohort's values by weights: docs/security.md."""
+
+    attention_cap: Cap = 1.0  # the largest weight on another client; what is above it goes to oneself
+    self_floor: Fraction = 0.0  # the smallest weight on oneself
+
+
+class MeanSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
     """Weighted mean: docs/methods/fedavg.md."""
+
+    attackers: Minority = 0.2  # the share of a cohort against which "trimmed-mean" and "multi-krum" hold
 
     uniform: bool = False  # every client of the cohort counts the same, instead of by its samples
     server_mix: Positive = 1.0  # pFedMe's beta: how far the server's value moves towards the cohort's mean
 
 
-class AttentionSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+class AttentionSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     """MCSA: docs/methods/fedmcsa.md. sigma = 0 is the mean; sigma -> infinity leaves each client its own value."""
 
     sigma: Sigma = 50.0
@@ -38,24 +73,29 @@ class AttentionSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=T
     weighting: Literal["none", "samples"] = "none"  # "samples": attention times data share, as the published code (E4)
 
 
-class HeurAmpSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+class HeurAmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     """HeurFedAMP: docs/methods/heurfedamp.md."""
 
     self_weight: Fraction = 0.25  # 1 / (M + 1), with M other clients of the same distribution
     sigma: Sigma = 50.0
 
 
-class AmpSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+class AmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     """FedAMP: docs/methods/fedamp.md."""
 
     sigma: Positive | Literal["auto"] = "auto"  # "auto": the median squared distance of the cohort's pairs
     step: Fraction = 1.0  # of the way to where all others weigh as one's own: alpha * S / sigma in the paper's letters
 
 
-class HypernetworkSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
     """FedTP's hypernetwork and its optimiser on the server: docs/methods/fedtp.md."""
 
     returns: ClassVar[Literal["values", "change"]] = "change"
+
+    @property
+    def clips(self) -> bool:
+        """Changes of generated weights have no coordinates that could be voted on: any robust rule clips them."""
+        return self.robust != "none"
 
     embedding: Literal["trained", "fixed"] = "trained"
     embedding_dim: Count = 32

@@ -13,12 +13,14 @@ from attune.common.methods.settings.process import ProcessSettings
 class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """keeps_own: the device keeps tensors of its own beside the model's. uses_head: the classifier head takes part.
 
-    needs_features: it looks at what enters the head, so there must be one.
+    needs_features: it looks at what enters the head, so there must be one. own_loop: why a user's own loop cannot train by it;
+    empty: it can.
     """
 
     keeps_own: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
+    own_loop: ClassVar[str] = ""
 
 
 class SgdSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +36,7 @@ class ProximalSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 class MamlSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """First-order MAML: docs/methods/per-fedavg.md."""
 
+    own_loop: ClassVar[str] = "its gradient is taken at the end of a trial step, on another batch"
     alpha: Positive | None = None  # learning rate of the inner step; None: train.lr
     beta: Positive | None = None  # of the step that is taken, with the gradient behind the inner one; None: train.lr
 
@@ -41,6 +44,7 @@ class MamlSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
 class MoreauSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """pFedMe: docs/methods/pfedme.md."""
 
+    own_loop: ClassVar[str] = "after each batch a second model follows the first one"
     keeps_own: ClassVar[bool] = True
     mu: NonNegative = 15.0  # the paper's lambda
     inner_steps: Count = 5  # the paper's K: steps of the personal model on one mini-batch
@@ -71,6 +75,7 @@ class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """pFedGP: docs/methods/pfedgp.md."""
 
+    own_loop: ClassVar[str] = "its loss is a likelihood of Gaussian processes over a whole batch"
     uses_head: ClassVar[bool] = False
     needs_features: ClassVar[bool] = True
     batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it

@@ -60,6 +60,7 @@ class LocalTask:
     trains: frozenset[str] = frozenset()  # the kinds that may move, "personal" for the objective's extras; empty: all
     progress: Progress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
+    round: int = 0  # of the federation, that this work is for
     family: Hashable = None  # equal for devices that compute alike but for tensors, samples and seeds; None: for this one alone
 
     def takes(self, name: str, own: bool = False) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attune.common.config import TrainSettings
+from attune.fedclient.work.objectives.augment import RANK, augmented
 from attune.fedclient.work.objectives.base import Batch, LocalTask
 
 
@@ -28,6 +29,7 @@ def batches(samples: int, settings: TrainSettings, seed: int) -> Iterator[Tensor
 
 
 def batch_of(task: LocalTask, index_B: Tensor) -> Batch:
-    """The samples and labels at these indices, on the task's device."""
+    """The samples and labels at these indices, on the task's device; images augmented, where settings say so."""
     index_B = index_B.to(task.x.device)
-    return Batch(task.x[index_B].to(task.device), task.y[index_B].to(task.device))
+    x, y = task.x[index_B].to(task.device), task.y[index_B].to(task.device)
+    return Batch(augmented(x, task.settings.augment) if task.settings.augment and x.ndim == RANK else x, y)

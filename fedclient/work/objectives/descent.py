@@ -20,7 +20,10 @@ from attune.common.errors import AttuneError
 from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batches
+from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
 
+# (tensors, beside) -> scalar
+Penalty = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
 # (tensors, beside): changes `beside` in place, element by element, so that it serves one device and many.
 Follow = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
@@ -64,6 +67,7 @@ class Descent:
     repeat: int = 1  # steps on each batch
     ahead: Ahead | None = None
     follow: Follow | None = None  # after each batch
+    penalty: Penalty | None = None  # what the method adds to any loss, where it does
     by_itself: str = ""  # why it cannot be computed together with those of other devices; empty: it can
 
     def __repr__(self) -> str:
@@ -111,9 +115,8 @@ def descend(job: Descent) -> Trained:
     if job.follow is not None:
         beside = {name: tensor.detach().clone() for name, tensor in beside.items()}
     trained = {name: work[name] for name in job.moving}
-    optimiser = torch.optim.SGD(
-        list(trained.values()), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    optimiser = optimiser_for(list(trained.values()), settings)
+    schedule = schedule_for(optimiser, settings, job.steps)
     others = job.batches(job.ahead.purpose) if job.ahead else None
 
     def value(batch: Batch) -> Tensor:
@@ -127,6 +130,8 @@ def descend(job: Descent) -> Trained:
     def step(batch: Batch) -> Tensor:
         for _ in range(job.repeat):
             loss = _take_step(task, optimiser, lambda: value(batch), settings)
+        if schedule is not None:
+            schedule.step()
         if job.follow is not None:
             with torch.no_grad():
                 job.follow(work, beside)
@@ -152,7 +157,7 @@ def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
     total = torch.zeros((), device=task.device, dtype=torch.float64 if task.device.type != "mps" else None)
     seen = 0
     task.network.train(still=lambda name: not task.takes(name, job.own))
-    with _fork_rng(task.device, task.seeds(f"dropout {job.purpose}".strip())):
+    with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
         for number, index_B in enumerate(job.batches(job.purpose)):
             if number == job.counted_from:
                 total, seen = torch.zeros_like(total), 0
@@ -174,7 +179,9 @@ def _leaves(job: Descent) -> Tensors:
     return copies
 
 
-def _take_step(task: LocalTask, optimiser: torch.optim.SGD, loss: Callable[[], Tensor], settings: TrainSettings) -> Tensor:
+def _take_step(
+    task: LocalTask, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], settings: TrainSettings
+) -> Tensor:
     """One step on `loss()`, whose detached value is returned."""
     optimiser.zero_grad(set_to_none=True)
     with autocast(task.device, settings):
@@ -203,7 +210,7 @@ def autocast(device: torch.device, settings: TrainSettings) -> Any:
 
 
 @contextmanager
-def _fork_rng(device: torch.device, seed: int) -> Iterator[None]:
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Inside, dropout draws from `seed`; no other random numbers change."""
     if device.type == "cpu":  # torch.manual_seed tells every kind of accelerator too, also where there is none
         with torch.random.fork_rng(devices=[]):

@@ -12,7 +12,7 @@ from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
 from attune.fedclient.work.objectives.descent import Descent, last_loss
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.objectives.proximal import pulled_loss
+from attune.fedclient.work.objectives.proximal import pull, pulled_loss
 
 
 class OwnModel(Objective):
@@ -37,6 +37,14 @@ class OwnModel(Objective):
         centre = {name: task.received[name] for name in task.movable(own, own=True) if name in task.received}
         shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))
         kept: Trained = yield Descent(
-            task, task.settings, own, pulled_loss(task, self._mu), centre, purpose="own", share=(0.5, 1.0), own=True
+            task,
+            task.settings,
+            own,
+            pulled_loss(task, self._mu),
+            centre,
+            purpose="own",
+            share=(0.5, 1.0),
+            own=True,
+            penalty=pull(self._mu),
         )
         return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))

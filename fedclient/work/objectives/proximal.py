@@ -9,7 +9,7 @@ from torch import Tensor
 from attune.common.methods.settings.objectives import ProximalSettings
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Objective, Trained
-from attune.fedclient.work.objectives.descent import Descent
+from attune.fedclient.work.objectives.descent import Descent, Penalty
 
 
 class Proximal(Objective):
@@ -26,7 +26,9 @@ class Proximal(Objective):
     def work(self, task: LocalTask) -> Jobs[Trained]:
         """Private parameters and running statistics have no centre to be pulled to, so they have no term."""
         centre = {name: task.received[name] for name in task.movable(task.start) if name in task.received}
-        trained: Trained = yield Descent(task, task.settings, task.start, pulled_loss(task, self._mu), beside=centre)
+        trained: Trained = yield Descent(
+            task, task.settings, task.start, pulled_loss(task, self._mu), beside=centre, penalty=pull(self._mu)
+        )
         return trained
 
 
@@ -37,6 +39,16 @@ def pulled_loss(task: LocalTask, mu: float) -> Loss:
         return pulled(task.cross_entropy(tensors, *batch), tensors, centre, mu)
 
     return loss
+
+
+def pull(mu: float) -> Penalty:
+    """The pull alone, towards what lies beside the tensors."""
+
+    def penalty(tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor]) -> Tensor:
+        nothing = next(iter(tensors.values())).new_zeros(())
+        return pulled(nothing, tensors, centre, mu)
+
+    return penalty
 
 
 def pulled(loss: Tensor, tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], mu: float) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
+from attune.common.config import TrainSettings
 from attune.fedclient.work.objectives.base import Batch, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
@@ -19,13 +21,27 @@ from attune.fedclient.work.trainer import Scores
 def against_training(jobs: Sequence[Descent]) -> str:
     """Why like descents go one by one; empty if they need not."""
     job = jobs[0]
-    return job.by_itself or _of_precision(job.settings.mixed_precision) or _of_layers(job.task.network) or _trained(jobs)
+    return (
+        job.by_itself
+        or _of_settings(job.settings)
+        or _of_precision(job.settings.mixed_precision)
+        or _of_layers(job.task.network)
+        or _trained(jobs)
+    )
 
 
 def against_scoring(jobs: Sequence[Scores]) -> str:
     """Why like evaluations go one by one; empty if they need not."""
     trainer = jobs[0].trainer
     return trainer.predictor.by_itself or _of_precision(trainer.settings.mixed_precision) or _scored(jobs)
+
+
+def _of_settings(settings: TrainSettings) -> str:
+    if settings.optimizer not in (UNSET, "sgd"):
+        return f"the optimizer is {settings.optimizer}, and only SGD is stacked"
+    if settings.schedule not in (UNSET, "constant"):
+        return "the learning rate changes from step to step"
+    return "images are augmented by draws of each device's own" if settings.augment else ""
 
 
 def _of_precision(mixed_precision: str) -> str:

@@ -85,8 +85,8 @@ class PhaseVerbs:
         """Rounds may open again."""
         return Step(state)
 
-    def aggregated(self, rules: Rules, state: Round, now: float) -> Step:
-        """The next state of the model is there."""
+    def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
+        """The next state of the model is there. setback: why it is not made of the cohort's updates; empty: it is."""
         return Step(state)
 
 
@@ -106,7 +106,7 @@ class OpenPhase(PhaseVerbs):
     def report(self, rules: Rules, state: Round, event: Reported) -> Step:
         if not rules.policy.worth(state, event.work, event.round, event.name) > 0:
             return super().report(rules, state, event)
-        answered = state.answering(event.name, event.now)
+        answered = state.answering(event.name, event.now, event.loss)
         return self.progress(rules, answered, event.now).after(Receipt(event.name, accepted=True))
 
 

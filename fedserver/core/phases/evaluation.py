@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attune.fedserver.core import health
 from attune.fedserver.core.messages import Finish, Open, Phase
 from attune.fedserver.core.phases.base import OpenPhase, Rules, Stage, Step
 from attune.fedserver.core.state import Round
@@ -25,5 +26,7 @@ class Evaluation(OpenPhase):
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
         if not rules.policy.over(state, now):
             return Step(state)
+        if why := health.spoiled(state, rules.settings.take_back, complete=False):
+            return Step(state.noting(spoiled=why), then=Stage.AGGREGATING)
         closed = state.running_out(rules.policy.overdue(state, now))
         return Step(closed, then=Stage.WAITING if state.record.round < rules.settings.rounds else Stage.DONE)

@@ -12,5 +12,5 @@ class Failed(PhaseVerbs):
         """What answers the orders that are out lies in the inbox, and counts when the step is tried again."""
         is_open = state.record.failed_in in (Phase.TRAINING, Phase.EVALUATING)
         if is_open and rules.policy.worth(state, event.work, event.round, event.name) > 0:
-            return Step(state.answering(event.name, event.now), (Receipt(event.name, accepted=True),))
+            return Step(state.answering(event.name, event.now, event.loss), (Receipt(event.name, accepted=True),))
         return super().report(rules, state, event)

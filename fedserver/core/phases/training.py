@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attune.fedserver.core import health
 from attune.fedserver.core.messages import Open, Phase
 from attune.fedserver.core.phases.base import OpenPhase, Rules, Stage, Step
 from attune.fedserver.core.state import Round
@@ -14,7 +15,10 @@ class Training(OpenPhase):
         return Step(opened, (Open("train", state.record.round + 1, asked.devices),))
 
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
-        if rules.policy.complete(state, now):
+        complete = rules.policy.complete(state, now)
+        if why := health.spoiled(state, rules.settings.take_back, complete=complete):
+            return Step(state.noting(spoiled=why), then=Stage.AGGREGATING)
+        if complete:
             return Step(state.running_out(rules.policy.overdue(state, now)), then=Stage.AGGREGATING)
         if rules.policy.extends(state, now):
             return self._extend(rules, state.running_out(rules.policy.overdue(state, now)), now)

@@ -25,7 +25,7 @@ class Attention(Mixing):
         self.exact = settings.sigma > EXACT_SIGMA
         if settings.components == "tensor":
             components = {name: [name] for names in components.values() for name in names}
-        super().__init__(vault, {component: [names] for component, names in components.items()})
+        super().__init__(settings, vault, {component: [names] for component, names in components.items()})
 
     def __repr__(self) -> str:
         return f"Attention(sigma={self._settings.sigma}, components={len(self._units)}, clients={len(self._served)})"

@@ -1,4 +1,4 @@
-"""Weighted mean: one value for all clients (FedAvg; the shared rest of every other method)."""
+"""Weighted mean: one value for all clients (FedAvg; the shared rest of every other method), or a robust rule in its place."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from attune.common.methods.settings.aggregators import MeanSettings
-from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
+from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
+from attune.fedserver.lab.aggregators import votes
+from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, manifest_in, write
+from attune.fedserver.lab.aggregators.gram import gram, stack
 
-VALUE = "value"
+VALUE, PART = "value", "part"
+GRAM, SHARES = "gram", "shares"
+COLUMNS = 1 << 16  # numbers of a tensor whose rows are sorted at a time
 
 
 class Mean:
@@ -18,10 +22,15 @@ class Mean:
 
     With `server_mix` beta, xi <- (1 - beta) xi + beta * that sum (pFedMe, Algorithm 1). Memory: one tensor of one update
     and its running sum.
+
+    With `robust`, a median or a trimmed mean of every number takes the place of the sum (memory: one tensor of all updates), or
+    the mean of those that Multi-Krum chooses by the distances of whole updates; for these all blocks are one unit. "clip"
+    changes nothing here: whoever makes the updates has clipped them (fedserver.lab.bounds).
     """
 
     def __init__(self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
         self._uniform, self._mix = settings.uniform, settings.server_mix
+        self._robust, self._attackers = settings.robust, settings.attackers
         self._vault = vault
         self._manifest: Manifest | None = None
 
@@ -57,22 +66,53 @@ class Mean:
         return {}
 
     def units(self) -> list[Unit]:
-        """A unit, and a block, for each tensor."""
+        """A unit, and a block, for each tensor; with Multi-Krum one unit, for its choice needs the sums of all blocks."""
+        if self._robust == "multi-krum":
+            return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()))]
         return [Unit(name, (Block(name, (name,)),)) for name in self._known()]
 
     def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
         """The sums of these columns, folded over the whole cohort in the order of names.
 
-        Sums of parts of a cohort would round differently; so a block has all rows and some columns.
+        Sums of parts of a cohort would round differently; so a block has all rows and some columns. A median and a trimmed mean
+        need all rows of a column too. Of Multi-Krum: these columns' inner products, of the differences from the first update.
         """
+        if self._robust == "multi-krum":
+            floating = [name for name in block.names if DTYPES[manifest_in(updates[0].tensors)[name].dtype].is_floating_point]
+            return {GRAM: gram(stack(updates, floating), exact=True, from_first=True)}
+        if self._robust in ("median", "trimmed-mean"):
+            return {name: self._voted(name, updates) for name in block.names}
         shares = shares_of(updates, self._uniform)
         return {name: weighted_mean(name, updates, shares) for name in block.names}
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+        if self._robust == "multi-krum":
+            G_SS = torch.stack([partial[GRAM] for partial in partials]).sum(dim=0)
+            chosen = votes.multi_krum(G_SS, self._attackers)
+            shares_S = torch.zeros(len(updates), dtype=torch.float64)
+            shares_S[chosen] = 1 / len(chosen)
+            return {SHARES: shares_S}
         return {name: tensor for partial in partials for name, tensor in partial.items()}
+
+    def _voted(self, name: str, updates: Sequence[Update]) -> torch.Tensor:
+        """The robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""
+        first = updates[0].tensors[name]
+        exact = first.is_floating_point()
+        dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
+        X_SN = torch.stack([update.tensors[name].reshape(-1).to(dtype) for update in updates])
+        result = torch.cat([self._vote(X_SB) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(first.shape)
+        return result.to(first.dtype) if exact else result.round_().to(first.dtype)
+
+    def _vote(self, X_SB: torch.Tensor) -> torch.Tensor:
+        return votes.median(X_SB) if self._robust == "median" else votes.trimmed_mean(X_SB, self._attackers)
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         before = self._vault.read(VALUE) if self._mix != 1 else {}
+        if SHARES in combined:
+            shares = combined[SHARES].tolist()
+            chosen = [(update, share) for update, share in zip(updates, shares, strict=True) if share]
+            mean = {name: weighted_mean(name, *zip(*chosen, strict=True)) for name in block.names}
+            combined = combined | mean
         for name in block.names:
             yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
 

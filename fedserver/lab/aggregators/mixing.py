@@ -12,6 +12,7 @@ from itertools import groupby
 
 import torch
 
+from attune.common.methods.settings.aggregators import MixedSettings
 from attune.common.wire.tensors import DTYPES, Manifest
 from attune.fedserver.lab.aggregators.base import (
     Block,
@@ -28,6 +29,7 @@ from attune.fedserver.lab.aggregators.base import (
 from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
+from attune.fedserver.lab.aggregators.votes import limited
 
 COLD_START, CLIENT = "cold-start", "client/"
 GRAM, WEIGHTS = "gram", "weights"
@@ -45,7 +47,8 @@ class Mixing:
     exact = False  # whether large inner products are in float64 too
     from_first = False  # whether the inner products are of the differences from the cohort's first client
 
-    def __init__(self, vault: Vault, units: Mapping[str, Sequence[list[str]]]) -> None:
+    def __init__(self, settings: MixedSettings, vault: Vault, units: Mapping[str, Sequence[list[str]]]) -> None:
+        self._cap, self._floor = settings.attention_cap, settings.self_floor
         self._vault = vault
         self._units = dict(units)
         self._manifest: Manifest | None = None
@@ -122,7 +125,8 @@ class Mixing:
         G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
         for partial in partials:
             G_SS += partial[GRAM]
-        return {WEIGHTS: self._weights(G_SS, updates)}
+        A_SS = self._weights(G_SS, updates)
+        return {WEIGHTS: limited(A_SS, self._cap, self._floor) if self._cap < 1 or self._floor > 0 else A_SS}
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         """A X, for each tensor the values of all clients one after the other."""

@@ -21,7 +21,7 @@ class HeurAmp(Mixing):
     def __init__(self, settings: HeurAmpSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
         self._settings = settings
         self.exact = settings.sigma > EXACT_SIGMA
-        super().__init__(vault, {"model": list(components.values())})
+        super().__init__(settings, vault, {"model": list(components.values())})
 
     def __repr__(self) -> str:
         return f"HeurAmp(self_weight={self._settings.self_weight}, sigma={self._settings.sigma}, clients={len(self._served)})"
@@ -37,7 +37,7 @@ class Amp(Mixing):
 
     def __init__(self, settings: AmpSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
         self._settings = settings
-        super().__init__(vault, {"model": list(components.values())})
+        super().__init__(settings, vault, {"model": list(components.values())})
 
     def __repr__(self) -> str:
         return f"Amp(sigma={self._settings.sigma}, step={self._settings.step}, clients={len(self._served)})"

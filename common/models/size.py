@@ -1,0 +1,12 @@
+"""How large a model is, before there is one: what somebody else declares decides it."""
+
+from __future__ import annotations
+
+from attune.common.models.registry import build
+from attune.common.plan import ModelSpec
+
+
+def size_bytes(spec: ModelSpec) -> int:
+    """Of all tensors together, without memory for any of them. Errors: those of `build`."""
+    model = build(spec, 0, device="meta")
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

@@ -1,0 +1,37 @@
+"""A device's own training and own scores, handed over as functions: what is called in place of the built-in loop."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from attune.common.errors import SettingError
+
+# train(model, data, context) -> the loss, {"loss": ...} or None. evaluate(model, data) -> the score of each sample, 0 to 1.
+Train = Callable[[Any, Any, Any], Any]
+Evaluate = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """train(model, data, context) and evaluate(model, data): docs/own-training.md. None: the built-in one."""
+
+    train: Train | None = None
+    evaluate: Evaluate | None = None
+
+    @classmethod
+    def of_module(cls, name: str) -> Self:
+        """`train` and `evaluate` of a module, where it has them. Errors: SettingError."""
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise SettingError(f"the module {name!r} of --hooks cannot be imported: {error}") from None
+        found = {key: getattr(module, key, None) for key in ("train", "evaluate")}
+        if not any(map(callable, found.values())):
+            raise SettingError(f"the module {name!r} of --hooks has neither a function train nor a function evaluate")
+        return cls(**{key: each if callable(each) else None for key, each in found.items()})
+
+
+NONE = Hooks()

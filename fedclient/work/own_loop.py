@@ -1,0 +1,250 @@
+"""A user's own loop in place of a descent, and a user's own scores: what these functions are given, and what becomes of it.
+
+B samples of a batch, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from attune.common.config import TrainSettings
+from attune.common.errors import AttuneError, SettingError
+from attune.common.methods.method import Method, options_of
+from attune.fedclient.hooks import Evaluate, Train
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
+from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged, seeded
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Data:
+    """x (N, ...): images (N, C, H, W), series (N, T, C), tabular (N, F), prepared as a model takes them; tokens (N, T).
+    y (N,) or (N, T): places in `classes`."""
+
+    x: Tensor
+    y: Tensor
+    classes: Sequence[int | str] = ()
+    batch_size: int = 32
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def dataset(self) -> TensorDataset:
+        """Pairs (x, y), for a Dataset or DataLoader of one's own around it."""
+        return TensorDataset(self.x, self.y)
+
+    def batches(self, batch_size: int | None = None, shuffle: bool = True) -> DataLoader[Any]:
+        """A loader of pairs (x, y), by default of batches as large as train.batch_size; another order in each epoch."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return DataLoader(self.dataset, batch_size or self.batch_size, shuffle, generator=generator)
+
+
+class Context:
+    """What a loop needs besides model and data: the plan's settings, what the method adds, and how to say how far it is."""
+
+    def __init__(self, job: Descent, model: nn.Module, extras: Mapping[str, nn.Parameter]) -> None:
+        self._job, self._extras = job, extras
+        self._names = dict(_live(model))
+        self.model = model
+
+    def __repr__(self) -> str:
+        return f"<Context of round {self.round}, {self.stage or 'one stage'}>"
+
+    @property
+    def round(self) -> int:
+        return self._job.task.round
+
+    @property
+    def stage(self) -> str:
+        """Which of its trainings a method with several asks for ("head", "own", "tune"); empty: the only or first one."""
+        return self._job.purpose
+
+    @property
+    def settings(self) -> TrainSettings:
+        """lr, momentum, batch_size, local_epochs, local_steps, ... of this stage. A loop may heed them or not."""
+        return self._job.settings
+
+    @property
+    def device(self) -> torch.device:
+        return self._job.task.device
+
+    @property
+    def received(self) -> Tensors:
+        """What the server last served, by name."""
+        return self._job.task.received
+
+    @property
+    def frozen(self) -> list[str]:
+        """The model's parameters that do not move in this stage; their `requires_grad` is off already."""
+        return [name for name, _ in self.model.named_parameters() if name not in self._job.moving]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """For an optimizer: what moves of the model, and what the method keeps beside it (a second head)."""
+        yield from (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        yield from (parameter for parameter in self._extras.values() if parameter.requires_grad)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The method's own loss of a batch, with all that it adds: cross-entropy, prox term, second head."""
+        job = self._job
+        return job.loss({**self._names, **self._extras}, job.beside, Batch(x.to(self.device), y.to(self.device)))
+
+    def penalty(self) -> Tensor:
+        """What the method adds to any loss: mu/2 times the squared distance from what was served, or 0."""
+        job = self._job
+        if job.penalty is None:
+            return torch.zeros((), device=self.device)
+        return job.penalty({**self._names, **self._extras}, job.beside)
+
+    def progress(self, done: float) -> None:
+        """Says how far it is, 0 to 1, and ends the loop if the work was replaced. Call it now and then. Errors: Cancelled."""
+        job = self._job
+        if job.task.cancelled():
+            raise Cancelled("this work was replaced")
+        job.task.progress(job.share[0] + (job.share[1] - job.share[0]) * min(max(done, 0.0), 1.0))
+
+
+def check_loop(method: Method, options: Mapping[str, Any]) -> None:
+    """Errors: SettingError for a method that cannot live with a loop that is not its own."""
+    why = options_of(method, options).objective.own_loop
+    if why:
+        raise SettingError(
+            f"method {method.name} cannot be trained by a loop of your own: {why}. Leave train out, or choose another method"
+        )
+
+
+def with_loop(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Jobs[T]:
+    """`work`, whose descents are made by `train`; other jobs wait for whoever computes them."""
+    return _replaced(work, train, classes)
+
+
+def _replaced(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Generator[Any, Any, T]:
+    try:
+        job = next(work)
+        while True:
+            try:
+                found = _carried_out(job, train, classes) if isinstance(job, Descent) else (yield job)
+            except Exception as error:
+                job = work.throw(error)
+            else:
+                job = work.send(found)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Trained:
+    """A descent by the user's loop. Errors: TrainingDiverged, Cancelled, SettingError for what the loop raises or returns."""
+    task = job.task
+    if not job.moving:
+        return job.alone()
+    model, extras = _loaded(job)
+    task.network.model.train()
+    data = Data(task.x, task.y, classes, job.settings.batch_size, job.batch_seed(job.purpose))
+    with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
+        try:
+            said = train(model, data, Context(job, model, extras))
+        except AttuneError:
+            raise
+        except Exception as error:
+            # Whatever a user's code raises is an error of this training.
+            raise SettingError(f"your train() failed: {type(error).__name__}: {error}") from error
+    if task.cancelled():
+        raise Cancelled("this work was replaced")
+    return Trained(_taken(job, model, extras), _loss_of(said))
+
+
+def _loaded(job: Descent) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """(a model of its own with the descent's tensors, the tensors beside it as parameters)."""
+    model = copy.deepcopy(job.task.network.model).to(job.task.device).train()
+    own, _ = split(job.tensors)
+    with torch.no_grad():
+        for name, value in _live(model):
+            value.copy_(own[name])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in job.moving)
+    beside = {name: tensor for name, tensor in job.tensors.items() if name not in own}
+    return model, {name: nn.Parameter(tensor.clone(), requires_grad=name in job.moving) for name, tensor in beside.items()}
+
+
+def _live(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The model's own tensors by the names that they travel under; not detached."""
+    from attune.common.models.structure import tensors_of
+
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    return ((name, state[name]) for name in tensors_of(model))
+
+
+def _taken(job: Descent, model: nn.Module, extras: Mapping[str, Tensor]) -> Tensors:
+    """What moved, and running statistics that may; everything else bit for bit as it was. Errors: TrainingDiverged."""
+    found = {**dict(_live(model)), **extras}
+    parameters = job.task.network.parameters
+
+    def moved(name: str) -> bool:
+        plain = name in job.task.network.names and name not in parameters
+        return name in job.moving or (plain and job.task.takes(name, job.own))
+
+    taken = {name: found[name].detach().clone() if moved(name) else tensor for name, tensor in job.tensors.items()}
+    for name in job.moving:
+        if not bool(taken[name].isfinite().all()):
+            raise TrainingDiverged(f"your train() left {name} with values that are not finite")
+    return taken
+
+
+def _loss_of(said: Any) -> float:
+    value = said.get("loss") if isinstance(said, Mapping) else said
+    if value is None:
+        return math.nan
+    try:
+        loss = float(value)
+    except (TypeError, ValueError):
+        raise SettingError(
+            f"your train() returned a {type(said).__name__}; return the loss, a dict with it, or nothing"
+        ) from None
+    if not math.isfinite(loss):
+        raise TrainingDiverged(f"your train() returned the loss {loss}")
+    return loss
+
+
+class Predicting(nn.Module):
+    """What the device predicts with, as a module: the predictor of a method, or a blend of several models."""
+
+    def __init__(self, logits: Any) -> None:
+        super().__init__()
+        self._logits = logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (B, ..., C) of x (B, ...)."""
+        scores: Tensor = self._logits(x)
+        return scores
+
+
+def scored(evaluate: Evaluate, logits: Any, data: Data) -> Tensor:
+    """The score of each sample, (N,), 0 to 1, by the user's function; float64 on the CPU. Errors: SettingError."""
+    try:
+        with torch.no_grad():
+            said = evaluate(Predicting(logits).eval(), data)
+    except AttuneError:
+        raise
+    except Exception as error:
+        raise SettingError(f"your evaluate() failed: {type(error).__name__}: {error}") from error
+    found = torch.as_tensor(said).detach().double().cpu() if not isinstance(said, float | int) else torch.tensor(said)
+    if found.shape != (len(data),):
+        raise SettingError(
+            f"your evaluate() returned {type(said).__name__} of shape {tuple(found.shape)}; return a score for each of the "
+            f"{len(data)} samples, so that models can be compared on the same ones"
+        )
+    if not bool(((found >= 0) & (found <= 1)).all()):
+        raise SettingError("your evaluate() returned scores outside 0 to 1; the best score of a sample is 1")
+    return found

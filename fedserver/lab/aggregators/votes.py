@@ -1,0 +1,60 @@
+"""Robust rules for one value that all clients share: a minority of a cohort cannot move them far.
+
+Shapes: S clients of the cohort, N numbers of a tensor. Weights (samples) do not count here: whoever lies chooses them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def median(X_SN: torch.Tensor) -> torch.Tensor:
+    """The coordinate-wise median (Yin, Chen, Ramchandran, Bartlett, ICML 2018, definition 1); of an even S the mean of both."""
+    low = X_SN.kthvalue((len(X_SN) + 1) // 2, dim=0).values
+    return low if len(X_SN) % 2 else low + (X_SN.kthvalue(len(X_SN) // 2 + 1, dim=0).values - low) / 2
+
+
+def trimmed_mean(X_SN: torch.Tensor, share: float) -> torch.Tensor:
+    """The coordinate-wise mean without the `share` of S largest and smallest (Yin et al., definition 2); rounded up."""
+    cut = trimmed(len(X_SN), share)
+    return X_SN.sort(dim=0).values[cut : len(X_SN) - cut].mean(dim=0)
+
+
+def trimmed(size: int, share: float) -> int:
+    """How many of a cohort's numbers go at each end: `share` of them rounded up, and at least one stays."""
+    return min(_attackers(size, share), (size - 1) // 2)
+
+
+def multi_krum(G_SS: torch.Tensor, share: float) -> list[int]:
+    """Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017): the clients whose mean is taken, in order.
+
+    From inner products about any origin, (S, S) float64. With f attackers, `share` of S rounded up, a client's score is the sum
+    of its S - f - 2 smallest squared distances to others; the S - f with the lowest scores stay. The proof needs S > 2 f + 2:
+    of a smaller cohort f is the largest number for which this holds. If that is 0, all stay.
+    """
+    size = len(G_SS)
+    attackers = min(_attackers(size, share), max(0, (size - 3) // 2))
+    if not attackers:
+        return list(range(size))
+    square_S = G_SS.diagonal()
+    distance_SS = (square_S[:, None] + square_S - 2 * G_SS).clamp(min=0).fill_diagonal_(torch.inf)
+    score_S = distance_SS.sort(dim=1).values[:, : size - attackers - 2].sum(dim=1)
+    return sorted(score_S.argsort(stable=True)[: size - attackers].tolist())
+
+
+def _attackers(size: int, share: float) -> int:
+    """`share` of a cohort, rounded up; what rounding adds to a product such as 0.2 * 5 does not count."""
+    return -int(-(share * size - 1e-9) // 1) if share else 0
+
+
+def limited(A_SS: torch.Tensor, cap: float, floor: float) -> torch.Tensor:
+    """Mixing weights of which none on another client is above `cap`, and none on oneself below `floor`; rows sum to one.
+
+    What is above the cap goes to oneself. Where oneself is below the floor then, all others shrink alike.
+    """
+    own_S = A_SS.diagonal()
+    others_SS = (A_SS - torch.diag(own_S)).clamp(max=cap)
+    own_S = 1 - others_SS.sum(dim=1)
+    shrink_S = torch.where(own_S < floor, (1 - floor) / (1 - own_S).clamp(min=1e-300), 1.0)
+    others_SS = others_SS * shrink_S[:, None]
+    return others_SS + torch.diag(1 - others_SS.sum(dim=1))

@@ -1,0 +1,81 @@
+"""The server's log: one line for each thing that happened, with time, level, round and device; as text or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+Form = Literal["text", "json"]
+LOGGER = "fedserver"
+
+
+class Context(logging.Filter):
+    """Gives every record the round that is open, and the device that it is about (`extra={"device": name}`), if there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.round_of: Callable[[], int | None] = lambda: None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.round = self.round_of()
+        record.device = getattr(record, "device", None)
+        return True
+
+
+class Text(logging.Formatter):
+    """`2026-11-22T11:02:33+00:00 INFO round=3 device=ada ada connected (40 samples)`; a traceback goes on the lines below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = [(key, getattr(record, key, None)) for key in ("round", "device")]
+        where = "".join(f"{key}={value} " for key, value in found if value is not None)
+        line = f"{_time(record, 'seconds')} {record.levelname} {where}{record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class Json(logging.Formatter):
+    """One object a line: time, level, message, round, device; and of what nobody has foreseen the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time(record, "milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "round": getattr(record, "round", None),
+            "device": getattr(record, "device", None),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def _time(record: logging.LogRecord, timespec: str) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec=timespec)
+
+
+def begin(form: Form, verbosity: int) -> None:
+    """Logs to stdout from now on. verbosity: below 0 only what goes wrong, above 0 also what is of use for finding faults."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(Json() if form == "json" else Text())
+    handler.addFilter(Context())
+    logging.basicConfig(level=logging.WARNING if verbosity < 0 else logging.INFO, handlers=[handler], force=True)
+    logging.getLogger(LOGGER).setLevel(logging.WARNING if verbosity < 0 else logging.DEBUG if verbosity > 0 else logging.INFO)
+
+
+def follow(round_of: Callable[[], int | None]) -> None:
+    """Lines are of this round from now on; nothing happens where somebody else has set the log up."""
+    for handler in logging.getLogger().handlers:
+        for found in handler.filters:
+            if isinstance(found, Context):
+                found.round_of = round_of
+
+
+def speaker(form: Form, verbosity: int, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Who says what a start has to say: as plain lines, as lines of the log where these are for machines, or nobody."""
+    if verbosity < 0:
+        return lambda text: None
+    return logging.getLogger(LOGGER).info if form == "json" else say

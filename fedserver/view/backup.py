@@ -1,0 +1,215 @@
+"""A copy of all that a federation needs, made beside a running server, and a home made of it after every byte was verified.
+
+The database is copied first, at one moment. Files of the state are never changed, only replaced by others, so those that it
+names are linked aside at once. If a round was committed in between and took one away, everything begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from attune.common.durable import PRIVATE, disk_errors, sync
+from attune.common.errors import HomeMismatch, LedgerBusy
+from attune.common.wire.blobs import Blob
+from attune.fedserver.home import LEFT_ASIDE, Home
+from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
+from attune.fedserver.lab.recipe import Recipe, name_of
+from attune.fedserver.ports.blobs import INBOX, blob_of
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.inbox import ENTRY
+from attune.fedserver.stores.tables import Tables
+from attune.fedserver.view.verify import damages
+
+MANIFEST = "MANIFEST.json"
+VERSION = 1
+TRIES, PAUSE_S = 100, 0.05
+LONGEST_MANIFEST = 1 << 28
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What is in a backup. It is written last: a folder without one is no backup."""
+
+    version: int
+    made_at: float  # unix time
+    round: int  # closed rounds
+    files: dict[str, File]  # by path below the folder
+
+
+def back_up(home: Home, out: Path) -> Iterator[str]:
+    """Lines that say what was done. Errors: HomeMismatch if `out` is there, LedgerBusy if rounds close too fast, DiskFull."""
+    if out.exists():
+        raise HomeMismatch(f"{out} is there already: name a new folder for each backup")
+    aside = home.path / f"{LEFT_ASIDE}{secrets.token_hex(6)}"
+    try:
+        found = _taken_aside(home, aside)
+        with disk_errors(out):
+            files = _copied(aside, out)
+            whole = Manifest(VERSION, time.time(), found.record.round, files)
+            _write(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
+            sync(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    size = sum(file.size for file in files.values())
+    yield f"{len(files)} files, {size} bytes, after {found.record.round} closed rounds, in {out}"
+    yield "it holds the key of the federation's authority: keep it like a password"
+
+
+def _taken_aside(home: Home, aside: Path) -> Snapshot:
+    """Links (or copies) of one moment, below `aside`. Errors: LedgerBusy."""
+    for _ in range(TRIES):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(mode=0o700)
+        found = _database(home.database, aside / home.database.name)
+        try:
+            for name in _state_of(home, found):
+                _link(home.path / name, aside / name)
+        except FileNotFoundError:  # a round was committed meanwhile
+            time.sleep(PAUSE_S)
+            continue
+        _link_inbox(home, aside)
+        _link_rest(home, aside)
+        return found
+    raise LedgerBusy("rounds close faster than their state can be set aside: pause the federation (`fedserver pause`) for this")
+
+
+def _database(source: Path, copy: Path) -> Snapshot:
+    read_only = f"{source.absolute().as_uri()}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(read_only, uri=True)) as running,
+        contextlib.closing(sqlite3.connect(copy)) as other,
+    ):
+        running.backup(other)
+    copy.chmod(PRIVATE)
+    tables = Tables(copy)
+    try:
+        return tables.snapshot()
+    finally:
+        tables.close()
+
+
+def _state_of(home: Home, found: Snapshot) -> list[str]:
+    blobs, name = FolderBlobs(home.path), name_of(found.record.round)
+    recipe = Recipe.load(blobs, found.record.round)
+    slots = (*found.slots, *(recipe.replaced if recipe else ()))
+    wanted: list[Blob] = [blob_of(slot) for slot in slots]
+    return sorted({*(blob.name for blob in wanted), *([name] if recipe else [])})
+
+
+def _link_inbox(home: Home, aside: Path) -> None:
+    """Whole updates only, and one that goes away meanwhile need not be there: its device hands it in again."""
+    for entry in sorted((home.path / INBOX).glob(f"*/{ENTRY}")):
+        with contextlib.suppress(FileNotFoundError):
+            for path in [*(path for path in entry.parent.iterdir() if path != entry), entry]:
+                _link(path, aside / path.relative_to(home.path))
+
+
+def _link_rest(home: Home, aside: Path) -> None:
+    for path in (home.authority / KEY_FILE, home.authority / CERTIFICATE_FILE, home.path / "server.json"):
+        if path.exists():
+            _link(path, aside / path.relative_to(home.path))
+    log = home.audit.path
+    if log.exists():  # grows while it is read: whole lines only
+        data = log.read_bytes()
+        _write(aside / log.name, data[: data.rfind(b"\n") + 1])
+
+
+def _link(path: Path, to: Path) -> None:
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.link(path, to)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(path, to)
+
+
+def _copied(source: Path, out: Path) -> dict[str, File]:
+    out.mkdir(mode=0o700, parents=True)
+    files = {}
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        name = path.relative_to(source).as_posix()
+        if not path.name.endswith(("-wal", "-shm")):
+            files[name] = _copy(path, out / name)
+    return files
+
+
+def _copy(path: Path, to: Path) -> File:
+    """Copies and syncs one file, closed to other users; what was written."""
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with path.open("rb") as source, os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as target:
+        while block := source.read(1 << 20):
+            digest.update(block)
+            target.write(block)
+        target.flush()
+        os.fsync(target.fileno())
+        size = target.tell()
+    return File(size, digest.hexdigest())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def restore_to(source: Path, home: Home) -> Iterator[str]:
+    """Lines that say what was done. Errors: HomeMismatch if the backup is damaged, or the home is there already; DiskFull."""
+    if home.path.exists() and any(home.path.iterdir()):
+        raise HomeMismatch(f"{home.path} is there already and not empty: restore into a new --home")
+    manifest = _verified(source)
+    filling = home.path.with_name(f".{home.path.name}.{secrets.token_hex(6)}.filling")
+    try:
+        with disk_errors(home.path):
+            for name, wanted in manifest.files.items():
+                if _copy(source / name, filling / name) != wanted:
+                    raise HomeMismatch(f"{source / name} has changed while it was read: restore again")
+            if home.path.exists():
+                home.path.rmdir()
+            filling.rename(home.path)
+            sync(home.path.parent)
+    finally:
+        shutil.rmtree(filling, ignore_errors=True)
+    if found := list(damages(home)):
+        raise HomeMismatch(f"the backup was made of a damaged home: {'; '.join(found)}")
+    yield f"{home.path} is whole, after {manifest.round} closed rounds"
+    yield "start it with `fedserver --home` and that folder; let no other server run on the old home, for devices take either"
+
+
+def _verified(source: Path) -> Manifest:
+    """Errors: HomeMismatch that names what is damaged, missing or too much."""
+    try:
+        with (source / MANIFEST).open("rb") as file:
+            manifest = msgspec.json.decode(file.read(LONGEST_MANIFEST), type=Manifest)
+    except FileNotFoundError:
+        raise HomeMismatch(f"{source} is no backup, or one that was not finished: {MANIFEST} is missing") from None
+    except msgspec.MsgspecError as error:
+        raise HomeMismatch(f"{source / MANIFEST} is damaged ({error}): use another backup") from None
+    if manifest.version != VERSION:
+        raise HomeMismatch(f"{source} was written by another version of fedserver: restore it with that one")
+    there = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()} - {MANIFEST}
+    if odd := sorted(there ^ manifest.files.keys()):
+        raise HomeMismatch(f"{source / odd[0]} is missing, or is not of this backup: use another one")
+    for name, wanted in manifest.files.items():
+        with (source / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if File((source / name).stat().st_size, digest) != wanted:
+            raise HomeMismatch(f"{source / name} is damaged: use another backup")
+    return manifest

@@ -1,0 +1,94 @@
+"""`attune.try_executors`: how long a round takes with each executor on this machine, and which one to take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attune.common.config import by_section, merge
+from attune.simulation.executors import PROCESSES, STACKED, importable
+from attune.simulation.settings import Method
+from attune.simulation.shards import Shards, named
+from attune.simulation.simulate import NO_SETTINGS, simulate
+from attune.simulation.worlds import SEQUENTIAL
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attune.simulation.own_models import Factory
+
+ROUNDS = 3  # of a trial; the first one, in which everything is made, does not count
+TRIED = (SEQUENTIAL, STACKED, PROCESSES)
+TRAINING_ALONE = {"round": {"evaluate_every": 0, "evaluate_each_last": 0}}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """round_s: seconds of a round. bits: whether they are those of the network. one_by_one: what was not stacked, and why."""
+
+    executor: str
+    round_s: float
+    bits: bool
+    one_by_one: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row for each executor, in the order in which they were tried."""
+
+    rows: Sequence[Tried]
+
+    @property
+    def recommended(self) -> str:
+        """The fastest."""
+        return min(self.rows, key=lambda row: row.round_s).executor
+
+    def __repr__(self) -> str:
+        """A table and the recommendation."""
+        slowest = max(row.round_s for row in self.rows)
+        lines = [f"{'executor':<12}{'a round':>10}{'speed':>8}  results"]
+        for row in self.rows:
+            results = "the bits of the network" if row.bits else "the same to rounding"
+            lines.append(f"{row.executor:<12}{row.round_s:>8.3g} s{slowest / row.round_s:>6.1f} x  {results}")
+        lines += [f"{row.executor}: some work went one by one: {why}" for row in self.rows for why in row.one_by_one]
+        return "\n".join([*lines, f"recommended: executor={self.recommended!r}"])
+
+
+def try_executors(
+    shards: Shards,
+    method: Method | None = None,
+    model: str | Factory | nn.Module | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    threads: int = 1,
+    workers: int | None = None,
+) -> Trial:
+    """Trains a few rounds with each executor and throws the results away. Arguments and errors as for `simulate`.
+
+    What else this machine does meanwhile is in the times. A model that other processes cannot import is not tried there.
+    """
+    settings = merge(by_section(settings), TRAINING_ALONE)
+    names = [name for name in TRIED if name != PROCESSES or importable(model)]
+    return Trial([_tried(name, shards, method, model, seed, settings, threads, workers) for name in names])
+
+
+def _tried(
+    executor: Any,
+    shards: Shards,
+    method: Method | None,
+    model: Any,
+    seed: int | None,
+    settings: Mapping[str, Any],
+    threads: int,
+    workers: int | None,
+) -> Tried:
+    answered: list[float] = []
+    found = simulate(
+        shards, method, model, ROUNDS, seed, settings,
+        executor=executor, threads=threads, workers=workers, progress=lambda share: answered.append(time.perf_counter()),
+    )  # fmt: skip
+    cohort = (len(answered) - len(named(shards))) // ROUNDS  # all devices evaluate after the last round
+    round_s = (answered[ROUNDS * cohort - 1] - answered[cohort - 1]) / (ROUNDS - 1)
+    return Tried(executor, round_s, executor != STACKED, tuple(found.one_by_one))

@@ -1,0 +1,24 @@
+"""Every attack of the table gets the answer that it must get, and the federation's state is what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.attacks import attacks
+from tests.attacks.conftest import Victim
+from tests.attacks.table import ATTACKS
+
+assert attacks.__doc__  # it fills the table
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack(victim: Victim, name: str, record_property: Callable[[str, object], None]) -> None:
+    found = ATTACKS[name].run(victim)
+    record_property("attack", (ATTACKS[name].what, ATTACKS[name].answer, found))
+    assert found == ATTACKS[name].answer
+
+
+def test_there_are_at_least_forty_five() -> None:
+    assert len(ATTACKS) >= 45

@@ -1,0 +1,105 @@
+"""What an operator does beside a running server: pauses it, and reads what happened in its audit log."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from attune.common.faults import VARIABLE
+from attune.common.pb import federation_pb2 as pb
+from tests.e2e.hand import Hand, kind_of
+from tests.e2e.harness import Federation, Process, until
+
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "3")
+
+
+def events(federation: Federation, *flags: str) -> list[dict[str, object]]:
+    shown = federation.command("fedserver", "audit", "--json", *flags).stdout
+    return [json.loads(line) for line in shown.splitlines()]
+
+
+def test_a_paused_federation_ends_its_round_and_goes_on_when_it_is_told_across_a_restart(
+    federation_at: Callable[[str], Federation],
+) -> None:
+    federation = federation_at("paused")
+    server = federation.server(*FLAGS)
+    hands = {name: Hand(server.port, server.join_token, name) for name in ("ada", "bob")}
+    streams = {name: hand.connect() for name, hand in hands.items()}
+    orders = {name: stream.next("order") for name, stream in streams.items()}
+    said = federation.command("fedserver", "pause").stdout
+    assert "training goes on to its end" in said
+    for name, hand in hands.items():
+        assert hand.answer(orders[name]).status == pb.Receipt.STATUS_ACCEPTED
+    status = federation.await_status(lambda status: status["round"] == 1)
+    assert (status["paused"], status["phase"]) == (True, "waiting")
+    assert "paused: no further round opens" in federation.command("fedserver", "status").stdout
+    server.kill()
+    again = federation.server()
+    streams = {name: hand.connect() for name, hand in hands.items()}
+    for stream in streams.values():
+        stream.next("welcome")
+    assert federation.status()["phase"] == "waiting"
+    federation.command("fedserver", "resume")
+    assert {stream.next("order").round for stream in streams.values()} == {2}
+    again.stop()
+    assert "no server runs" in federation.command("fedserver", "pause").stdout
+    assert federation.status()["paused"]
+    assert [each["event"] for each in events(federation) if each["event"] in ("paused", "resumed")] == [
+        "paused", "resumed", "paused",
+    ]  # fmt: skip
+
+
+def test_the_audit_log_tells_who_came_who_was_refused_and_what_changed_and_by_whom(
+    federation_at: Callable[[str], Federation],
+) -> None:
+    federation = federation_at("audited")
+    server = federation.server(*FLAGS)
+    ada = Hand(server.port, server.join_token, "ada")
+    assert kind_of(lambda: Hand(server.port, server.join_token, "ada")) == "name-taken"
+    federation.command("fedserver", "revoke", "ada")
+    until(lambda: [each for each in events(federation) if each["event"] == "refused"], "the refusal to be written")
+    server.stop()
+    federation.server("--set", "server.keepalive_s=3").stop()
+    found = events(federation)
+    told = {each["event"]: each for each in found}
+    assert told["enrolled"]["facts"]["name"] == ada.name  # type: ignore[index]
+    assert told["refused"]["facts"]["kind"] == "name-taken"  # type: ignore[index]
+    assert told["device revoked"]["facts"] == {"name": "ada"}
+    assert str(told["device revoked"]["by"]).startswith("operator ")
+    assert told["settings"]["facts"] == {"changed": {"server.keepalive_s": [None, 3]}}
+    text = federation.command("fedserver", "audit", "--last", "3").stdout.splitlines()
+    assert len(text) == 4 and "each follows the one before" in text[-1]
+    noted = str(found[2]["digest"])
+    federation.command("fedserver", "audit", "--contains", noted)
+    log = federation.home / "audit.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:2]))
+    federation.command("fedserver", "audit")
+    assert "cut or replaced" in federation.command("fedserver", "audit", "--contains", noted, code=4).stderr
+    log.write_bytes(log.read_bytes().replace(b"operator", b"somebody", 1))
+    assert "line 2" in federation.command("fedserver", "audit", code=4).stderr
+    assert "audit.jsonl" in federation.command("fedserver", "verify", code=4).stdout
+
+
+def test_a_server_killed_in_the_middle_of_a_line_starts_again_and_its_log_is_whole(
+    federation_at: Callable[[str], Federation], tmp_path: Path
+) -> None:
+    federation = federation_at("torn")
+    federation.server(*FLAGS).stop()
+    script = str(Path(sys.executable).with_name("fedserver"))
+    killed = Process(
+        [script, "--home", str(federation.home), "--host", "127.0.0.1", "--port", "0"],
+        tmp_path / "killed.log",
+        federation.environment | {VARIABLE: "server:0:audit-half=kill"},
+    )
+    assert killed.code() == -9
+    log = federation.home / "audit.jsonl"
+    assert not log.read_bytes().endswith(b"\n")
+    assert "each follows the one before" in federation.command("fedserver", "audit").stdout
+    server = federation.server()
+    assert [each["event"] for each in events(federation)].count("cut off") == 1
+    Hand(server.port, server.join_token, "ada")
+    assert msgspec.json.decode(log.read_bytes().splitlines()[-1])["event"] == "enrolled"

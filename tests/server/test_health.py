@@ -1,0 +1,154 @@
+"""When the devices' losses, or their troubles, take the last round back: decided without tensors."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from attune.common.config import RoundSettings
+from attune.fedserver.core.messages import (
+    Aggregate,
+    Aggregated,
+    Connected,
+    Excused,
+    GoBack,
+    Open,
+    Phase,
+    Record,
+    Reported,
+    Resumed,
+)
+from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.round import Rules, step
+from attune.fedserver.core.state import Round
+
+NAMES = ("a", "b", "c", "d", "e")
+
+
+class Play:
+    """A federation of five; `losses` closes a training in which they report these, and returns its last effects."""
+
+    def __init__(self, **said: object) -> None:
+        typed = msgspec.convert({"rounds": 9, "min_clients": 5, **said}, RoundSettings)
+        self.rules, self.state, self.now = Rules(typed, Synchronous(typed, 0)), Round(), 0.0
+        for name in NAMES:
+            self.last = self(Connected(name, 0))
+
+    def __call__(self, event):
+        taken = step(self.rules, self.state, event)
+        self.state = taken.state
+        return taken.effects
+
+    @property
+    def record(self) -> Record:
+        return self.state.record
+
+    def losses(self, *losses):
+        for name, loss in zip(NAMES, losses, strict=True):
+            effects = self(Reported(name, self.record.round + 1, 1, loss=loss))
+        return effects
+
+    def closed(self, *losses):
+        """A round whose updates are taken in."""
+        assert isinstance(self.losses(*losses)[-1], Aggregate)
+        return self(Aggregated(2))
+
+
+def test_exploded_losses_take_the_round_before_back_and_say_so() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    [_, back] = m.losses(30.0, 25.0, 40.0, 22.0, 1e300)
+    assert isinstance(back, GoBack)
+    assert back.round == 2
+    assert "after round 1 was taken back" in back.why and "2.1 to 30" in back.why
+    assert m.record.phase is Phase.AGGREGATING
+    effects = m(Aggregated(3, back.why))
+    assert effects == (Open("train", 3, NAMES),)
+    assert m.record.setback == f"round 2: {back.why}"
+    assert m.record.last_cohort == () and m.record.loss == 2.1
+    assert isinstance(m.losses(30.0, 25.0, 40.0, 22.0, 1e300)[-1], Aggregate), "of the state before that nothing is kept"
+
+
+def test_a_minority_s_losses_and_troubles_decide_nothing() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    m.closed(1e300, 1e300, 1.9, 1.9, 1.9)
+    m(Excused("a", 1, troubled=True))
+    m(Excused("b", 1, troubled=True))
+    assert m.record.phase is Phase.TRAINING
+
+
+def test_most_devices_that_cannot_work_with_the_state_take_it_back_at_once() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    m(Excused("a", 1, troubled=True))
+    m(Excused("b", 1, troubled=True))
+    [back] = m(Excused("e", 1, troubled=True))
+    assert isinstance(back, GoBack)
+    assert "3 of 5 devices could not work with it" in back.why
+
+
+def test_a_refused_update_is_no_trouble_of_the_state() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    for name in "abc":
+        m(Excused(name, 1))
+    assert m.record.phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize("said", [{"take_back": 0.0}, {"take_back": 100.0}])
+def test_the_multiple_is_a_setting(said: dict[str, float]) -> None:
+    m = Play(**said)
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    assert isinstance(m.losses(30.0, 25.0, 40.0, 22.0, 1e300)[-1], Aggregate)
+
+
+def test_a_loss_near_nothing_may_grow_manyfold() -> None:
+    m = Play()
+    m.closed(0.001, 0.001, 0.001, 0.001, 0.001)
+    m.closed(0.5, 0.5, 0.5, 0.5, 0.5)
+
+
+def test_a_restart_in_between_goes_back_all_the_same() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    [_, back] = m.losses(30.0, 25.0, 40.0, 22.0, 50.0)
+    m.state = Round.of(m.record, NAMES)
+    assert m(Resumed(9)) == (back,)
+
+
+def test_a_restart_during_training_knows_the_losses_again() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    for name in "abcd":
+        m(Reported(name, 2, 1, loss=30.0))
+    m.state = Round.of(m.record, "abcd", losses=dict.fromkeys("abcd", 30.0))
+    for event in (Resumed(5), Connected("e", 5)):
+        m(event)
+    effects = m(Reported("e", 2, 6, loss=1.0))
+    assert isinstance(effects[-1], GoBack)
+
+
+def test_a_state_that_could_not_be_made_counts_as_a_round_without_updates() -> None:
+    m = Play()
+    m.losses(2.0, 2.1, 2.2, 2.0, 2.3)
+    assert m(Aggregated(2, "x would not be finite")) == (Open("train", 2, NAMES),)
+    assert m.record.setback == "round 1: x would not be finite"
+    assert m.record.loss is None and not m.record.kept
+
+
+def test_most_devices_that_cannot_evaluate_the_end_take_it_back_too() -> None:
+    m = Play(rounds=2)
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    m.closed(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert m.record.phase is Phase.EVALUATING
+    for name in "abc":
+        m(Excused(name, 1, troubled=True))
+    for name in "de":
+        effects = m(Reported(name, 2, 2, "evaluate"))
+    assert isinstance(effects[-1], GoBack)
+    m(Aggregated(3, effects[-1].why))
+    assert (m.record.phase, m.record.round) == (Phase.EVALUATING, 3)
+    for name in NAMES:
+        m(Reported(name, 3, 4, "evaluate"))
+    assert m.record.phase is Phase.DONE

@@ -1,0 +1,79 @@
+"""The form of log lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from attune.fedserver import logs
+
+
+@pytest.fixture
+def quiet_again() -> Iterator[None]:
+    """The log as it was."""
+    root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
+    handlers, levels = list(root.handlers), (root.level, own.level)
+    root.handlers.clear()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    own.setLevel(levels[1])
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def say() -> None:
+    log = logging.getLogger("fedserver")
+    log.debug("details")
+    log.info("kiel connected", extra={"device": "kiel"})
+    log.warning("the disk is full")
+
+
+@pytest.mark.usefixtures("quiet_again")
+def test_a_text_line_has_time_level_round_and_device(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin("text", 0)
+    logs.follow(lambda: 3)
+    say()
+    first, second = lines(capsys)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 INFO round=3 device=kiel kiel connected", first)
+    assert re.fullmatch(r"\S+ WARNING round=3 the disk is full", second)
+
+
+@pytest.mark.usefixtures("quiet_again")
+def test_a_json_line_is_one_object_with_a_traceback_too(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin("json", 0)
+    say()
+    try:
+        raise ValueError("of a\nkind")
+    except ValueError as error:
+        logging.getLogger("fedserver").error("failed: %s", error, exc_info=error)
+    told = [json.loads(line) for line in lines(capsys)]
+    assert told[0] | {"time": ""} == {
+        "time": "", "level": "info", "message": "kiel connected", "round": None, "device": "kiel"
+    }  # fmt: skip
+    assert told[2]["message"] == "failed: of a\nkind" and "ValueError" in told[2]["traceback"]
+
+
+@pytest.mark.usefixtures("quiet_again")
+@pytest.mark.parametrize(("verbosity", "count"), [(-1, 1), (0, 2), (1, 3)])
+def test_how_much_is_said(capsys: pytest.CaptureFixture[str], verbosity: int, count: int) -> None:
+    logs.begin("text", verbosity)
+    say()
+    assert len(lines(capsys)) == count
+
+
+@pytest.mark.usefixtures("quiet_again")
+def test_what_a_start_says_is_plain_in_the_log_or_not_said(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin("json", 0)
+    plain: list[str] = []
+    logs.speaker("text", 0, plain.append)("the address")
+    logs.speaker("text", -1, plain.append)("the address")
+    logs.speaker("json", 0, plain.append)("the token")
+    assert plain == ["the address"]
+    assert [json.loads(line)["message"] for line in lines(capsys)] == ["the token"]
