@@ -1,4 +1,4 @@
-"""docs/reference.md's tables of both papers, written from the CSV files of `python -m benchmarks.paper`.
+"""The tables of docs/reference.md and docs/choosing.md, written from the CSV files of `benchmarks.paper` and of the recipes.
 
 `python -m benchmarks.report` rewrites what lies between two marks of the page; `--check` says whether that is up to date.
 A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds.
@@ -6,18 +6,19 @@ A cell: the printed figure, ours by the same kind of mean, the difference, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import click
 
+from benchmarks import recipe_tables
 from benchmarks.paper import CELLS, OUT, Cell, cells
 from benchmarks.study import Results
 from benchmarks.tables import Column, Table, load, names, printed
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- benchmarks.report begins -->", "<!-- benchmarks.report ends -->"
 NEAR = 1.0  # points: as far from a printed cell as ours may be
 
@@ -136,28 +137,38 @@ def data_of(left: Iterable[Cell]) -> str:
     return "".join(f" --data {each}=PATH" for each in found)
 
 
-def page(text: str, results: Path = OUT) -> str:
+def papers(results: Path = OUT) -> str:
+    """The tables of both papers."""
+    return "\n\n".join("\n".join(section(name, results)) for name in names())
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    DOCS / "reference.md": papers,
+    DOCS / "choosing.md": lambda: "\n".join(recipe_tables.sections()),
+}
+
+
+def page(path: Path) -> str:
     """The page with its tables as the CSV files have them. Errors: ValueError if a mark is missing."""
-    before, _, rest = text.partition(BEGIN)
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"{PAGE.name} has no {BEGIN} ... {END}")
-    made = "\n\n".join("\n".join(section(name, results)) for name in names())
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+        raise ValueError(f"{path.name} has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{PAGES[path]()}\n\n{END}{after}"
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if the page is not up to date.")
+@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if a page is not up to date.")
 def main(check: bool) -> None:
-    """Writes the tables into docs/reference.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
-    if made == text:
-        click.echo("up to date")
-    elif check:
-        raise SystemExit(f"{PAGE.name} is not what the CSV files say: python -m benchmarks.report")
-    else:
-        PAGE.write_text(made, encoding="utf-8")
+    """Writes the tables into docs/reference.md and docs/choosing.md."""
+    for path in PAGES:
+        made = page(path)
+        if made == path.read_text(encoding="utf-8"):
+            click.echo(f"{path.name}: up to date")
+        elif check:
+            raise SystemExit(f"{path.name} is not what the CSV files say: python -m benchmarks.report")
+        else:
+            path.write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--data", multiple=True, required=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*').")
+@click.option(
+    "--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*'); of a benchmark its data set."
+)
+@click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
 @click.option("--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them.")
 @click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 )
 def simulate(
     data: tuple[str, ...],
+    benchmark: str | None,
     methods: str,
     model: str | None,
     rounds: int | None,
@@ -42,6 +46,11 @@ def simulate(
     out: Path | None,
 ) -> None:
     """Whole federations in this process, without a network: every method on the same shards, side by side."""
+    if benchmark is not None:
+        by_recipe(benchmark, data, out or Path("benchmark-out"), seed)
+        return
+    if not data:
+        raise click.UsageError("say --data SHARD, or --benchmark NAME")
     from attune.simulation.simulate import simulate as run
 
     settings, results = load_settings(config, assignments, {}), {}
@@ -53,6 +62,24 @@ def simulate(
             results[method].save(out / method)
     for line in side_by_side(results):
         click.echo(line)
+
+
+def by_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> None:
+    """Runs a recipe, prints its table and writes rows and picture into `out`. Errors: click.UsageError for missing data."""
+    from attune.simulation.recipes import catalogue, picture
+    from attune.simulation.recipes.run import run
+
+    recipe = catalogue.get(name)
+    if len(data) != bool(recipe.data):
+        raise click.UsageError(
+            f"--benchmark {name} takes " + (f"--data, one path of {recipe.data}" if recipe.data else "no --data")
+        )
+    rows = run(
+        recipe, data[0] if data else None, out, lambda text: click.echo(text, err=True), seeds=() if seed is None else (seed,)
+    )
+    for line in picture.lines(recipe, rows):
+        click.echo(line)
+    click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")
 
 
 def side_by_side(results: Mapping[str, Result]) -> list[str]:

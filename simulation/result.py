@@ -100,6 +100,11 @@ class Result:
         """Of every piece of the server's state, by part and key: equal digests are equal bits."""
         return {f"{slot.part}/{slot.key}": slot.digest for slot in self._ended.found.slots}
 
+    @property
+    def bytes_moved(self) -> int:
+        """What all devices together sent and received of models, over all rounds."""
+        return sum((row.bytes_up or 0) + (row.bytes_down or 0) for row in self._ended.found.rows)
+
     def save(self, folder: str | Path) -> Path:
         """What `fedserver export` writes, with table.csv, status.json and every device's finished model in models/NAME.
 

@@ -59,7 +59,8 @@ def last(labels: Array, count: int) -> npt.NDArray[np.bool_]:
 
 
 def by_group(labels: Array, groups: Array, count: int, seed: int) -> npt.NDArray[np.bool_]:
-    """(N,): whole groups, until at least `count` samples are held out; none that would leave less than half for training.
+    """(N,): whole groups, until at least `count` samples are held out; none that would leave less than half for training, or a
+    class without any: a device cannot learn what it does not train on.
 
     Each time the group that brings the classes nearest to their share; of equally good ones the first of a random order.
     """
@@ -68,15 +69,17 @@ def by_group(labels: Array, groups: Array, count: int, seed: int) -> npt.NDArray
     class_N = np.unique(_classes(labels), return_inverse=True)[1]
     sizes_GC = np.zeros((len(names), class_N.max(initial=0) + 1))
     np.add.at(sizes_GC, (group_N, class_N), 1)
-    missing_C = sizes_GC.sum(axis=0) * count / max(1, len(labels))
+    kept_C = sizes_GC.sum(axis=0)
+    missing_C = kept_C * count / max(1, len(labels))
     left = np.random.default_rng(seed).permutation(len(names)).tolist()
     while held.sum() < count:
         left = [group for group in left if held.sum() + sizes_GC[group].sum() <= len(labels) / 2]
+        left = [group for group in left if not ((sizes_GC[group] > 0) & (sizes_GC[group] == kept_C)).any()]
         if not left:
             break
         chosen = min(left, key=lambda group: float(np.square(missing_C - sizes_GC[group]).sum()))
         left.remove(chosen)
-        missing_C -= sizes_GC[chosen]
+        missing_C, kept_C = missing_C - sizes_GC[chosen], kept_C - sizes_GC[chosen]
         held[group_N == chosen] = True
     return held
 

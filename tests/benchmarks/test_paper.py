@@ -122,6 +122,6 @@ def test_a_printed_cell_holds_within_a_point(ours, seeds, verdict):
     assert report.Line("FedAvg", 80.0, ours, (), seeds, "").verdict == verdict
 
 
-def test_the_page_is_what_the_files_say():
-    text = report.PAGE.read_text(encoding="utf-8")
-    assert report.page(text) == text, "python -m benchmarks.report"
+@pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
+def test_the_pages_are_what_the_files_say(path):
+    assert report.page(path) == path.read_text(encoding="utf-8"), "python -m benchmarks.report"

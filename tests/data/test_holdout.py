@@ -91,6 +91,16 @@ def test_whole_groups_are_held_out(kind):
     )
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=4, max_size=12), st.integers(0, 99))
+def test_no_class_is_held_out_as_a_whole(runs, seed):
+    """With few labels a class has one run of windows, and a device cannot learn what it does not train on."""
+    y = np.concatenate([[label] * size for label, size in runs])
+    groups = np.concatenate([[place] * size for place, (_, size) in enumerate(runs)])
+    trained, held = hold_out(y, 0.25, seed, "series", groups)
+    assert set(y[trained]) == set(y)
+    assert not set(groups[trained]) & set(groups[held])
+
+
 def test_one_group_alone_is_trained_on():
     assert len(hold_out(np.arange(40) % 2, 0.1, 0, "images", np.zeros(40))[1]) == 0
     names = np.array(["a"] * 30 + ["b"] * 10)

@@ -1,0 +1,124 @@
+"""The recipes by name. Nothing of them was tuned on test parts; docs/choosing.md has what they came to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from attune.common.errors import SettingError, nearest
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.partition.samples import Dataset, Source
+from attune.fedclient.partition.split import Partition, partition
+from attune.simulation.recipes import cuts
+from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
+
+IMAGES = (*BASELINES, Entry("FedMCSA", "fedmcsa"), Entry("FedTP", "fedtp"))
+SERVED = (*BASELINES, Entry("FedMCSA", "fedmcsa"), Entry("hypernetwork", "pfedhn"))
+TRAIN = {"train.local_epochs": 2}
+FASHION_SAMPLES = 12_000
+
+
+def _dirichlet(source: Source, seed: int, *, alpha: float = 0.3, samples: int, clients: int = 10) -> Partition:
+    return cuts.fewer(partition(_small(source, seed), "dirichlet", clients, seed, alpha=alpha), samples, seed)
+
+
+def _alike(source: Source, seed: int, *, samples: int, clients: int) -> Partition:
+    return cuts.fewer(partition(source, "iid", clients, seed), samples, seed)
+
+
+def _relatedness(source: Source, seed: int, *, groups: int) -> Partition:
+    return cuts.relabelled(_alike(source, seed, samples=60, clients=12), groups, seed)
+
+
+def _feature_shift(source: Source, seed: int, *, ways: int) -> Partition:
+    return cuts.turned(_alike(source, seed, samples=60, clients=16), ways)
+
+
+def _natural(source: Source, seed: int, *, by: str, group: str = "") -> Partition:
+    return partition(source, "natural", None, seed, by=by, group=group)
+
+
+def _roles(source: Source, seed: int) -> Partition:
+    return partition(source, "roles", 20, seed, at_least=10_000)
+
+
+def _minute(source: Source, seed: int, *, windows: int, mountings: int) -> Partition:
+    """Persons, whose windows are described by features; person i carries the phone in mounting i mod `mountings`."""
+    assert isinstance(source, Dataset)  # noqa: S101 (the recipe's data are windows)
+    parts = cuts.minute(
+        partition(source, "natural", None, seed, by="subject", group="segment"), source, "segment", windows, seed
+    )
+    described = replace(source, kind="tabular", standardise="federation")
+
+    def change(client: int, x: Array, y: Array) -> tuple[Array, Array]:
+        return cuts.features(cuts.mounted(x, client % mountings, seed)), y
+
+    return cuts.changed(replace(parts, dataset=described), change)
+
+
+def _small(source: Source, seed: int) -> Source:
+    """Of a large data set some samples, drawn, in its own parts."""
+    if not isinstance(source, Dataset) or len(source.train_y) <= FASHION_SAMPLES:
+        return source
+    rng = np.random.default_rng(seed)
+    train = np.sort(rng.permutation(len(source.train_y))[:FASHION_SAMPLES])
+    return source.subset(train, np.sort(rng.permutation(len(source.test_y))[: FASHION_SAMPLES // 4]))
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "digits", "Digits, ten devices, classes by Dirichlet 0.3", "training samples per device, at most",
+            tuple(Point(n, partial(_dirichlet, samples=n)) for n in (20, 40, 80, 160)), IMAGES, 30, TRAIN,
+        ),
+        Recipe(
+            "fashion-mnist", "Fashion-MNIST, ten devices, classes by Dirichlet 0.3", "training samples per device, at most",
+            tuple(Point(n, partial(_dirichlet, samples=n)) for n in (20, 50, 100, 200, 500, 1000)), IMAGES, 30, TRAIN,
+            data="fashion_mnist.npz",
+        ),
+        Recipe(
+            "relatedness", "Digits, twelve devices of 60 samples; some call the classes alike", "devices that label alike",
+            tuple(Point(12 / g, partial(_relatedness, groups=g)) for g in (12, 6, 3, 1)), IMAGES, 30, TRAIN,
+        ),
+        Recipe(
+            "label-shift", "Digits, ten devices of at most 60 samples", "alpha: classes are more alike to the right",
+            tuple(Point(a, partial(_dirichlet, alpha=a, samples=60)) for a in (0.1, 0.3, 1.0, 10.0)), IMAGES, 30, TRAIN,
+        ),
+        Recipe(
+            "feature-shift", "Digits, sixteen devices of 60 samples, that see them turned or mirrored", "ways to see",
+            tuple(Point(w, partial(_feature_shift, ways=w)) for w in (1, 2, 4, 8)), IMAGES, 30, TRAIN,
+        ),
+        Recipe(
+            "hospitals", "Heart disease, four hospitals", "all patients", (Point(1, partial(_natural, by="hospital")),),
+            IMAGES, 20, TRAIN | {"model.name": "transformer"}, data="heart_disease.npz",
+            read={"label": "num>0", "missing": "median", "apart": ("hospital",)},
+        ),
+        Recipe(
+            "persons", "UCI-HAR, thirty persons", "all windows",
+            (Point(1, partial(_natural, by="subject", group="segment")),), IMAGES, 8,
+            {"model.name": "transformer", "train.local_epochs": 1}, (0,), "uci_har.npz", {"apart": ("subject", "segment")},
+        ),
+        Recipe(
+            "roles", "Shakespeare, twenty roles", "all text", (Point(1, _roles),), IMAGES, 20, {"train.local_epochs": 1}, (0,),
+            "roles.tsv.gz",
+        ),
+        Recipe(
+            "one-minute", "UCI-HAR, thirty persons with few labels", "labelled windows (2.56 s) per activity",
+            tuple(
+                Point(n, partial(_minute, windows=n, mountings=m), series)
+                for m, series in ((1, "as recorded"), (4, "four drawn mountings")) for n in (1, 2, 4, 8, 16)
+            ), SERVED, 30, {"model.name": "dnn", "model.hidden": [64]}, (0, 1, 2), "uci_har.npz",
+            {"apart": ("subject", "segment")},
+        ),
+    )
+}  # fmt: skip
+
+
+def get(name: str) -> Recipe:
+    """Errors: SettingError with the nearest name."""
+    if name not in RECIPES:
+        raise SettingError(f"unknown benchmark {name!r}{nearest(name, RECIPES)}")
+    return RECIPES[name]

@@ -1,0 +1,181 @@
+"""Recipes: the cuts by their mathematics, who is harmed, where a gain ends, and that a benchmark runs and goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from attune.common.methods.registry import method_from_options
+from attune.fedclient.partition.datasets import load_source
+from attune.fedclient.partition.samples import Dataset
+from attune.fedclient.partition.split import Partition, partition
+from attune.fedserver.cli import cli
+from attune.fedserver.core.planning import resolve
+from attune.simulation.recipes import catalogue, cuts, picture
+from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
+from attune.simulation.recipes.run import Row, harmed, read, write
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    source = load_source("digits", 0)
+    assert isinstance(source, Dataset)
+    return source
+
+
+@pytest.mark.parametrize("recipe", catalogue.RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_in_every_recipe_the_settings_exist(recipe: Recipe) -> None:
+    for entry in recipe.entries:
+        said: dict = {"method": {"name": entry.method}}
+        for key, value in {**recipe.settings, **entry.settings}.items():
+            section, _, name = key.partition(".")
+            said.setdefault(section, {})[name] = value
+        assert resolve(said).method.name == entry.method and method_from_options(said["method"])
+    assert {entry.label for entry in BASELINES} < {entry.label for entry in recipe.entries}
+
+
+@pytest.mark.parametrize(
+    "recipe", [each for each in catalogue.RECIPES.values() if not each.data], ids=lambda recipe: recipe.name
+)
+def test_points_on_the_digits_can_be_cut_and_repeat(recipe: Recipe, digits: Dataset) -> None:
+    for point in recipe.points:
+        one, two = point.cut(digits, 3), point.cut(digits, 3)
+        for client in range(len(one.names)):
+            for (x, y), (again, labels) in zip(
+                *([p.arrays(client, part) for part in ("train", "test")] for p in (one, two)), strict=True
+            ):
+                assert len(y) and (x == again).all() and (y == labels).all()
+
+
+def test_fewer_samples_are_nested_and_the_test_parts_stay(digits: Dataset) -> None:
+    whole = partition(digits, "dirichlet", 5, 0, alpha=0.3)
+    small, large = cuts.fewer(whole, 10, 7), cuts.fewer(whole, 50, 7)
+    for client in range(5):
+        assert set(small.train[client]) < set(large.train[client]) <= set(whole.train[client])
+        assert len(small.train[client]) == 10
+        assert (small.test[client] == whole.test[client]).all()
+
+
+def test_devices_of_a_group_label_alike_and_others_by_a_permutation(digits: Dataset) -> None:
+    plain = partition(digits, "iid", 6, 0)
+    parts = cuts.relabelled(plain, 3, 0)
+    called = [
+        dict(zip(plain.arrays(c, "train")[1].tolist(), parts.arrays(c, "train")[1].tolist(), strict=True)) for c in range(6)
+    ]
+    assert called[0] == {label: label for label in range(10)}
+    assert all(called[c] == called[c + 3] and sorted(called[c].values()) == list(range(10)) for c in range(3))
+    assert called[1] != called[0] != called[2] != called[1]
+
+
+def test_images_are_turned_and_mirrored(digits: Dataset) -> None:
+    plain = partition(digits, "iid", 6, 0)
+    parts = cuts.turned(plain, 6)
+    for client, way in enumerate(("ij", "turn", "half", "", "", "mirrored turn")):
+        x, seen = (p.arrays(client, "test")[0][0, :, :, 0] for p in (plain, parts))
+        expected = {"ij": x, "turn": x.T[::-1], "half": x[::-1, ::-1], "mirrored turn": x.T[::-1, ::-1]}.get(way)
+        assert expected is None or (seen == expected).all()
+
+
+def test_a_mounting_turns_the_three_axes_of_each_sensor() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 5, 9)).astype(np.float32)
+    assert cuts.mounted(x, 0, 1) is x
+    seen = cuts.mounted(x, 2, 1)
+    norms = [np.linalg.norm(each.reshape(2, 5, 3, 3), axis=-1) for each in (x, seen)]
+    assert np.allclose(*norms, atol=1e-5) and not np.allclose(x, seen, atol=0.1)
+    triple = [np.linalg.det(each.reshape(10, 3, 3)) for each in (x, seen)]
+    assert np.allclose(*triple, atol=1e-4), "a rotation, no reflection"
+
+
+def test_features_of_a_window_by_hand() -> None:
+    t = np.arange(128)
+    x = np.stack([np.full(128, 2.0), np.sin(2 * np.pi * 2 * t / 128), np.cos(2 * np.pi * 20 * t / 128)], axis=1)[None]
+    found = cuts.features(x.astype(np.float32)).reshape(8, 3)
+    assert found[0] == pytest.approx([2, 0, 0], abs=1e-5) and found[1] == pytest.approx([0, 0.5**0.5, 0.5**0.5], abs=1e-5)
+    assert found[2:4] == pytest.approx(np.array([[2, -1, -1], [2, 1, 1]]), abs=2e-3)
+    assert pytest.approx(np.array([[1, 0, 0], [0, 0, 1]]), abs=1e-4) == found[5:, 1:].T, "two waves: low; twenty: high"
+
+
+def test_a_minute_of_labels_is_the_beginning_of_unbroken_runs() -> None:
+    run = np.repeat(np.arange(12), 5)
+    person, y = np.repeat([0, 1], 30), np.tile(np.repeat([0, 1, 2], 10), 2)
+    data = Dataset("w", "series", np.zeros((60, 4, 3), np.float32), y, np.zeros((0, 4, 3), np.float32), y[:0], [0, 1, 2], 0,
+                   {"person": person, "run": run})  # fmt: skip
+    parts = partition(data, "natural", None, 0, by="person", group="run")
+    few = cuts.minute(parts, data, "run", 3, 0)
+    for client in range(2):
+        kept = few.train[client]
+        assert np.bincount(y[kept]).tolist() == [3, 3, 3] and set(kept) <= set(parts.train[client])
+        for label in range(3):
+            mine = kept[y[kept] == label]
+            assert len(set(run[mine])) == 1 and (mine % 5).tolist() == [0, 1, 2]
+
+
+def test_harmed_is_worse_than_a_rival_by_more_than_chance() -> None:
+    right = np.ones(20, bool)
+    worse = np.arange(20) >= 6
+    barely = np.arange(20) >= 5
+    assert harmed(worse, {"Local": right}), "six losses and no gain: p = 0.031"
+    assert not harmed(barely, {"Local": right}), "five: p = 0.0625"
+    assert not harmed(worse, {"Local": right, "FedAvg": worse}), "of two rivals: p = 0.0625 by Holm"
+    assert not harmed(right, {"Local": worse})
+
+
+def test_where_a_gain_ends() -> None:
+    assert picture.crossover([(10, 2.0), (1000, -2.0)]) == pytest.approx(100)
+    assert picture.crossover([(10, 2.0), (20, -2.0)], log=False) == pytest.approx(15)
+    assert picture.crossover([(10, 2.0), (20, 1.0)]) is None and picture.crossover([(10, -2.0), (20, 1.0)]) is None
+
+
+def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(source: object, seed: int, *, samples: int) -> Partition:
+        return cuts.fewer(partition(source, "pathological", 5, seed, classes_per_client=2), samples, seed)
+
+    tiny = Recipe(
+        "digits", "Digits", "samples", tuple(Point(n, partial(cut, samples=n)) for n in (8, 16)),
+        (*BASELINES, Entry("mine", "fedper")), 2, {"train.local_epochs": 1, "model.name": "dnn"}, (0, 1),
+    )  # fmt: skip
+    monkeypatch.setitem(catalogue.RECIPES, "digits", replace(tiny, points=tiny.points[:1]))
+
+    def run() -> str:
+        done = CliRunner().invoke(cli, ["simulate", "--benchmark", "digits", "--out", str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    said = run()
+    rows = read(tmp_path / "digits.csv")
+    assert [(row.seed, row.method) for row in rows] == [(s, e.label) for s in (0, 1) for e in tiny.entries]
+    assert all(row.bytes == 0 and row.served is None for row in rows if row.method == "Local")
+    fedavg = [row for row in rows if row.method == "FedAvg"]
+    assert all(row.served == pytest.approx(row.mean, abs=1e-4) and row.bytes > 0 for row in fedavg)
+    mean = 50 * sum(row.mean for row in fedavg)
+    assert f"     8  FedAvg          {mean:>8.1f}" in said
+    assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setitem(catalogue.RECIPES, "digits", tiny)
+    run()
+    assert read(tmp_path / "digits.csv")[: len(rows)] == rows
+    assert {row.x for row in read(tmp_path / "digits.csv")} == {8, 16}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--benchmark", "digit"], "unknown benchmark 'digit'"),
+        (["--benchmark", "hospitals"], "takes --data, one path of heart_disease.npz"),
+        (["--benchmark", "digits", "--data", "x"], "takes no --data"),
+        ([], "say --data SHARD, or --benchmark NAME"),
+    ],
+)
+def test_what_cannot_be_run_is_said(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, ["simulate", *words])
+    assert done.exit_code and said in (done.output + str(done.exception))
+
+
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    row = Row("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0, 1.5)
+    write(tmp_path / "r.csv", [row])
+    assert read(tmp_path / "r.csv") == [row]
