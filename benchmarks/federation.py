@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attune.common.config import parse_assignment
 
@@ -123,10 +123,18 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
         shutil.rmtree(home.folder)
 
 
-def simulated(method: str, shards: Path, settings: Sequence[str], rounds: int, seed: int, baseline: bool = False) -> Ended:
+def simulated(
+    method: str,
+    shards: Path,
+    settings: Sequence[str],
+    rounds: int,
+    seed: int,
+    baseline: bool = False,
+    executor: Literal["sequential", "stacked", "auto"] = "auto",
+) -> Ended:
     """The same in this process, without a network; devices have their shards' names without the host's, and so other draws.
 
-    They are computed side by side where a trial finds that faster, which is the same to rounding.
+    With "auto" they are computed side by side where a trial finds that faster, which is the same to rounding.
     """
     import attune
 
@@ -139,7 +147,7 @@ def simulated(method: str, shards: Path, settings: Sequence[str], rounds: int, s
         seed=seed,
         settings=given,
         baseline="local" if baseline else None,
-        executor="auto",
+        executor=executor,
         progress=False,
     )
     seconds = time.monotonic() - started

@@ -129,7 +129,7 @@ def federation(
     `between` makes another way than one that delays: from the server's port to the one that devices are told.
     """
     with ExitStack() as stack:
-        arguments = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", *server_arguments]
+        arguments = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", "--join-uses", "1000", *server_arguments]
         server = stack.enter_context(running("fedserver", arguments, work, on_line))
         port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", 60).group(1))
         token = server.wait_for(r"--token (\S+)", 10).group(1)

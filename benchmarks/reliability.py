@@ -59,7 +59,7 @@ class Bench:
         home = ("--home", str(self.work / "server"), "--host", "127.0.0.1", "--port", str(self.port))
         with running("fedserver", [str(BIN / "fedserver"), *home, *self.flags], self.work) as server:
             self.port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", PATIENCE_S)[1])
-            self.token = (self.work / "server" / "local-token").read_text().strip()  # one that is printed admits 100 devices
+            self.token = (self.work / "server" / "local-token").read_text().strip()
             yield server
 
     @contextlib.contextmanager

@@ -161,6 +161,12 @@ class Replaced(AttuneError):
     kind, exit_code, status = "replaced", 24, "ABORTED"
 
 
+class TooMany(AttuneError):
+    """This device has asked for more, or more often, than one device may. The same call may succeed later."""
+
+    kind, exit_code, status = "too-many", 28, "RESOURCE_EXHAUSTED"
+
+
 class LedgerBusy(Unreachable):
     """The server lacks something for the moment: its database is locked, its disk is full, or it may open no more files.
 

@@ -32,6 +32,7 @@ ANY = "*"
 SERVER = "server"
 SERVER_STEPS = {
     "settings-written": "the settings bind the home (round 0)",
+    "audit-half": "half of a line of the audit log is written (round 0)",
     "plan-committed": "the plan and the first state are in the database (round 0)",
     "certificate-issued": "a certificate is in the database, and not yet sent (round 0)",
     "record-written": "the record of a step is in the database, and nobody was told",

@@ -23,15 +23,16 @@ from attune.common.errors import AttuneError, DiskFull, SettingError
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
+    from attune.fedclient.fleet import How
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
-    from attune.fedclient.work.together import How
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 DEFAULT_TIMEOUT_S = 300.0
+MAX_TOKEN_FILE = 4096  # characters; a token has 76
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -110,6 +111,24 @@ def _table(given: dict[str, Any]) -> ReadOptions:
     return ReadOptions.of(**{name: given[name] for name in names})
 
 
+_token_file_option = click.option(
+    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
+)
+
+
+def _token(text: str | None, file: str | None) -> str | None:
+    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise click.UsageError("--token and --token-file are two tokens: give one")
+    try:
+        with click.open_file(file, encoding="utf-8") as source:
+            return str(source.read(MAX_TOKEN_FILE)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"cannot read a token from {file}: {error}") from None
+
+
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @_data_option(
     "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
@@ -119,6 +138,7 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 @_home_option
 @_name_option
 @click.option("--token", help="A join token, if this device is not enrolled yet.")
+@_token_file_option
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads for training.")
 @_timeout_option
@@ -128,8 +148,9 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto"]), default="sequential", show_default=True,
-    help="Of several shards: one device after the other; all that have an order side by side; or what a trial finds faster.",
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes"]), default="sequential", show_default=True,
+    help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
+    "faster; or spread over a process for each processor.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
@@ -167,7 +188,7 @@ def _train(given: dict[str, Any]) -> None:
         model=given["allow_model"],
         home=given["home"],
         name=given["name"],
-        token=given["token"],
+        token=_token(given["token"], given["token_file"]),
         device=given["device"],
         threads=given["threads"],
         connect_timeout_s=given["connect_timeout"],
@@ -213,16 +234,28 @@ def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
 
 @main.command()
 @_server_option(required=True)
-@click.option("--token", required=True, help="What `fedserver token` printed.")
+@click.option("--token", help="What `fedserver token` printed.")
+@_token_file_option
 @_data_option(
     "Enrol a device for each of these shards, each by a use of the token. Default: one device, for the first that starts."
 )
 @_name_option
 @_home_option
 @_timeout_option
-def join(server: str, token: str, data: tuple[str, ...], name: str | None, home: Path | None, connect_timeout: float) -> None:
+def join(
+    server: str,
+    token: str | None,
+    token_file: str | None,
+    data: tuple[str, ...],
+    name: str | None,
+    home: Path | None,
+    connect_timeout: float,
+) -> None:
     """Enrol this device with a server, once."""
     with reported():
+        token = _token(token, token_file)
+        if token is None:
+            raise click.UsageError("Missing option '--token' or '--token-file'.")
         if data:
             from attune.fedclient import fleet
 

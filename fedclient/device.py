@@ -27,6 +27,7 @@ from attune.common.errors import (
     HomeMismatch,
     NoModel,
     Replaced,
+    TooMany,
     Unreachable,
     WireError,
 )
@@ -40,7 +41,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import Options
 from attune.fedclient.store import Store
-from attune.fedclient.work.worker import LearnerSlot, Work, Worker
+from attune.fedclient.work.worker import LearnerSlot, Lost, Work, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import Result
@@ -177,6 +178,8 @@ class Device:
         try:
             if await self.link.renew():
                 self.console.say("renewed this device's certificate")
+        except TooMany as refused:
+            self.console.say(f"cannot renew this device's certificate yet: {refused}")
         except Broken as broken:
             if broken.connecting:
                 raise
@@ -192,7 +195,9 @@ class Device:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         check_plan(plan, self.store, self.options.allow_models)
         name = self.link.name
-        slot = await self.worker.do(LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake)
+        slot = await self.worker.do(
+            LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
+        )
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         self.store.keep_plan(plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")
@@ -247,20 +252,30 @@ class Device:
         await self.events.put(messages.WorkDone(order.id))
 
     async def _result_of(self, order: messages.Order, stop: threading.Event) -> Result:
-        from attune.fedclient.link.transfer import fetch, together
-
         slot = self._ready()
         try:
-            learner = await self.worker.do(slot.awake)
-            missing = await self.worker.do(learner.missing, order)
-            tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
-            fail_at(slot.orders.who, order.round, "order-fetched")
-            fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
-            bytes_down = sum(ref.size for ref, _ in missing)
-            progress = self._progress_of(order)
-            return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
+            while True:
+                try:
+                    return await self._carried_out(slot, order, stop)
+                except Lost as lost:
+                    self.console.say(f"{lost}: doing this again")
+                    slot.sleep()
         finally:
             slot.rest()
+
+    async def _carried_out(self, slot: LearnerSlot, order: messages.Order, stop: threading.Event) -> Result:
+        from attune.fedclient.link.transfer import fetch, together
+
+        learner = slot.take()
+        if learner is None:
+            learner = await self.worker.do(slot.awake)
+        missing = learner.missing(order)
+        tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
+        fail_at(slot.orders.who, order.round, "order-fetched")
+        fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
+        bytes_down = sum(ref.size for ref, _ in missing)
+        progress = self._progress_of(order)
+        return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
 
     def _progress_of(self, order: messages.Order) -> Any:
         loop, name = asyncio.get_running_loop(), f"round {order.round}"

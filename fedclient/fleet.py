@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient import app
@@ -25,8 +26,12 @@ from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
-from attune.fedclient.work.together import How, SideBySide, Together
+from attune.fedclient.work.processes.pool import processes
+from attune.fedclient.work.spread import Spread
+from attune.fedclient.work.together import SideBySide, Together
 from attune.fedclient.work.worker import Worker
+
+How = Literal["sequential", "stacked", "auto", "processes"]
 
 TURNS = 2  # one device trains while the next one downloads
 TOGETHER = 256  # devices that hold tensors at one time where they are computed side by side
@@ -48,7 +53,7 @@ class Outcome:
 def run(members: Sequence[Options], screen: Console, executor: How = "sequential") -> list[Outcome]:
     """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
 
-    executor: as for SideBySide; "sequential": one device after the other.
+    executor: as for SideBySide; "sequential": one device after the other; "processes": in a process for each processor.
     """
     make_room(len(members))
     return asyncio.run(_host(members, screen, executor))
@@ -74,13 +79,27 @@ def make_room(devices: int) -> None:
 async def _host(members: Sequence[Options], screen: Console, executor: How) -> list[Outcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
-    side = None if executor == "sequential" else SideBySide(executor, lambda advice: screen.say(f"executor {advice}"))
-    with Worker(TURNS, AWAKE_BYTES) if side is None else Together(TOGETHER, AWAKE_BYTES, side) as worker:
+    with _worker(executor, screen) as worker:
         outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
     console.flush()
-    for reason in side.reasons if side is not None else ():
-        screen.say(f"some work went one by one: {reason}")
     return outcomes
+
+
+@contextmanager
+def _worker(executor: How, screen: Console) -> Iterator[Worker]:
+    """Where all devices work on tensors."""
+    if executor == "sequential":
+        with Worker(TURNS, AWAKE_BYTES) as worker:
+            yield worker
+    elif executor == "processes":
+        with processes() as pool, Spread(pool, AWAKE_BYTES) as worker:
+            yield worker
+    else:
+        side = SideBySide(executor, lambda advice: screen.say(f"executor {advice}"))
+        with Together(TOGETHER, AWAKE_BYTES, side) as worker:
+            yield worker
+        for reason in side.reasons:
+            screen.say(f"some work went one by one: {reason}")
 
 
 async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outcome:

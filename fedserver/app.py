@@ -22,9 +22,11 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
+from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator, new_token
+from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk
+from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
@@ -35,7 +37,7 @@ from attune.fedserver.stores.sqlite import SqliteLedger
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 3600.0
-JOIN_USES, JOIN_TTL_S = 100, 86400.0
+JOIN_TTL_S = 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 
 
@@ -49,6 +51,7 @@ class Options:
     exit_when_done: bool
     say: Callable[[str], None]
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
+    join_uses: int = 1  # how many devices the printed token admits
 
 
 async def run(options: Options, overrides: dict[str, Any]) -> None:
@@ -78,19 +81,21 @@ async def _serve(
     settings = planning.resolve(overrides)
     blobs = FolderBlobs(home.path)
     blobs.sweep()
-    registrar = Registrar(authority, ledger, settings.server.certificate_days)
+    registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
     lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
-    door = Door(settings.server, registrar, coordinator, ledger, blobs, executors)
+    desk = Desk(ledger, home.audit, "operator over the network")
+    door = Door(settings.server, registrar, desk, Refusals(ledger, home.audit), coordinator, ledger, blobs, executors)
     address = _listen(door, options, home.address())
     # Only a start that has its port binds the home to its settings.
     await ledger.set_overrides(overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(authority, ledger, home.operator)
     key = authority.public_key_compressed
-    local = await new_token(key, ledger, LOCAL_USES, LOCAL_TTL_S, origin="local", keep=1)
+    starting = Desk(ledger, home.audit, "start of the server")
+    local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(home.local_token, local.encode())
-    join = await new_token(key, ledger, JOIN_USES, JOIN_TTL_S, origin="start", keep=KEPT_JOIN_TOKENS)
+    join = await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
     await registrar.refresh()
     found = await coordinator.restore()
     told = _signals()
@@ -123,6 +128,8 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
     for warning in cautions(settings.model_name, settings.model_options):
         options.say(f"warning: {warning}")
     options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
+    admits = "one device" if options.join_uses == 1 else f"{options.join_uses} devices"
+    options.say(f"this token admits {admits}, for a day; for more devices: fedserver token --uses N")
 
 
 def _signals() -> asyncio.Event:

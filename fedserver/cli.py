@@ -18,6 +18,7 @@ from attune.common.errors import AttuneError, HomeMismatch, SettingError
 
 if TYPE_CHECKING:
     from attune.fedserver.home import Home
+    from attune.fedserver.identity.desk import Desk
     from attune.fedserver.stores.sqlite import SqliteLedger
 
 ATTACHED = "attune.fedserver.commands"  # the group of entry points
@@ -71,6 +72,9 @@ class Group(click.Group):
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
 @click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
+@click.option(
+    "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -82,6 +86,7 @@ def cli(
     config: Path | None,
     assignments: tuple[str, ...],
     exit_when_done: bool,
+    join_uses: int,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
@@ -101,23 +106,63 @@ def cli(
         host=host,
         port=port,
         exit_when_done=exit_when_done,
+        join_uses=join_uses,
         say=click.echo,
         **flags,
     )
 
 
-@cli.command()
+@cli.group(invoke_without_command=True)
 @HOME
 @click.option("--uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices may join with it.")
 @click.option("--ttl", default="24h", show_default=True, help="How long it is valid: 30m, 24h, 7d.")
-def token(home: Path | None, uses: int, ttl: str) -> None:
-    """Prints a join token for new devices, and nothing else."""
-    from attune.fedserver.identity.registrar import new_token
-
-    place, ledger = _open(home)
+@click.option("--for", "only_for", metavar="NAME", default="", help="For this device alone, whose certificate has expired.")
+@click.pass_context
+def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:
+    """Prints a join token for a new device, and nothing else; on a terminal also how many devices it admits."""
+    context.obj = home
+    if context.invoked_subcommand is not None:
+        return
+    place, desk = _desk(home)
     key = place.open_authority().public_key_compressed
-    click.echo(asyncio.run(new_token(key, ledger, uses, _seconds(ttl))))
+    click.echo(asyncio.run(desk.new_token(key, uses, _seconds(ttl), only_for=only_for)))
+    whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
+    if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
+        click.echo(f"this token admits {whom}, for {ttl}", err=True)
     _wake(place)
+
+
+@token.command("list")
+@HOME
+@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
+@click.pass_obj
+def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
+    """The join tokens of this home: which admit how many devices, and who has joined with them."""
+    import msgspec
+
+    _, desk = _desk(home or outer)
+    found = asyncio.run(desk.tokens())
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        from attune.fedserver.view.status_text import render_tokens
+
+        click.echo(render_tokens(found))
+
+
+@token.command("revoke")
+@HOME
+@click.argument("id")
+@click.option("--devices", is_flag=True, help="Revoke all devices that have joined with it too.")
+@click.pass_obj
+def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) -> None:
+    """Withdraws the join token ID (`fedserver token list`): it admits nobody any more."""
+    place, desk = _desk(home or outer)
+    revoked = asyncio.run(desk.revoke_token(id, devices))
+    _wake(place)
+    click.echo(f"the token {id} is withdrawn")
+    for name in revoked:
+        click.echo(f"{name} is revoked")
 
 
 @cli.command()
@@ -125,15 +170,41 @@ def token(home: Path | None, uses: int, ttl: str) -> None:
 @click.argument("name")
 def revoke(home: Path | None, name: str) -> None:
     """Refuses the device NAME and its certificates from now on, and ends its stream."""
-    from attune.common.errors import nearest
-
-    place, ledger = _open(home)
-    known = [device.name for device in asyncio.run(ledger.devices())]
-    if name not in known:
-        raise SettingError(f"no device {name!r} is enrolled here{nearest(name, known)}")
-    asyncio.run(ledger.update_device(name, revoked=True))
+    place, desk = _desk(home)
+    asyncio.run(desk.revoke(name))
     _wake(place)
     click.echo(f"{name} is revoked")
+
+
+@cli.command()
+@HOME
+def pause(home: Path | None) -> None:
+    """Opens no further training round until `fedserver resume`; the open one goes on to its end."""
+    _pause(home, True)
+
+
+@cli.command()
+@HOME
+def resume(home: Path | None) -> None:
+    """Lets rounds open again after `fedserver pause`."""
+    _pause(home, False)
+
+
+def _pause(home: Path | None, on: bool) -> None:
+    """By the running server; without one, in the database, for its next start."""
+    place = _place(home)
+    place.require()
+    if place.is_served():
+        from attune.fedserver.rpc.admin_client import pause as tell
+
+        phase, closed = tell(place, on)
+        under_way = f"{phase} goes on to its end" if phase != "waiting" else "no round is open"
+        click.echo(f"paused after {closed} rounds; {under_way}" if on else "rounds open again")
+        return
+    _, desk = _desk(home)
+    with place.locked():
+        asyncio.run(desk.pause_record(on))
+    click.echo("paused; no server runs" if on else "rounds open again when the server runs")
 
 
 @cli.command()
@@ -223,6 +294,24 @@ def _open(home: Path | None) -> tuple[Home, SqliteLedger]:
     place = _place(home)
     place.require()
     return place, SqliteLedger(place.database)
+
+
+def _desk(home: Path | None) -> tuple[Home, Desk]:
+    """The home, and the operator's desk in it. Errors: HomeMismatch if there is none."""
+    from attune.fedserver.identity.desk import Desk
+
+    place, ledger = _open(home)
+    return place, Desk(ledger, place.audit, f"operator {_user()}")
+
+
+def _user() -> str:
+    """Who runs this command; a number where the system has no name for it, as in a container."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())
 
 
 def _wake(place: Home) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
+from attune.fedserver.stores.audit import Audit
 
 
 class Address(msgspec.Struct):
@@ -57,6 +58,10 @@ class Home:
     @property
     def uploads(self) -> Path:
         return self.path / "uploads"
+
+    @property
+    def audit(self) -> Audit:
+        return Audit(self.path / "audit.jsonl")
 
     @property
     def local_token(self) -> Path:

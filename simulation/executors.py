@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING
 
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.processes.pool import Pool, processes
 from attune.fedclient.work.together import SideBySide
 from attune.simulation.worlds import SEQUENTIAL, begun, reconciled, record
 
 if TYPE_CHECKING:
     from attune.fedclient.work.stacked.advice import Advice
 
-STACKED, AUTO = "stacked", "auto"
-NAMES = (SEQUENTIAL, STACKED, AUTO)
+STACKED, AUTO, PROCESSES = "stacked", "auto", "processes"
+NAMES = (SEQUENTIAL, STACKED, AUTO, PROCESSES)
+SPREAD = (PROCESSES,)  # over other processes: what these cannot import cannot be used
 
 
-def executor_of(given: str | Executor | None, folder: Path | None) -> Executor | None:
+def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | Pool | None:
     """What carries cohorts out; None: one device after the other. The choice is kept in `folder`, if there is one.
 
+    workers: processes of a pool, which the caller must close; None: one for each processor.
     Errors: SettingError for an unknown name; HomeMismatch if the simulation in `folder` was begun with another one.
     """
     name = given if isinstance(given, str) or given is None else type(given).__name__
@@ -39,6 +42,8 @@ def executor_of(given: str | Executor | None, folder: Path | None) -> Executor |
         return given
     if name == AUTO:
         return SideBySide("auto", partial(_settled, folder))
+    if name == PROCESSES:
+        return processes(workers)
     return SideBySide() if name == STACKED else None
 
 

@@ -18,6 +18,9 @@ from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work.inline import Cohorts, Executor, Inline
+from attune.fedclient.work.processes.pool import Pool
+from attune.fedclient.work.spread import Spread
+from attune.fedclient.work.worker import Worker
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Inline as InlineExecutors
@@ -68,8 +71,8 @@ class Heard(Console):
 class Federation:
     """Devices by name, each with its data; `common` has the options that are the same for all.
 
-    overrides: the settings that were given. stopped: whether what is at work is to be given up. executor: of cohorts; None: one
-    order after the other. awake_bytes: what learners that wait may hold in memory.
+    overrides: the settings that were given. stopped: whether what is at work is to be given up. executor: of cohorts, or
+    where the learners are; None: one order after the other. awake_bytes: what learners that wait may hold in memory.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Federation:
         world: World,
         watcher: Watcher,
         stopped: Callable[[], bool],
-        executor: Executor | None,
+        executor: Executor | Pool | None,
         awake_bytes: float,
     ) -> None:
         self._shards, self._overrides, self._common = shards, overrides, common
@@ -128,14 +131,20 @@ class Federation:
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
         return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(monotonic=lambda: 0.0))
 
-    def _worker(self, coordinator: Coordinator) -> Inline:
+    def _worker(self, coordinator: Coordinator) -> Worker:
         if self._executor is None:
             return Inline(self._stopped, self._awake_bytes)
+        if isinstance(self._executor, Pool):
+            return Spread(self._executor, self._awake_bytes, self._stopped, bounded=False)
         return Cohorts(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
 
     async def _live(self, coordinator: Coordinator) -> dict[str, Result]:
         """All devices, until each has its model."""
-        ledger, blobs, worker = self._world.ledger, self._world.blobs, self._worker(coordinator)
+        with self._worker(coordinator) as worker:
+            return await self._lived(coordinator, worker)
+
+    async def _lived(self, coordinator: Coordinator, worker: Worker) -> dict[str, Result]:
+        ledger, blobs = self._world.ledger, self._world.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
         server = InProcess(members, updates, coordinator.book, blobs, self._troubled, worker.look)

@@ -23,20 +23,19 @@ def __getattr__(name: str) -> Factory:
     raise AttributeError(f"{name} was handed to a simulation of another process: it cannot be found by name")
 
 
-def name_of(model: str | Factory | nn.Module, durable: bool) -> str:
+def name_of(model: str | Factory | nn.Module, durable: bool, spread: bool = False) -> str:
     """The name that settings and plan give to this model.
 
-    A module is copied for every use, with the weights that it has now. durable: the name must hold in another process too.
-    Errors: SettingError.
+    A module is copied for every use, with the weights that it has now. durable: the name must hold in a later process too;
+    spread: in a process beside this one, which knows nothing of this one's script. Errors: SettingError.
     """
     if isinstance(model, str):
         return model
-    if not isinstance(model, nn.Module) and _importable(model):
+    if not isinstance(model, nn.Module) and _importable(model) and not (spread and model.__module__ == "__main__"):
         return f"{model.__module__}:{model.__qualname__}"
-    if durable:
-        raise SettingError(
-            "with a home, the model must be a name or a function at the top of a module: it is found by its name"
-        )
+    if durable or spread:
+        given = "with a home" if durable else "for devices in other processes"
+        raise SettingError(f"{given}, the model must be a name or a function at the top of a module: it is found by its name")
     if not callable(model):
         raise SettingError(f"model is a {type(model).__name__}; give a name, a function of a ModelSpec, or a torch module")
     name = f"{type(model).__name__ if isinstance(model, nn.Module) else 'factory'}_{len(_HERE) + 1}"

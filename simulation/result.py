@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
+from attune.fedclient.work.processes.pool import Pool
 from attune.fedclient.work.together import SideBySide
 from attune.fedserver.view.status import status
 from attune.simulation.federation import Ended
@@ -47,7 +48,7 @@ class Pictures:
 class Result:
     """Of a federation that is over."""
 
-    def __init__(self, ended: Ended, world: World, executor: Executor | None = None) -> None:
+    def __init__(self, ended: Ended, world: World, executor: Executor | Pool | None = None) -> None:
         self._ended, self._world, self._executor = ended, world, executor
 
     def __repr__(self) -> str:
@@ -82,9 +83,11 @@ class Result:
 
     @property
     def executor(self) -> str:
-        """How cohorts were carried out: "sequential", "stacked" ("auto" where no trial was needed), or a class of one's own."""
+        """How cohorts were carried out: "sequential", "stacked", "processes", "auto" where no trial was needed, or a class."""
         if self._executor is None:
             return SEQUENTIAL
+        if isinstance(self._executor, Pool):
+            return self._executor.name
         return self._executor.how if isinstance(self._executor, SideBySide) else type(self._executor).__name__
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,8 +11,9 @@ from attune.common.alone import Stopped, run_alone
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.work.processes.pool import Pool
 from attune.simulation import settings as given_settings
-from attune.simulation.executors import executor_of
+from attune.simulation.executors import SPREAD, executor_of
 from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
@@ -38,7 +40,7 @@ def simulate(
     settings: Mapping[str, Any] = NO_SETTINGS,
     baseline: Literal["local"] | None = None,
     home: str | Path | None = None,
-    executor: Literal["sequential", "stacked", "auto"] | Executor | None = None,
+    executor: Literal["sequential", "stacked", "auto", "processes"] | Executor | None = None,
     progress: bool | Tell | None = None,
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
@@ -48,6 +50,7 @@ def simulate(
     evaluate: Evaluate | None = None,
     label: str = "",
     table: Mapping[str, Any] = NO_SETTINGS,
+    workers: int | None = None,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
 
@@ -58,8 +61,10 @@ def simulate(
     baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
     home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
     executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), "stacked" (side by
-    side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one), or an object
-    that is given all of them. A home keeps the one that it was begun with.
+    side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one),
+    "processes" (each device in one of several processes: faster for large models, the bits of "sequential"), or an object
+    that is given all of them. A home keeps the one that it was begun with. workers: how many processes; None: one for each
+    processor.
     progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
     train(model, data, context), evaluate(model, data): every device's own training and scores (docs/own-training.md).
     label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
@@ -70,7 +75,7 @@ def simulate(
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
     """
     members = named(shards, ReadOptions.of(label, **table))
-    name = None if model is None else name_of(model, durable=home is not None)
+    name = None if model is None else name_of(model, home is not None, executor in SPREAD)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings)
     common = Options(
         Path(),
@@ -84,10 +89,11 @@ def simulate(
     )
     seen, folder = watcher(progress), None if home is None else Path(home).expanduser()
     with world(members, folder) as place:
-        how = executor_of(executor, folder)
+        how = executor_of(executor, folder, workers)
 
         async def run(stopped: Stopped) -> Result:
             ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
             return Result(ended, place, how)
 
-        return run_alone(run)
+        with how if isinstance(how, Pool) else nullcontext():
+            return run_alone(run)

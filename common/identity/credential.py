@@ -171,7 +171,8 @@ def check_dates(pem: bytes, now: datetime) -> None:
     if now > last:
         raise CertificateRefused(
             f"This device's certificate expired on {last:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M} here). "
-            "Ask the operator for a new token and start fedclient with --token: name and state stay."
+            "Ask the operator for a token for this device (fedserver token --for NAME) and start fedclient with --token-file: "
+            "name and state stay."
         )
     if now < first:
         raise CertificateRefused(

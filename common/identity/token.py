@@ -53,6 +53,11 @@ class JoinToken:
             if token.encode()[0].isalnum():
                 return token
 
+    @property
+    def label(self) -> str:
+        """The id as people see it: 16 hexadecimal digits."""
+        return self.id.hex()
+
     def encode(self) -> str:
         """base64url of id, secret and key, without padding: 76 characters."""
         return base64.urlsafe_b64encode(self.id + self.secret + self.ca_public_key).decode()
@@ -80,7 +85,7 @@ class JoinToken:
         It never expires by date: the server decides how long it trusts it. The subject holds the token's id, for people.
         """
         key = ec.derive_private_key(self._scalar(), ec.SECP256R1())
-        name = subject(f"Attune join {self.id.hex()}")
+        name = subject(f"Attune join {self.label}")
         certificate = leaf_certificate(
             key.public_key(), name, CLIENT, Lifetime(FIRST_DAY, LAST_DAY), issuer=name, signer=key, serial=1
         )

@@ -15,7 +15,10 @@ from attune.fedclient.read_options import PLAIN, ReadOptions
 
 @dataclass(frozen=True)
 class LazyShard:
-    """`load` gives the same samples every time. Whether they stay in memory between two calls is its own business."""
+    """`load` gives the same samples every time. Whether they stay in memory between two calls is its own business.
+
+    It can be sent to another process of this machine.
+    """
 
     name: str
     profile: Profile
@@ -25,10 +28,14 @@ class LazyShard:
     @classmethod
     def held(cls, shard: Shard) -> Self:
         """The samples stay in memory: for a device that has the process to itself."""
-        return cls(shard.name, shard.profile(), shard.warnings, lambda: shard)
+        return cls(shard.name, shard.profile(), shard.warnings, partial(_held, shard))
 
     @classmethod
     def on_disk(cls, path: Path, options: ReadOptions = PLAIN) -> Self:
         """The samples are read once to be checked, and again for every use. Errors: those of load_shard."""
         shard = load_shard(path, options=options)
         return cls(shard.name, shard.profile(), shard.warnings, partial(load_shard, path, options=options))
+
+
+def _held(shard: Shard) -> Shard:
+    return shard

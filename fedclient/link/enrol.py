@@ -62,7 +62,7 @@ async def stay_enrolled(
     now = datetime.now(UTC)
     if now <= not_after(identity.credential.certificate_pem):
         if token_text is not None:
-            say(f"already enrolled as {identity.name}; --token is ignored")
+            say(f"already enrolled as {identity.name}; the token is ignored")
         return identity
     if token_text is None:
         check_dates(identity.credential.certificate_pem, now)

@@ -37,7 +37,7 @@ async def send(link: Link, orders: OrderStore, result: Result, resume: bool, say
                 link.trouble(result.order_id, str(error))
 
     for attempt in range(1, ATTEMPTS + 1):
-        attempted = _Attempt(link, orders, result, resume, complain, inline=attempt == 1)
+        attempted = _Attempt(link, orders, result, resume, complain, first=attempt == 1)
         try:
             return Sent(result.order_id, late=not await attempted.run())
         except OrderClosed:
@@ -57,14 +57,16 @@ async def send(link: Link, orders: OrderStore, result: Result, resume: bool, say
 class _Attempt:
     """One try. Small parts go within the update, if the server takes them so; the others are uploaded.
 
-    The update follows when the uploads are done; if the server waits for what is on its way, at once behind the last byte.
+    The update follows when the uploads are done. If the server waits for what is on its way, it follows at once behind the last
+    byte; but not where this is no first try, for a busy server may look at the update before it knows what is on its way.
     """
 
     def __init__(
-        self, link: Link, orders: OrderStore, result: Result, resume: bool, complain: Complain, inline: bool = True
+        self, link: Link, orders: OrderStore, result: Result, resume: bool, complain: Complain, first: bool = True
     ) -> None:
         self._link, self._orders, self._result, self._resume, self._complain = link, orders, result, resume, complain
-        self._inline = inline and sum(part.size for part in result.parts) <= link.inline_bytes
+        self._inline = first and sum(part.size for part in result.parts) <= link.inline_bytes
+        self._at_once = first and link.waits
         self._sent = {part.part: asyncio.Event() for part in (() if self._inline else result.parts)}
         self.refused = False  # what the server refused last was the update itself
 
@@ -104,7 +106,7 @@ class _Attempt:
             ask = True
             frames = paced_frames(self._orders.blob(self._result.order_id, part.part), target.offset)
             try:
-                await self._link.upload(target, _then(frames, sent.set) if self._link.waits else frames)
+                await self._link.upload(target, _then(frames, sent.set) if self._at_once else frames)
                 sent.set()
             except BaseException as error:
                 sent.clear()

@@ -32,9 +32,9 @@ from attune.fedclient.data.shard import Shard
 from attune.fedclient.work.blend import Member, classes_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.hardware import choose
-from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.predictors.model import Model as PlainModel
 from attune.fedclient.work.trainer import Tensors, Trainer
+from attune.fedclient.work.worker import AnyLearner
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -101,11 +101,11 @@ def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
         raise NoModel(f"{error}: start fedclient again to fetch the model") from None
 
 
-def finished_model(learner: Learner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
+def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
     """What the device predicts with now: what `save` takes. Errors: NoModel before the first order."""
     plan, result, tensors = learner.plan, learner.newest, learner.finished()
     assert result is not None  # noqa: S101 (there is a finished model)
-    standardiser = learner.data.standardiser
+    standardiser = learner.standardiser
     info = ModelInfo(
         name=learner.name,
         federation=plan.federation,
@@ -128,7 +128,7 @@ def finished_model(learner: Learner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
     return info, tensors
 
 
-def save_model(learner: Learner, folder: Path) -> Path:
+def save_model(learner: AnyLearner, folder: Path) -> Path:
     """What the device predicts with now, as the finished model in `folder`.
 
     Errors: NoModel before the first order, DiskFull.

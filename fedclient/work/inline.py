@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from attune.fedclient.work.worker import Awake, Work, Worker
+from attune.fedclient.work.worker import Awake, Work, Worker, made_here
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import Result
@@ -30,7 +30,8 @@ class Inline(Worker):
     """One order after the other, each as soon as all is there. stopped: whether what is at work is to be given up."""
 
     def __init__(self, stopped: Callable[[], bool], awake_bytes: float) -> None:
-        self.awake, self.turn, self._stopped = Awake(awake_bytes), contextlib.nullcontext(), stopped
+        self.awake, self.make = Awake(awake_bytes), made_here
+        self.turn, self._stopped = contextlib.nullcontext(), stopped
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {self.awake}>"
@@ -43,9 +44,6 @@ class Inline(Worker):
 
     async def carry_out(self, work: Work) -> Result:
         return self._stoppable(work).run()
-
-    def look(self) -> None:
-        """Somebody has answered. Nothing waits here."""
 
     def _stoppable(self, work: Work) -> Work:
         return replace(work, cancelled=lambda: self._stopped() or work.cancelled())

@@ -28,13 +28,14 @@ from attune.common.seeds import derive
 from attune.common.wire.encodings import encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.data.prepare import Prepared, prepare
+from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
 from attune.fedclient.work.blend import Member, blended_logits, classifying
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
+from attune.fedclient.work.holdings import Holdings
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import Data, check_loop, scored
@@ -72,25 +73,26 @@ class Learner:
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
         self.own = baselines.own_name(method, self.part_of)
-        self.has_rival = self.own == "personalized" and baselines.has_common(self.part_of, settings.objective)
+        has_rival = self.own == "personalized" and baselines.has_common(self.part_of, settings.objective)
         self.returns: dict[str, str] = {kind: part.returns for kind, part in settings.aggregators.items()}
         objective, predictor = objective_for(method, options), predictor_for(method, options)
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self._constant = baselines.constant_answer(self.data) if hooks.evaluate is None else None
+        self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
         self.trainer = Trainer(
             model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"), hooks, plan.classes
         )
         self.theta |= self.trainer.extras(self.theta)
-        self.served: dict[str, str] = {}
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
         received = local = None
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
             received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
-            self.served = dict(self.newest.served) if received is not None else {}
+            if received is not None:
+                self.holdings = replace(self.holdings, served=dict(self.newest.served))
             self.versions = dict(self.newest.versions)
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
@@ -106,17 +108,26 @@ class Learner:
         models = [*self.theta.values(), *self.received.values(), *(self.baselines.local or {}).values()]
         return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
 
+    @property
+    def served(self) -> Mapping[str, str]:
+        """The digest of what was received of each part, while it is held."""
+        return self.holdings.served
+
+    @property
+    def standardiser(self) -> Standardiser | None:
+        """How features are prepared."""
+        return self.data.standardiser
+
     def expected(self, part: str) -> Manifest:
-        """What a blob of this part must hold. Errors: Forbidden for a private part, or one that this method does not have."""
-        return manifest_of(self._of_part(part, self.theta))
+        """As Holdings."""
+        return self.holdings.expected(part)
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """The blobs of `order` that this device does not hold, each once, and the tensors that each must hold.
+        """As Holdings."""
+        return self.holdings.missing(order)
 
-        Errors: Forbidden.
-        """
-        refs = {ref.digest: ref for ref in (*self._cold_start(order), *order.downloads)}
-        return [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
+    def let_go(self) -> None:
+        """Nobody asks it again: its tensors go with it."""
 
     def carry_out(
         self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
@@ -171,7 +182,8 @@ class Learner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
-        self.theta, self.received, self.served, self.baselines.local = theta, received, served, local
+        self.theta, self.received, self.baselines.local = theta, received, local
+        self.holdings = replace(self.holdings, served=served)
         self.versions = dict(self.newest.versions)
         return self.newest
 
@@ -208,13 +220,10 @@ class Learner:
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
         return result, trained.tensors, local
 
-    def _cold_start(self, order: Order) -> tuple[BlobRef, ...]:
-        return order.cold_start if self.has_rival else ()
-
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
         """The common model: what a device of which nothing is known is served. Empty if the order does not name it."""
         common: Tensors = {}
-        for ref in self._cold_start(order):
+        for ref in self.holdings.cold_start(order):
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
         return common
 
@@ -291,10 +300,7 @@ class Learner:
         return float((yield from self.trainer.right(prepared, data.test_x, data.test_y)).double().mean())
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
-        found = {name: tensors[name] for name, kind in self.part_of.items() if kind == part and kind != "private"}
-        if not found:
-            raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
-        return found
+        return {name: tensors[name] for name in self.expected(part)}
 
     def _check_trains(self, order: Order) -> None:
         """Errors: Forbidden if the order trains a kind that this method does not have."""
@@ -306,6 +312,12 @@ class Learner:
         if manifest_of(state) != manifest_of(self.theta):
             raise HomeMismatch(f"the state under {self.orders.where} is not of this federation's model; use another --home")
         return {name: state[name] for name in self.theta}
+
+
+def _manifests(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manifest]:
+    """Of each part that is not private."""
+    kinds = [kind for kind in dict.fromkeys(part_of.values()) if kind != "private"]
+    return {kind: manifest_of({name: tensors[name] for name in part_of if part_of[name] == kind}) for kind in kinds}
 
 
 def make_learner(plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options) -> Learner:

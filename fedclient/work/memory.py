@@ -63,6 +63,10 @@ class MemoryOrders:
         self._blobs = blobs
         return self._newest
 
+    def adopt(self, other: MemoryOrders) -> None:
+        """As OrderStore."""
+        self._newest, self._state, self._beside, self._blobs = other._newest, other._state, other._beside, other._blobs
+
 
 class _Made:
     """A blob in the making, as common.wire.files writes one."""

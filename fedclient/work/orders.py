@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -50,3 +50,6 @@ class OrderStore(Protocol):
 
         beside: further sets of tensors that stay on the device, under names that no part has.
         """
+
+    def adopt(self, other: Self) -> None:
+        """Goes on from what another process has made of a copy of this."""

@@ -130,6 +130,10 @@ class Orders:
         self._present = result.order_id
         return result
 
+    def adopt(self, other: Orders) -> None:
+        """As OrderStore; what lies in the folder is there already."""
+        self.damage, self._present = other.damage, other._present
+
     def _keep(self, order_ids: Collection[str | None]) -> None:
         for folder in self.path.glob("*/"):
             if folder.name not in order_ids:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from attune.fedclient.work.inline import Executor, hand_out
 from attune.fedclient.work.job import Failed
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attune.fedclient.work.stacked.advice import Advice
     from attune.fedclient.work.stacked.lockstep import Stacked
 
-How = Literal["sequential", "stacked", "auto"]
+How = Literal["sequential", "stacked", "auto"]  # sequential: what a trial has come to
 
 QUIET_S = 0.05  # without another order: devices are sent a round's orders within some milliseconds
 
@@ -44,14 +44,18 @@ class SideBySide:
 
     def carry_out(self, works: Sequence[Work]) -> Sequence[Result | Exception]:
         """As Executor."""
+        from attune.fedclient.work.learner import Learner
         from attune.fedclient.work.stacked.advice import advise
         from attune.fedclient.work.stacked.lockstep import Stacked, one_by_one
 
         if self.how == "auto" and len(works) > 1:
-            advice = advise([work.learner for work in works])
+            advice = advise([cast(Learner, work.learner) for work in works])
             self.how = advice.executor
             self._advised(advice)
-        runs = [work.learner.work(work.order, work.fetched, work.bytes_down, work.progress, work.cancelled) for work in works]
+        runs = [
+            cast(Learner, work.learner).work(work.order, work.fetched, work.bytes_down, work.progress, work.cancelled)
+            for work in works
+        ]
         if self.how != "stacked":
             ended = one_by_one(runs)
         else:

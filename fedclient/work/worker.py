@@ -13,26 +13,67 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import Options
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Order, Result
-    from attune.fedclient.work.learner import Learner
+    from attune.common.metrics import Choice
+    from attune.common.wire.header import Manifest
+    from attune.fedclient.data.prepare import Standardiser
+    from attune.fedclient.messages import BlobRef, Order, Result
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import Progress, Tensors
 
 T = TypeVar("T")
 
 
+class Lost(Exception):
+    """The process that held a learner is gone, and nothing that it had committed."""
+
+
+class Died(Lost):
+    """It ended while it was asked."""
+
+
+class AnyLearner(Protocol):
+    """What a device needs of its learner, wherever that is. fedclient.work.learner says what each of these is."""
+
+    plan: Plan
+    name: str
+    orders: OrderStore
+
+    @property
+    def newest(self) -> Result | None: ...
+
+    @property
+    def standardiser(self) -> Standardiser | None: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]: ...
+
+    def carry_out(
+        self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Result:
+        """Errors: Lost too."""
+
+    def finished(self) -> dict[Choice, Tensors]: ...
+
+    def let_go(self) -> None: ...
+
+
+Make = Callable[[Plan, LazyShard, str, Callable[[str], "OrderStore"], Options], AnyLearner]
+
+
 @dataclass(frozen=True)
 class Work:
     """An order for which all is there. The fields are those of Learner.carry_out."""
 
-    learner: Learner
+    learner: AnyLearner
     order: Order
     fetched: Mapping[str, Tensors]
     bytes_down: int
@@ -40,7 +81,7 @@ class Work:
     cancelled: Callable[[], bool]
 
     def run(self) -> Result:
-        """Errors: those of Learner.carry_out."""
+        """Errors: those of the learner's carry_out."""
         return self.learner.carry_out(self.order, self.fetched, self.bytes_down, self.progress, self.cancelled)
 
 
@@ -48,7 +89,7 @@ class Worker:
     """turns: how many devices may work at one time. awake_bytes: what those that wait may hold in memory meanwhile."""
 
     def __init__(self, turns: int = 1, awake_bytes: float = math.inf) -> None:
-        self.awake = Awake(awake_bytes)
+        self.awake, self.make = Awake(awake_bytes), made_here
         self.turn: contextlib.AbstractAsyncContextManager[None] = asyncio.Semaphore(turns)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
@@ -66,24 +107,41 @@ class Worker:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
     async def carry_out(self, work: Work) -> Result:
-        """What it comes to. Errors: those of Learner.carry_out."""
+        """What it comes to. Errors: those of the learner's carry_out."""
         return await self.do(work.run)
+
+    def look(self) -> None:
+        """Somebody has answered. Here nobody waits for that."""
+
+
+def made_here(plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options) -> AnyLearner:
+    """A learner of this process. Errors: those of make_learner."""
+    from attune.fedclient.work.learner import make_learner
+
+    return make_learner(plan, shard, name, orders, options)
 
 
 class LearnerSlot:
     """One device's learner, which exists while an order is worked on; between orders as long as `awake` has room for it.
 
     A learner is made from shard, plan and the newest order that is kept, as after a restart. So putting it away changes no bit.
-    `rest` may be called from any thread; everything else belongs to the worker's.
-    Errors of the constructor: those of make_learner.
+    `take` and `rest` may be called from any thread; everything else belongs to the worker's.
+    make: what makes one. Errors of the constructor: those of make_learner.
     """
 
     def __init__(
-        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options, awake: Awake
+        self,
+        plan: Plan,
+        shard: LazyShard,
+        name: str,
+        orders: Callable[[str], OrderStore],
+        options: Options,
+        awake: Awake,
+        make: Make,
     ) -> None:
         self._arguments = plan, shard, name, orders, options
-        self._name, self._awake = name, awake
-        self._learner: Learner | None = None
+        self._name, self._awake, self._make = name, awake, make
+        self._learner: AnyLearner | None = None
         self._newest: Result | None = None
         self.orders = self.awake().orders
         self.rest()
@@ -96,14 +154,17 @@ class LearnerSlot:
         """The result of the newest finished order."""
         return self._learner.newest if self._learner is not None else self._newest
 
-    def awake(self) -> Learner:
-        """The learner, made if it is not there. Errors: those of make_learner."""
+    def take(self) -> AnyLearner | None:
+        """The learner if it is there; it will not be put away before `rest`."""
         self._awake.works(self)
-        if self._learner is None:
-            from attune.fedclient.work.learner import make_learner
-
-            self._learner = make_learner(*self._arguments)
         return self._learner
+
+    def awake(self) -> AnyLearner:
+        """The learner, made if it is not there. Errors: those of make_learner."""
+        found = self.take()
+        if found is None:
+            found = self._learner = self._make(*self._arguments)
+        return found
 
     def rest(self) -> None:
         """The device waits: its tensors may go."""
@@ -114,6 +175,7 @@ class LearnerSlot:
         """Drops all tensors."""
         if self._learner is not None:
             self._newest = self._learner.newest
+            self._learner.let_go()
             self._learner = None
 
 

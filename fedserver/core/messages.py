@@ -82,6 +82,14 @@ class Expelled:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """The operator wants no further round to open, or (on is False) lets them open again."""
+
+    on: bool
+    now: float
+
+
+@dataclass(frozen=True)
 class Tick:
     now: float
 
@@ -100,7 +108,7 @@ class Failed:
     reason: str
 
 
-Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Tick | Aggregated | Failed
+Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Paused | Tick | Aggregated | Failed
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,7 @@ class Record(msgspec.Struct, frozen=True):
     opened_at: float = 0.0  # unix time
     reason: str = ""  # of a failure
     failed_in: Phase = Phase.WAITING
+    paused: bool = False  # no further training round opens before the operator says so
 
     def revive(self) -> Record:
         """After a failure: the step to try again."""

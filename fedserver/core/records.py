@@ -27,6 +27,7 @@ class Device(msgspec.Struct, frozen=True):
     progress: float = 0.0  # share of its order, in quarters
     note: str = ""  # its last trouble, in words
     labels: str = ""  # the classes that it declared, in words
+    token: str = ""  # id of the join token with which it enrolled; empty: not known
 
 
 class Slot(msgspec.Struct, frozen=True):

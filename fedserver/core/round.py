@@ -22,6 +22,7 @@ from attune.fedserver.core.messages import (
     Expelled,
     Failed,
     PassOver,
+    Paused,
     Phase,
     Progressed,
     Reported,
@@ -98,6 +99,9 @@ def _handle(rules: Rules, state: Round, event: Event) -> Step:
             return phase.progress(rules, state.noting(excused=excused), now)
         case Expelled(name, now):
             return phase.progress(rules, state.expelling(name), now)
+        case Paused(on, now):
+            noted = state.noting(paused=on)
+            return Step(noted) if on else phase.unpaused(rules, noted, now)
         case Tick(now):
             return phase.progress(rules, state, now)
         case Aggregated(now):

@@ -21,6 +21,7 @@ from attune.common.plan import Plan, Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
+from attune.fedserver.core.advice import for_devices
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Row
 from attune.fedserver.core.round import left_s, next_wake, step
@@ -167,6 +168,11 @@ class Coordinator:
             self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
         return counts
 
+    async def pause(self, on: bool) -> None:
+        """No further training round opens, or they open again. It is durable when this returns."""
+        await self.dispatch(events.Paused(on, self.clock.monotonic()))
+        LOG.info("paused: the open round goes on to its end, and no other opens" if on else "no longer paused")
+
     async def expel(self, name: str) -> None:
         """The operator has shut this device out: the round goes on as if it was not there, and its update leaves the inbox.
 
@@ -196,7 +202,7 @@ class Coordinator:
         """No plan can be made of what the connected devices declare: everybody is told, and others are waited for."""
         self.troubles.set(PLANNING, str(error))
         for name in self.streams.profiles():
-            self.streams.send(name, events.Notice(f"the server cannot begin: {error}"))
+            self.streams.send(name, events.Notice(f"the server cannot begin: {for_devices(error)}"))
         if not self.planless.done():
             self.planless.set_result(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from attune.fedserver.federation.coordinator import Coordinator
 
@@ -11,7 +11,7 @@ WATCHDOG = "watchdog"  # the name of a trouble
 LOOKS = 4  # in the span that it allows
 
 
-async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool], Awaitable[None]]) -> None:
+async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool], None]) -> None:
     """Never ends. `tell` is called with False when a step makes no headway for `limit_s`, and with True when it does again."""
     healthy = True
     while True:
@@ -24,4 +24,4 @@ async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool],
             coordinator.troubles.clear(WATCHDOG)
         if healthy != (stuck_s < limit_s):
             healthy = not healthy
-            await tell(healthy)
+            tell(healthy)

@@ -4,58 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from attune.common.errors import CertificateRefused, Forbidden, NameTaken, TokenRefused
+from attune.common.errors import CertificateRefused, Forbidden, NameTaken, TokenRefused, TooMany
 from attune.common.faults import SERVER, fail_at
 from attune.common.identity.credential import fingerprint_of, key_fingerprint_of, needs_renewal, not_after
 from attune.common.identity.names import check_name
-from attune.common.identity.token import JoinToken
+from attune.fedserver.core.records import Device
 from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.desk import DAY_S, state_of
 from attune.fedserver.identity.server_tls import LiveServerCredentials
 from attune.fedserver.ports.ledger import Certificate, Ledger, Token
+from attune.fedserver.stores.audit import Audit
 
 KEEP_SPENT_S = 7 * 86400.0  # for this time a spent token passes the handshake, only to hear why it is refused
 LOCAL_USES = 1_000_000
 OPERATOR = "operator"
 LOCAL_TTL_S = 365 * 86400.0
-
-
-async def new_token(
-    authority_public_key: bytes, ledger: Ledger, uses: int, ttl_s: float, *, origin: str = "operator", keep: int | None = None
-) -> str:
-    """A join token, admitted in the ledger; of its origin only the newest `keep` stay. A running server must be woken."""
-    token = JoinToken.new(authority_public_key)
-    pem = token.bootstrap().certificate_pem
-    await ledger.add_token(Token(fingerprint_of(pem), pem, uses, time.time() + ttl_s, origin), keep)
-    return token.encode()
+LONGEST_GRACE_S = 30.0  # from the first call under a renewed certificate to the end of the one before
+ISSUED, ISSUED_WITHIN_S = 8, 3600.0  # certificates that a device is issued at most, in this time or a fifth of their life
+UNUSED = ISSUED  # certificates of a device that wait for their first call; no fewer, for they are counted
+FORGET_S = 86400.0  # for this time a retired certificate hears that it is retired
+RETRY_S = 3600.0  # for this time a device that has not heard the answer may ask for its first certificate again
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who called. name: empty for the holder of a token."""
+    """Who called. name: empty for the holder of a token. retired: which certificates end before their date, and when."""
 
     role: str  # operator, device or bootstrap
     name: str
     fingerprint: str  # of its certificate
     not_after: float = float("inf")  # unix time at which it expires
+    retired: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def check_time(self) -> None:
-        """Errors: CertificateRefused once the certificate has expired."""
-        if self.not_after < time.time():
-            raise CertificateRefused(f"the certificate of {self.name} has expired: start the device with a new --token")
+        """Errors: CertificateRefused once the certificate has expired, or a newer one stands for it."""
+        now = time.time()
+        if self.not_after < now:
+            raise CertificateRefused(
+                f"the certificate of {self.name} has expired: ask the server's operator for a token for this device "
+                f"(`fedserver token --for {self.name}`) and start it with --token-file"
+            )
+        if self.retired.get(self.fingerprint, self.not_after) < now:
+            raise CertificateRefused(f"{self.name} has a newer certificate than this one: go on with that")
 
 
 class Registrar:
     """Issues certificates and decides by fingerprint. Every decision is read from the ledger, so a command can change it."""
 
-    def __init__(self, authority: Authority, ledger: Ledger, certificate_days: float) -> None:
+    def __init__(self, authority: Authority, ledger: Ledger, certificate_days: float, audit: Audit) -> None:
         self.authority = authority
-        self._ledger = ledger
+        self._ledger, self._audit = ledger, audit
         self._days = certificate_days
         self._turn = asyncio.Lock()
+        self._retired: dict[str, float] = {}
         self._server = authority.issue_server()
         self.tls = LiveServerCredentials([authority.certificate_pem], self._server)  # until `refresh` lets tokens in
 
@@ -75,14 +81,28 @@ class Registrar:
             raise Forbidden("this certificate was not issued to a device of this federation: enrol with a join token")
         if found.revoked:
             raise CertificateRefused(f"the certificate of {found.name} was revoked by the operator of this federation")
-        caller = Caller(found.role, found.name, fingerprint, found.not_after)
+        if found.retires_at is not None:
+            self._retired.setdefault(fingerprint, found.retires_at)
+        caller = Caller(found.role, found.name, fingerprint, found.not_after, self._retired)
         caller.check_time()
+        if found.role == "device" and found.used_at is None:
+            await self._first_use(fingerprint)
         return caller
 
-    async def enrol(self, bootstrap_fingerprint: str, name: str, csr_der: bytes) -> bytes:
-        """A device's first certificate (PEM). Asking again with the same key and name costs no further use of the token.
+    async def _first_use(self, fingerprint: str) -> None:
+        """From now on this is the device's certificate; the one before ends after a grace, for what is still under way."""
+        now = time.time()
+        until = now + min(LONGEST_GRACE_S, self._days * DAY_S / 6)
+        for retired in await self._ledger.first_use(fingerprint, now, until):
+            self._retired[retired] = until
+        for forgotten in [each for each, end in self._retired.items() if end < now - FORGET_S]:
+            del self._retired[forgotten]
 
-        Errors: TokenRefused, NameTaken, SettingError for an impossible name, RequestRefused.
+    async def enrol(self, bootstrap_fingerprint: str, name: str, csr_der: bytes) -> bytes:
+        """A device's first certificate (PEM), or a fresh one where it ran out: each costs a use of the token.
+
+        A device that was enrolled with this token and has never called since has not heard the answer: it costs no further use.
+        Errors: TokenRefused, NameTaken, SettingError for an impossible name, RequestRefused, TooMany.
         """
         check_name(name)
         pem = self.authority.issue_device(csr_der, name, self._days)
@@ -97,34 +117,76 @@ class Registrar:
                 raise CertificateRefused(
                     "the operator has revoked the device with this key: it cannot enrol under another name"
                 )
-            if known is None:
-                await self._check_token(bootstrap_fingerprint)
-            await self._ledger.enrol(
-                name, key, _certificate(pem, name), time.time(), bootstrap_fingerprint if known is None else None
-            )
+            token = await self._token(bootstrap_fingerprint, name)
+            again = known is not None and await self._unanswered(known, token)
+            if not again:
+                _check_live(token)
+            await self._check_often(name)
+            await self._note("enrolled", name=name, token=token.id, certificate=fingerprint_of(pem))
+            certificate, now = self._certificate(pem, name), time.time()
+            await self._ledger.enrol(name, key, certificate, now, None if again else bootstrap_fingerprint)
         fail_at(SERVER, 0, "certificate-issued")
         return pem
 
     async def renew(self, name: str, csr_der: bytes) -> bytes:
-        """A fresh certificate (PEM) for a device that called with its present one."""
+        """A fresh certificate (PEM) for a device that called with its present one. It counts from the first call with it on.
+
+        Errors: RequestRefused, TooMany.
+        """
         pem = self.authority.issue_device(csr_der, name, self._days)
-        await self._ledger.enrol(name, key_fingerprint_of(pem), _certificate(pem, name), time.time())
+        async with self._turn:
+            await self._check_often(name)
+            await self._note("renewed", name=name, certificate=fingerprint_of(pem))
+            await self._ledger.renew(self._certificate(pem, name), time.time(), UNUSED, FORGET_S)
         return pem
 
-    async def _check_token(self, bootstrap_fingerprint: str) -> None:
+    async def _unanswered(self, known: Device, token: Token) -> bool:
+        """Whether this device was enrolled with this token a moment ago, and has shown no certificate since."""
+        if (
+            not token.id
+            or known.token != token.id
+            or token.withdrawn_at is not None
+            or known.enrolled_at < time.time() - RETRY_S
+        ):
+            return False
+        return all(each.used_at is None for each in await self._ledger.certificates(known.name))
+
+    async def _check_often(self, name: str) -> None:
+        """Errors: TooMany."""
+        span_s = min(ISSUED_WITHIN_S, self._days * DAY_S / 5)
+        since = time.time() - span_s
+        if sum(each.issued_at > since for each in await self._ledger.certificates(name)) >= ISSUED:
+            raise TooMany(f"{name} was issued {ISSUED} certificates within {span_s:.0f} s: go on with the newest, or wait")
+
+    async def _token(self, bootstrap_fingerprint: str, name: str) -> Token:
+        """Errors: TokenRefused for one that is unknown, or for another device."""
         token = await self._ledger.token(bootstrap_fingerprint)
         if token is None:
             raise TokenRefused("the server does not know this join token: ask its operator for one (`fedserver token`)")
-        if token.expires_at < time.time():
-            raise TokenRefused("this join token has expired: ask the server's operator for a new one (`fedserver token`)")
-        if token.uses_left <= 0:
+        if token.only_for not in ("", name):
             raise TokenRefused(
-                "this join token is used up: ask the server's operator for a new one (`fedserver token --uses N`)"
+                f"this join token is for the device {token.only_for} alone: ask the server's operator for another"
             )
+        return token
+
+    def _certificate(self, pem: bytes, name: str) -> Certificate:
+        ends = not_after(pem).timestamp()
+        return Certificate(fingerprint_of(pem), name, "device", ends, public_key=key_fingerprint_of(pem), issued_at=time.time())
+
+    async def _note(self, event: str, **facts: object) -> None:
+        await asyncio.to_thread(self._audit.write, event, "device", **facts)
 
 
-def _certificate(pem: bytes, name: str) -> Certificate:
-    return Certificate(fingerprint_of(pem), name, "device", not_after(pem).timestamp())
+def _check_live(token: Token) -> None:
+    """Errors: TokenRefused."""
+    again = "ask the server's operator for a new one (`fedserver token`)"
+    match state_of(token, time.time()):
+        case "expired":
+            raise TokenRefused(f"this join token has expired: {again}")
+        case "used up":
+            raise TokenRefused(f"this join token is used up: {again}")
+        case "withdrawn":
+            raise TokenRefused(f"the operator has withdrawn this join token: {again}")
 
 
 async def install_operator(authority: Authority, ledger: Ledger, folder: Path) -> None:

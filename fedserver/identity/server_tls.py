@@ -11,6 +11,7 @@ from attune.common.errors import Forbidden
 from attune.common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
 from attune.common.identity.credential import Credential, fingerprint_of
 
+MAX_STREAMS = 64  # calls on one connection; a device needs a few
 HANDSHAKES_PASS_S = 0.25  # from asking for the configuration to holding on to it takes a handshake microseconds, if it is let
 
 
@@ -23,6 +24,7 @@ class LiveServerCredentials:
 
     def __init__(self, roots_pem: Sequence[bytes], server: Credential) -> None:
         self._shown = self._wanted = (tuple(roots_pem), server)
+        self.handshakes = 0  # that have begun
         self.credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             _configuration(roots_pem, server), self._fetch, require_client_authentication=True
         )
@@ -42,6 +44,7 @@ class LiveServerCredentials:
         may still be about to use it: the process would crash (grpc issue 36693). Those get time to get past that point; the
         core's lock keeps others from coming in between.
         """
+        self.handshakes += 1
         if self._wanted == self._shown:
             return None
         time.sleep(HANDSHAKES_PASS_S)
@@ -65,9 +68,16 @@ def server_options(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     keepalive_s: float = KEEPALIVE_S,
     keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
+    handshake_s: float = 10.0,
+    connections: int = 0,
 ) -> list[tuple[str, int]]:
-    """Options for `grpc.aio.server` that fit the clients' `channel_options`."""
+    """Options for `grpc.aio.server` that fit the clients' `channel_options`. connections: at most; 0: unbounded."""
+    bound = [("grpc.max_allowed_incoming_connections", connections)] if connections else []
     return [
+        *bound,
+        # Without a word, the core waits two minutes for who connects and says nothing.
+        ("grpc.server_handshake_timeout_ms", round(handshake_s * 1000)),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         # Without this, gRPC shares a port that another process uses, without an error.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),

@@ -44,6 +44,31 @@ class AdminStub(object):
                 request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesRequest.SerializeToString,
                 response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesReply.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/attune.v1.Admin/Pause',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.PauseRequest.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.PauseReply.FromString,
+                _registered_method=True)
+        self.NewToken = channel.unary_unary(
+                '/attune.v1.Admin/NewToken',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.NewTokenRequest.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.NewTokenReply.FromString,
+                _registered_method=True)
+        self.Tokens = channel.unary_unary(
+                '/attune.v1.Admin/Tokens',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TokensRequest.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TokensReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/attune.v1.Admin/RevokeToken',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeTokenReply.FromString,
+                _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/attune.v1.Admin/Revoke',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -63,6 +88,39 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """No further training round opens, or rounds open again. The open round goes on to its end. It outlives a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NewToken(self, request, context):
+        """A new join token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Withdraws a token; with `devices`, revokes all devices that have enrolled with it too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +133,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Troubles,
                     request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesRequest.FromString,
                     response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.PauseRequest.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.PauseReply.SerializeToString,
+            ),
+            'NewToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.NewToken,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.NewTokenRequest.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.NewTokenReply.SerializeToString,
+            ),
+            'Tokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokens,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TokensRequest.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.TokensReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeTokenReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeRequest.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +214,141 @@ class Admin(object):
             '/attune.v1.Admin/Troubles',
             attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesRequest.SerializeToString,
             attune_dot_fedserver_dot_pb_dot_admin__pb2.TroublesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/Pause',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.PauseRequest.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.PauseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NewToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/NewToken',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.NewTokenRequest.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.NewTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/Tokens',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.TokensRequest.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.TokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/RevokeToken',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeTokenRequest.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/Revoke',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeRequest.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,

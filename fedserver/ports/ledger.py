@@ -20,13 +20,21 @@ Role = Literal["device", "operator"]
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate that this server issued. not_after: unix time. revoked: the device that it names was shut out."""
+    """A certificate that this server issued. Times are unix times. revoked: the device that it names was shut out."""
 
     fingerprint: str
     name: str
     role: Role
     not_after: float
     revoked: bool = False
+    public_key: str = ""  # SHA-256 of its key
+    issued_at: float = 0.0
+    used_at: float | None = None  # when its holder first called with it
+    retires_at: float | None = None  # from when on a newer one stands for it
+
+    @property
+    def ends_at(self) -> float:
+        return self.not_after if self.retires_at is None else min(self.not_after, self.retires_at)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,22 @@ class Token:
     expires_at: float
     origin: str
     used_up_at: float | None = None
+    id: str = ""  # as common.identity.token names it; no secret
+    uses: int = 1
+    made_at: float = 0.0
+    only_for: str = ""  # the enrolled device that may use it, and no other; empty: new devices
+    withdrawn_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Who was turned away, most lately at unix time `at`, and how often for this kind of reason (common.errors)."""
+
+    who: str
+    kind: str
+    text: str
+    at: float
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,8 @@ class Snapshot:
     devices: tuple[Device, ...]  # by name
     slots: tuple[Slot, ...]  # by part and key
     rows: tuple[Row, ...]  # in the order of time: rounds, in each training before evaluation, in each the clients by name
+    certificates: tuple[Certificate, ...] = ()  # of devices, by name; of each the oldest first
+    refusals: tuple[Refusal, ...] = ()  # the latest first
 
 
 class Ledger(Protocol):
@@ -94,13 +120,30 @@ class Ledger(Protocol):
     async def disconnect_all(self, now: float) -> None:
         """At start: a new process has no streams."""
 
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        """Somebody was turned away, `count` times since this was last called; only the latest `keep` stay."""
+
     # --- certificates and tokens
 
     async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
-        """A device with its certificate, new or renewed, at unix time `now`; a founder if no round is closed yet.
+        """A device with its certificate at unix time `now`; a founder if no round is closed yet.
 
         `token` (a fingerprint) is used once by it, in the same step.
         """
+
+    async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
+        """One more certificate of a device. Of those that were never used the newest `unused` stay; gone are those that have
+        expired, and those that have retired more than `forget_s` ago.
+        """
+
+    async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
+        """A device has moved over to this certificate: its key is the device's key, and older ones retire at `retires_at`.
+
+        Returns their fingerprints.
+        """
+
+    async def certificates(self, name: str | None = None) -> list[Certificate]:
+        """Of this device, or of all by name; of each the oldest first."""
 
     async def certificate(self, fingerprint: str) -> Certificate | None: ...
 
@@ -111,6 +154,12 @@ class Ledger(Protocol):
         """keep: only so many of this origin stay, the newest."""
 
     async def token(self, fingerprint: str) -> Token | None: ...
+
+    async def tokens(self) -> list[Token]:
+        """All that are kept, the newest last."""
+
+    async def withdraw(self, id: str, now: float) -> None:
+        """This token admits nobody any more."""
 
     async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         """Bootstrap certificates to admit to the handshake; spent ones for `keep_s` longer, so that they hear the reason."""

@@ -12,7 +12,7 @@ from attune.common.identity.client_tls import channel_credentials, channel_optio
 from attune.common.identity.credential import Credential
 from attune.fedserver.home import Home
 from attune.fedserver.identity.registrar import OPERATOR
-from attune.fedserver.pb.admin_pb2 import TroublesRequest, WakeRequest
+from attune.fedserver.pb.admin_pb2 import PauseRequest, TroublesRequest, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
 
 TIMEOUT_S = 10.0
@@ -27,6 +27,15 @@ def wake(home: Home) -> int:
 def troubles(home: Home) -> list[str]:
     """What keeps the running server from carrying a step out, a line each. Errors: Unreachable."""
     return list(_call(home, lambda admin: admin.Troubles(TroublesRequest(), timeout=TIMEOUT_S)).troubles)
+
+
+def pause(home: Home, on: bool) -> tuple[str, int]:
+    """Holds further rounds back, or lets them open; the phase that goes on, and how many rounds are closed.
+
+    Errors: Unreachable.
+    """
+    reply = _call(home, lambda admin: admin.Pause(PauseRequest(paused=on), timeout=TIMEOUT_S))
+    return str(reply.phase), int(reply.round)
 
 
 def _call(home: Home, call: Callable[[AdminStub], Any]) -> Any:

@@ -1,33 +1,71 @@
-"""What the commands of a home ask of its running server."""
+"""What the commands of a home ask of its running server, and what an operator can do over the network."""
 
 from __future__ import annotations
 
-import grpc
+import math
 
-from attune.common.errors import CertificateRefused
+import grpc
+import msgspec
+
+from attune.common.errors import CertificateRefused, SettingError
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
+from attune.fedserver.identity.desk import DAY_S, Desk
 from attune.fedserver.identity.registrar import Registrar
-from attune.fedserver.pb.admin_pb2 import TroublesReply, TroublesRequest, WakeReply, WakeRequest
+from attune.fedserver.pb import admin_pb2 as pb
 from attune.fedserver.pb.admin_pb2_grpc import AdminServicer
 from attune.fedserver.ports.ledger import Ledger
 
+LONGEST_TTL_S = 3650 * DAY_S
+
 
 class AdminService(AdminServicer):
-    def __init__(self, coordinator: Coordinator, members: Members, registrar: Registrar, ledger: Ledger) -> None:
+    def __init__(self, coordinator: Coordinator, members: Members, registrar: Registrar, desk: Desk, ledger: Ledger) -> None:
         self._coordinator, self._members = coordinator, members
-        self._registrar, self._ledger = registrar, ledger
+        self._registrar, self._desk, self._ledger = registrar, desk, ledger
 
-    async def Wake(self, request: WakeRequest, context: grpc.aio.ServicerContext) -> WakeReply:  # noqa: N802
+    async def Wake(self, request: pb.WakeRequest, context: grpc.aio.ServicerContext) -> pb.WakeReply:  # noqa: N802
         """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
+        return pb.WakeReply(connected=await self._wake())
+
+    async def _wake(self) -> int:
         await self._registrar.refresh()
         revoked = {
             device.name: CertificateRefused(REVOKED.format(device.name))
             for device in await self._ledger.devices()
             if device.revoked
         }
-        return WakeReply(connected=await self._members.shut_out(dict(revoked)))
+        return await self._members.shut_out(dict(revoked))
 
-    async def Troubles(self, request: TroublesRequest, context: grpc.aio.ServicerContext) -> TroublesReply:  # noqa: N802
+    async def Troubles(self, request: pb.TroublesRequest, context: grpc.aio.ServicerContext) -> pb.TroublesReply:  # noqa: N802
         """What keeps a step from being carried out now."""
-        return TroublesReply(troubles=self._coordinator.troubles.lines)
+        return pb.TroublesReply(troubles=self._coordinator.troubles.lines)
+
+    async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseReply:  # noqa: N802
+        await self._desk.note_pause(request.paused)
+        await self._coordinator.pause(request.paused)
+        record = self._coordinator.round.record
+        return pb.PauseReply(phase=str(record.phase), round=record.round)
+
+    async def NewToken(self, request: pb.NewTokenRequest, context: grpc.aio.ServicerContext) -> pb.NewTokenReply:  # noqa: N802
+        ttl_s = request.ttl_s or DAY_S
+        if not (math.isfinite(ttl_s) and 0 < ttl_s <= LONGEST_TTL_S):
+            raise SettingError(f"a token lives from a second to ten years, not {ttl_s:g} s")
+        key = self._registrar.authority.public_key_compressed
+        token = await self._desk.new_token(key, request.uses or 1, ttl_s, only_for=request.only_for)
+        await self._registrar.refresh()
+        return pb.NewTokenReply(token=token)
+
+    async def Tokens(self, request: pb.TokensRequest, context: grpc.aio.ServicerContext) -> pb.TokensReply:  # noqa: N802
+        return pb.TokensReply(tokens=[pb.Token(**msgspec.structs.asdict(each)) for each in await self._desk.tokens()])
+
+    async def RevokeToken(  # noqa: N802
+        self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RevokeTokenReply:
+        revoked = await self._desk.revoke_token(request.id, request.devices)
+        await self._wake()
+        return pb.RevokeTokenReply(revoked=revoked)
+
+    async def Revoke(self, request: pb.RevokeRequest, context: grpc.aio.ServicerContext) -> pb.RevokeReply:  # noqa: N802
+        await self._desk.revoke(request.name)
+        return pb.RevokeReply(connected=await self._wake())

@@ -58,6 +58,7 @@ class BlobService:
                 while batch := await ahead:
                     ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
                     self._updates.barred.check(name)
+                    caller().check_time()
                     for frame in batch:
                         await context.write(frame)
                         pace.sent(len(frame))
@@ -75,6 +76,7 @@ class BlobService:
             written = asyncio.ensure_future(asyncio.sleep(0))
             try:
                 while batch := await _batch(context, name, pulse):  # the next comes in while the last is written and hashed
+                    caller().check_time()
                     fresh = []
                     for frame in batch:
                         fresh.append(frame[skip:])

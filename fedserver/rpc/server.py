@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from attune.common.config import ServerSettings
-from attune.common.errors import PortInUse
+from attune.common.errors import PortInUse, TooMany
 from attune.common.pb import federation_pb2, federation_pb2_grpc
+from attune.fedserver.core.advice import HANDSHAKE
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.federation.watchdog import watch
+from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
@@ -28,10 +31,13 @@ from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
+from attune.fedserver.rpc.doorkeeper import HANDSHAKE_S, LOOK_S, Bounds, Doorkeeper, raise_limit, shut
+from attune.fedserver.rpc.health import Health
 from attune.fedserver.rpc.pulses import Pulses
 from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.uploads import Uploads
 
+DOOR = "looking after connections"  # the name of a trouble
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
 
@@ -42,6 +48,8 @@ class Door:
         self,
         settings: ServerSettings,
         registrar: Registrar,
+        desk: Desk,
+        refusals: Refusals,
         coordinator: Coordinator,
         ledger: Ledger,
         blobs: Blobs,
@@ -50,13 +58,15 @@ class Door:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
-        self._health = HealthServicer()
+        self._health, self._refusals = Health(), refusals
+        self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit())), 0
         pulses = Pulses(settings.keepalive_s)
-        auth = Auth(registrar, coordinator.troubles, coordinator.ready)
-        self._server = server = grpc.aio.server(interceptors=[auth], options=server_options())
+        options = server_options(handshake_s=HANDSHAKE_S, connections=self._doorkeeper.bounds.connections)
+        auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper, coordinator.ready)
+        self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
         server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, ledger), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, desk, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
@@ -64,35 +74,55 @@ class Door:
     def listen(self, host: str, port: int) -> int:
         """Binds the port, or a free one for 0; which it is. Errors: PortInUse."""
         try:
-            return int(self._server.add_secure_port(f"{host}:{port}", self._registrar.tls.credentials))
+            self._port = int(self._server.add_secure_port(f"{host}:{port}", self._registrar.tls.credentials))
         except RuntimeError:
             raise PortInUse(
                 f"port {port} on {host} is in use, or {host} is not an address of this machine: choose another"
             ) from None
+        return self._port
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Answers until the end of the block; then streams are ended, and what is in flight has a moment to finish."""
-        await self._tell(healthy=False)
+        self._health.set(False)
         await self._server.start()
-        watching = asyncio.create_task(self._watch())
+        watching = [asyncio.create_task(self._guard()), asyncio.create_task(self._watch())]
         try:
             yield
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             self._coordinator.streams.hang_up()
             await self._server.stop(STOP_GRACE_S)
 
     async def _watch(self) -> None:
         await self._coordinator.ready.wait()
-        await self._tell(healthy=True)
+        self._health.set(True)
         if self._settings.watchdog_s:
-            await watch(self._coordinator, self._settings.watchdog_s, self._tell)
+            await watch(self._coordinator, self._settings.watchdog_s, self._health.set)
 
-    async def _tell(self, healthy: bool) -> None:
-        """Those who ask the health service."""
-        status = health_pb2.HealthCheckResponse
-        await self._health.set("", status.SERVING if healthy else status.NOT_SERVING)
+    async def _guard(self) -> None:
+        """Looks after the connections; who is put out is told to the operator."""
+        told = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            begun = self._registrar.tls.handshakes
+            try:
+                look = self._doorkeeper.look(self._port, time.monotonic())
+            except OSError as error:  # no descriptor is left to look with
+                self._coordinator.troubles.set(DOOR, str(error.strerror))
+                continue
+            self._coordinator.troubles.clear(DOOR)
+            for address, number in shut(look.too_long).items():
+                self._refusals.tell(
+                    HANDSHAKE, f"{number} connections that had not finished the handshake were dropped", address
+                )
+            for address, number in shut(look.too_many).items():
+                self._refusals.tell(TooMany.kind, f"{number} connections of one certificate were dropped", address)
+            failed = begun - self._doorkeeper.called - look.unfinished
+            if failed > told:
+                told = failed
+                self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")
 
 
 def _services(file: Any) -> list[Any]:

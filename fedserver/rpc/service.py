@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from attune.common.errors import SettingError, Unreachable
+from attune.common.errors import AttuneError, SettingError, Unreachable
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb import federation_pb2_grpc
 from attune.common.peer_text import clean
@@ -99,6 +99,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                         await self._members.progress(stream.name, message.progress.order_id, message.progress.done)
                     case "beat" if watching is None:  # an older device does not beat, and is not watched
                         watching = asyncio.create_task(pulse.watch(lambda: None, gone))
+        except AttuneError as error:  # a message that cannot be read
+            stream.close(error)
         finally:
             if watching is not None:
                 watching.cancel()

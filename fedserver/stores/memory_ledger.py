@@ -11,7 +11,7 @@ import msgspec
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 
 WORK_ORDER = {"train": 0, "evaluate": 1}
 
@@ -27,6 +27,7 @@ class MemoryLedger:
         self._certificates: dict[str, Certificate] = {}
         self._tokens: dict[str, Token] = {}
         self._slots: dict[tuple[str, str], Slot] = {}
+        self._refusals: dict[tuple[str, str], Refusal] = {}
         self._rows: dict[tuple[int, str, str], Row] = {}
 
     def __repr__(self) -> str:
@@ -41,7 +42,9 @@ class MemoryLedger:
     async def snapshot(self) -> Snapshot:
         rows = sorted(self._rows.values(), key=lambda row: (row.round, WORK_ORDER[row.work], row.client))
         slots = tuple(slot for _, slot in sorted(self._slots.items()))
-        return Snapshot(self._overrides, self._plan, self._record, tuple(await self.devices()), slots, tuple(rows))
+        devices, certificates = tuple(await self.devices()), tuple(await self.certificates())
+        refusals = tuple(self._refusals.values())
+        return Snapshot(self._overrides, self._plan, self._record, devices, slots, tuple(rows), certificates, refusals)
 
     async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         self._overrides = msgspec.json.decode(msgspec.json.encode(overrides))
@@ -75,6 +78,13 @@ class MemoryLedger:
         if name in self._devices:
             self._devices[name] = msgspec.structs.replace(self._devices[name], **fields)
 
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        before = self._refusals.pop((refusal.who, refusal.kind), None)
+        count = refusal.count + (before.count if before else 0)
+        self._refusals[refusal.who, refusal.kind] = replace(refusal, count=count)
+        latest = sorted(self._refusals.items(), key=lambda item: item[1].at, reverse=True)
+        self._refusals = dict(latest[:keep])
+
     async def disconnect_all(self, now: float) -> None:
         for device in await self.devices():
             if device.connected:
@@ -85,9 +95,37 @@ class MemoryLedger:
             used = self._tokens[token]
             left = used.uses_left - 1
             self._tokens[token] = replace(used, uses_left=left, used_up_at=now if left <= 0 else None)
-        known = self._devices.get(name) or Device(name, public_key, enrolled_at=now, founder=self._record.round == 0)
+        by = "" if token is None else self._tokens[token].id
+        founder = self._record.round == 0
+        known = self._devices.get(name) or Device(name, public_key, enrolled_at=now, founder=founder, token=by)
         self._devices[name] = msgspec.structs.replace(known, public_key=public_key)
         self._certificates[certificate.fingerprint] = certificate
+
+    async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
+        name, forget = certificate.name, now - forget_s
+        self._certificates[certificate.fingerprint] = certificate
+        own = await self.certificates(name)
+        gone = [each for each in own if each.not_after < now or (each.retires_at is not None and each.retires_at < forget)]
+        gone += [each for each in own if each.used_at is None][:-unused]
+        for each in gone:
+            self._certificates.pop(each.fingerprint, None)
+
+    async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
+        if fingerprint not in self._certificates:
+            return []
+        found = replace(self._certificates[fingerprint], used_at=now)
+        own = [each for each in await self.certificates(found.name) if each.fingerprint != fingerprint]
+        retiring = [each for each in own if each.issued_at <= found.issued_at and each.retires_at is None]
+        self._certificates[fingerprint] = found
+        for each in retiring:
+            self._certificates[each.fingerprint] = replace(each, retires_at=retires_at)
+        if found.public_key:
+            await self.update_device(found.name, public_key=found.public_key)
+        return [each.fingerprint for each in retiring]
+
+    async def certificates(self, name: str | None = None) -> list[Certificate]:
+        of_devices = [each for each in self._certificates.values() if each.role == "device" and name in (None, each.name)]
+        return sorted(of_devices, key=lambda each: (each.name, each.issued_at))
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
         found = self._certificates.get(fingerprint)
@@ -107,6 +145,14 @@ class MemoryLedger:
 
     async def token(self, fingerprint: str) -> Token | None:
         return self._tokens.get(fingerprint)
+
+    async def tokens(self) -> list[Token]:
+        return list(self._tokens.values())
+
+    async def withdraw(self, id: str, now: float) -> None:
+        for fingerprint, token in self._tokens.items():
+            if token.id == id and token.withdrawn_at is None:
+                self._tokens[fingerprint] = replace(token, withdrawn_at=now, used_up_at=token.used_up_at or now)
 
     async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         return [

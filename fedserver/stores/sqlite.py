@@ -17,7 +17,7 @@ from attune.common.errors import LedgerBusy
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.tables import Tables, certificate_in
 
 T = TypeVar("T")
@@ -46,12 +46,18 @@ class SqliteLedger:
             raise
 
     async def close(self) -> None:
-        self._reader.close()
+        """SQLite folds the write-ahead log into the file when its last connection closes, unless that one only reads.
+
+        So the reader of a damaged file, which `check` has used, goes last: the log is of the file that a backup brings back.
+        """
+        if not self._tables.damaged:
+            self._reader.close()
         await self._do(self._tables.close)
+        self._reader.close()
         self._thread.shutdown()
 
     async def check(self) -> None:
-        await self._do(self._tables.check)
+        await self._do(self._tables.check, self._reader)
 
     async def snapshot(self) -> Snapshot:
         return await self._do(self._tables.snapshot)
@@ -81,11 +87,23 @@ class SqliteLedger:
     async def update_device(self, name: str, **fields: Any) -> None:
         await self._do(self._tables.update_device, name, fields)
 
+    async def refuse(self, refusal: Refusal, keep: int) -> None:
+        await self._do(self._tables.refuse, refusal, keep)
+
     async def disconnect_all(self, now: float) -> None:
         await self._do(self._tables.disconnect_all, now)
 
     async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
         await self._do(self._tables.enrol, name, public_key, certificate, now, token)
+
+    async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
+        await self._do(self._tables.renew, certificate, now, unused, forget_s)
+
+    async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
+        return await self._do(self._tables.first_use, fingerprint, now, retires_at)
+
+    async def certificates(self, name: str | None = None) -> list[Certificate]:
+        return await self._do(self._tables.certificates, name)
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
         try:
@@ -101,6 +119,12 @@ class SqliteLedger:
 
     async def token(self, fingerprint: str) -> Token | None:
         return await self._do(self._tables.token, fingerprint)
+
+    async def tokens(self) -> list[Token]:
+        return await self._do(self._tables.tokens)
+
+    async def withdraw(self, id: str, now: float) -> None:
+        await self._do(self._tables.withdraw, id, now)
 
     async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         return await self._do(self._tables.bootstrap_roots, now, keep_s)

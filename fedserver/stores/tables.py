@@ -7,8 +7,9 @@ killed process; `commit_round` also survives a power cut (synchronous = FULL).
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from attune.common.errors import HomeMismatch
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 
-VERSION = 1  # of the schema
+VERSION = 2  # of the schema
 BUSY_S = 5.0  # how long a statement waits for another process's transaction
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -28,17 +29,37 @@ CREATE TABLE IF NOT EXISTS devices (
     name TEXT PRIMARY KEY, public_key TEXT NOT NULL, enrolled_at REAL NOT NULL, founder INTEGER NOT NULL,
     revoked INTEGER NOT NULL DEFAULT 0, connected INTEGER NOT NULL DEFAULT 0, since REAL NOT NULL DEFAULT 0, samples INTEGER,
     contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, progress REAL NOT NULL DEFAULT 0,
-    note TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '');
+    note TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '', token TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS certificates (
-    fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL);
+    fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL,
+    public_key TEXT NOT NULL DEFAULT '', issued_at REAL NOT NULL DEFAULT 0, used_at REAL, retires_at REAL);
 CREATE TABLE IF NOT EXISTS tokens (
     fingerprint TEXT PRIMARY KEY, bootstrap_pem BLOB NOT NULL, uses_left INTEGER NOT NULL, expires_at REAL NOT NULL,
-    origin TEXT NOT NULL, used_up_at REAL);
+    origin TEXT NOT NULL, used_up_at REAL, id TEXT NOT NULL DEFAULT '', uses INTEGER NOT NULL DEFAULT 1,
+    made_at REAL NOT NULL DEFAULT 0, only_for TEXT NOT NULL DEFAULT '', withdrawn_at REAL);
+CREATE TABLE IF NOT EXISTS refusals (
+    who TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, at REAL NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (who, kind));
 CREATE TABLE IF NOT EXISTS slots (
     part TEXT NOT NULL, key TEXT NOT NULL, file TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
     PRIMARY KEY (part, key));
 CREATE TABLE IF NOT EXISTS metrics (
     round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (round, work, client));
+"""
+# What version 2 has in the tables of version 1. Certificates and keys of then count as used: nobody knows better.
+FROM_1 = """
+ALTER TABLE devices ADD COLUMN token TEXT NOT NULL DEFAULT '';
+ALTER TABLE certificates ADD COLUMN public_key TEXT NOT NULL DEFAULT '';
+ALTER TABLE certificates ADD COLUMN issued_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE certificates ADD COLUMN used_at REAL;
+ALTER TABLE certificates ADD COLUMN retires_at REAL;
+UPDATE certificates SET used_at = 0;
+ALTER TABLE tokens ADD COLUMN id TEXT NOT NULL DEFAULT '';
+ALTER TABLE tokens ADD COLUMN uses INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE tokens ADD COLUMN made_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE tokens ADD COLUMN only_for TEXT NOT NULL DEFAULT '';
+ALTER TABLE tokens ADD COLUMN withdrawn_at REAL;
+UPDATE tokens SET uses = MAX(uses_left, 1), id = SUBSTR(fingerprint, 1, 16);
 """
 
 
@@ -47,6 +68,7 @@ class Tables:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.damaged = False  # as far as anybody has looked
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
@@ -56,7 +78,7 @@ class Tables:
             raise
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise self._damaged(str(error)) from None
+            raise self._damage(str(error)) from None
 
     def _open(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -68,9 +90,11 @@ class Tables:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         if version < VERSION:
-            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            older = FROM_1 if version == 1 else ""
+            self._db.executescript(f"BEGIN IMMEDIATE; {older} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
-    def _damaged(self, what: str) -> HomeMismatch:
+    def _damage(self, what: str) -> HomeMismatch:
+        self.damaged = True
         return HomeMismatch(
             f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home"
         )
@@ -78,17 +102,17 @@ class Tables:
     def close(self) -> None:
         self._db.close()
 
-    def check(self) -> None:
-        """Errors: HomeMismatch if any page or row cannot be what it was."""
+    def check(self, reader: sqlite3.Connection) -> None:
+        """Errors: HomeMismatch if any page (as the reader finds them) or row cannot be what it was."""
         try:
-            found = [row[0] for row in self._db.execute("PRAGMA quick_check(3)")]
+            found = [row[0] for row in reader.execute("PRAGMA quick_check(3)")]
             if found != ["ok"]:
-                raise self._damaged("; ".join(found))
+                raise self._damage("; ".join(found))
             self.snapshot()
         except sqlite3.OperationalError:
             raise
         except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage(str(error)) from None
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
@@ -121,6 +145,8 @@ class Tables:
                 tuple(self.devices()),
                 tuple(Slot(*row) for row in slots),
                 tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
+                tuple(self.certificates(None)),
+                tuple(Refusal(*row) for row in self._db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
             )
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
@@ -172,6 +198,18 @@ class Tables:
         assignments = ", ".join(f"{column} = ?" for column in fields)
         self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
 
+    def refuse(self, refusal: Refusal, keep: int) -> None:
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO refusals VALUES (:who, :kind, :text, :at, :count) ON CONFLICT (who, kind) DO UPDATE SET "
+                "text = excluded.text, at = excluded.at, count = count + excluded.count",
+                asdict(refusal),
+            )
+            self._db.execute(
+                "DELETE FROM refusals WHERE (who, kind) NOT IN (SELECT who, kind FROM refusals ORDER BY at DESC LIMIT ?)",
+                (keep,),
+            )
+
     def disconnect_all(self, now: float) -> None:
         self._db.execute("UPDATE devices SET connected = 0, since = ? WHERE connected", (now,))
 
@@ -187,15 +225,56 @@ class Tables:
                 )
             founder = (self._get("record", Record) or Record()).round == 0
             self._db.execute(
-                "INSERT INTO devices (name, public_key, enrolled_at, founder) VALUES (?, ?, ?, ?) "
+                "INSERT INTO devices (name, public_key, enrolled_at, founder, token) "
+                "VALUES (?, ?, ?, ?, COALESCE((SELECT id FROM tokens WHERE fingerprint = ?), '')) "
                 "ON CONFLICT (name) DO UPDATE SET public_key = excluded.public_key",
-                (name, public_key, now, founder),
+                (name, public_key, now, founder, token),
             )
             self._add_certificate(certificate)
 
     def _add_certificate(self, each: Certificate) -> None:
-        values = each.fingerprint, each.name, each.role, each.not_after
-        self._db.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?, ?, ?)", values)
+        values = asdict(each)
+        del values["revoked"]  # is known of the device
+        columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        self._db.execute(f"INSERT OR REPLACE INTO certificates ({columns}) VALUES ({marks})", values)  # noqa: S608
+
+    def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
+        name = certificate.name
+        own = "role = 'device' AND name = ?"
+        with self._transaction():
+            self._add_certificate(certificate)
+            self._db.execute(
+                f"DELETE FROM certificates WHERE {own} AND (not_after < ? OR COALESCE(retires_at, ?) < ?)",  # noqa: S608
+                (name, now, now, now - forget_s),
+            )
+            self._db.execute(
+                f"DELETE FROM certificates WHERE {own} AND used_at IS NULL AND fingerprint NOT IN "  # noqa: S608
+                f"(SELECT fingerprint FROM certificates WHERE {own} AND used_at IS NULL ORDER BY issued_at DESC LIMIT ?)",
+                (name, name, unused),
+            )
+
+    def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
+        older = "name = ? AND role = 'device' AND fingerprint != ? AND issued_at <= ? AND retires_at IS NULL"
+        with self._transaction():
+            found = self._db.execute(
+                "UPDATE certificates SET used_at = ? WHERE fingerprint = ? RETURNING name, issued_at, public_key",
+                (now, fingerprint),
+            ).fetchall()
+            if not found:
+                return []
+            name, issued_at, public_key = found[0]
+            if public_key:
+                self._db.execute("UPDATE devices SET public_key = ? WHERE name = ?", (public_key, name))
+            retired = self._db.execute(
+                f"UPDATE certificates SET retires_at = ? WHERE {older} RETURNING fingerprint",  # noqa: S608
+                (retires_at, name, fingerprint, issued_at),
+            )
+            return [row[0] for row in retired.fetchall()]
+
+    def certificates(self, name: str | None) -> list[Certificate]:
+        of_devices = "c.role = 'device' AND c.name = COALESCE(?, c.name)"
+        rows = self._db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))
+        return [_certificate(row) for row in rows]
 
     def certificate(self, fingerprint: str) -> Certificate | None:
         return certificate_in(self._db, fingerprint)
@@ -206,9 +285,10 @@ class Tables:
             self._add_certificate(certificate)
 
     def add_token(self, token: Token, keep: int | None) -> None:
-        values = token.fingerprint, token.bootstrap_pem, token.uses_left, token.expires_at, token.origin, token.used_up_at
+        values = asdict(token)
+        columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
         with self._transaction():
-            self._db.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)", values)
+            self._db.execute(f"INSERT INTO tokens ({columns}) VALUES ({marks})", values)  # noqa: S608 - names of fields
             if keep is not None:
                 self._db.execute(
                     "DELETE FROM tokens WHERE origin = ? AND rowid NOT IN "
@@ -220,6 +300,15 @@ class Tables:
         row = self._db.execute("SELECT * FROM tokens WHERE fingerprint = ?", (fingerprint,)).fetchone()
         return Token(**dict(row)) if row else None
 
+    def tokens(self) -> list[Token]:
+        return [Token(**dict(row)) for row in self._db.execute("SELECT * FROM tokens ORDER BY rowid")]
+
+    def withdraw(self, id: str, now: float) -> None:
+        self._db.execute(
+            "UPDATE tokens SET withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?) WHERE id = ? AND withdrawn_at IS NULL",
+            (now, now, id),
+        )
+
     def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         rows = self._db.execute(
             "SELECT bootstrap_pem FROM tokens WHERE MIN(expires_at, COALESCE(used_up_at, expires_at)) > ? ORDER BY fingerprint",
@@ -230,9 +319,16 @@ class Tables:
 
 def certificate_in(db: sqlite3.Connection, fingerprint: str) -> Certificate | None:
     """As the file has it at this moment."""
-    row = db.execute(
-        "SELECT c.fingerprint, c.name, c.role, c.not_after, COALESCE(d.revoked, 0) FROM certificates c "
-        "LEFT JOIN devices d ON d.name = c.name AND c.role = 'device' WHERE c.fingerprint = ?",
-        (fingerprint,),
-    ).fetchone()
-    return Certificate(row[0], row[1], row[2], row[3], bool(row[4])) if row else None
+    row = db.execute(f"{CERTIFICATES} WHERE c.fingerprint = ?", (fingerprint,)).fetchone()
+    return _certificate(row) if row else None
+
+
+CERTIFICATES = (
+    "SELECT c.fingerprint, c.name, c.role, c.not_after, COALESCE(d.revoked, 0), c.public_key, c.issued_at, c.used_at, "
+    "c.retires_at FROM certificates c LEFT JOIN devices d ON d.name = c.name AND c.role = 'device'"
+)
+
+
+def _certificate(row: Sequence[Any]) -> Certificate:
+    fingerprint, name, role, not_after, revoked, *others = row
+    return Certificate(fingerprint, name, role, not_after, bool(revoked), *others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,4 +34,4 @@ def status_of(home: Home, troubles: Sequence[str] = ()) -> dict[str, Any]:
     found = snapshot(home)
     address = home.address() if home.is_served() else None
     reported = Inbox(FolderBlobs(home.path)).names(*found.record.open_orders)
-    return status(found, reported, f"{address.host}:{address.port}" if address else None, troubles)
+    return status(found, reported, f"{address.host}:{address.port}" if address else None, troubles, time.time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -12,10 +13,14 @@ from attune.common.interval import wilson
 from attune.common.metrics import Metrics
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
+from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import Device
-from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.ports.ledger import Certificate, Snapshot
+
+TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"
+SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
 
 
 def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
@@ -27,11 +32,13 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
     return "training" if record.phase is Phase.EVALUATING else str(record.phase)
 
 
-def status(found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = ()) -> dict[str, Any]:
+def status(
+    found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = (), now: float = 0.0
+) -> dict[str, Any]:
     """The object of `fedserver status --json`; see docs/operations.md for its fields.
 
     reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
-    troubles: what keeps that server from carrying a step out; it tries again by itself.
+    troubles: what keeps that server from carrying a step out; it tries again by itself. now: unix time.
     """
     settings = planning.resolve(found.overrides or {})
     record, devices = found.record, found.devices
@@ -43,6 +50,7 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
     final = ended if record.phase is Phase.DONE else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
     constant = constants(rows)
+    ends = {each.name: each for each in sorted(found.certificates, key=lambda each: each.not_after)}
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
     awaited = set(record.devices) - reported - set(record.excused) if asking else set()
     return {
@@ -58,6 +66,7 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         "min_clients": settings.round.min_clients,
         "clients": [
             _client(device, device.name in connected, awaited, reported)
+            | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name))
             | msgspec.structs.asdict(reports.get(device.name, Metrics()))
             for device in devices
@@ -66,9 +75,34 @@ def status(found: Snapshot, reported: set[str], address: str | None = None, trou
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": no_better_than(constant, latest),
+        "paused": record.paused,
         "reason": record.reason or None,
+        "todo": TRY_AGAIN if record.phase is Phase.FAILED else None,
         "troubles": list(troubles),
+        "expiring": [
+            {
+                "name": name,
+                "ends": each.not_after,
+                "expired": each.not_after < now,
+                "todo": _renewing(name, each.not_after < now),
+            }
+            for name, each in sorted(ends.items())
+            if name not in revoked and expires_soon(each, now)
+        ],
+        "refused": [asdict(each) | {"todo": advice(each.kind)} for each in found.refusals],
     }
+
+
+def expires_soon(certificate: Certificate, now: float) -> bool:
+    """It should have been renewed: a device that is there renews after two thirds of the life."""
+    life_s = certificate.not_after - certificate.issued_at if certificate.issued_at else LONG_LIFE_S
+    return now > certificate.not_after - min(life_s / 4, SOON_S)
+
+
+def _renewing(name: str, expired: bool) -> str:
+    if expired:
+        return f"`fedserver token --for {name}` makes a token with which {name} comes back under its name: --token-file"
+    return f"start {name}, or look why it does not connect: it renews its certificate by itself when it does"
 
 
 def _since(name: str, devices: Iterable[Device], record: Record) -> float:

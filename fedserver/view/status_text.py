@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attune.fedserver.identity.desk import TokenView
+
 COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
+SHOWN_REFUSALS = 5  # the latest; --json has them all
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
 
 
@@ -21,10 +25,22 @@ def render_status(status: dict[str, Any]) -> str:
     with console.capture() as capture:
         running = f"serving {status['address']}" if status["running"] else "not running"
         console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
+        if status["paused"]:
+            console.print("paused: no further round opens before `fedserver resume`", markup=False)
         if status["reason"]:
             console.print(f"failed: {status['reason']}", markup=False)
         for trouble in status["troubles"]:
             console.print(f"trouble: {trouble}", markup=False)
+        if status["todo"]:
+            console.print(f"what to do: {status['todo']}", markup=False)
+        for expiring in status["expiring"]:
+            when = datetime.fromtimestamp(expiring["ends"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+            what = f"expired on {when}" if expiring["expired"] else f"expires on {when}"
+            console.print(f"certificate of {expiring['name']} {what}: {expiring['todo']}", markup=False)
+        for refused in status["refused"][:SHOWN_REFUSALS]:
+            ago = f"{max(0.0, time.time() - refused['at']):.0f} s ago"
+            console.print(f"refused: {refused['who']}, {refused['count']} times, last {ago}: {refused['text']}", markup=False)
+            console.print(f"  what to do: {refused['todo']}", markup=False)
         for awaited in status["awaited"]:
             console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s", markup=False)
         if status["adapting"]:
@@ -68,6 +84,22 @@ def _table(clients: list[dict[str, Any]]) -> Table:
         row = (client["name"], state, samples, accuracy, interval, *others, client["kept"] or "-", client["note"] or "")
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def render_tokens(tokens: Sequence[TokenView]) -> str:
+    """A line for each, the newest last."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    table = Table(box=None, pad_edge=False)
+    for column in ("token", "state", "uses left", "made by", "expires", "for", "devices"):
+        table.add_column(column, no_wrap=column != "devices")
+    for token in tokens:
+        expires = datetime.fromtimestamp(token.expires_at, UTC).strftime("%Y-%m-%d %H:%M")
+        left = f"{token.uses_left} of {token.uses}"
+        row = (token.id, token.state, left, token.origin, expires, token.only_for or "-", ", ".join(token.devices) or "-")
+        table.add_row(*(Text(cell) for cell in row))
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip("\n")
 
 
 def _share(value: float | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from attune.common.config import convert, read_toml
 from attune.common.errors import SettingError
-from benchmarks import study
+from benchmarks import study, tables
 from benchmarks.grid import SHARED, Grid, alternatives, chosen
 
 TRAIN = [["train.lr=0.01", "train.batch_size=16"], ["train.lr=0.1", "train.batch_size=32"]]
@@ -69,12 +69,22 @@ def test_the_best_trial_of_this_grid_is_chosen_by_the_figure_that_is_judged():
         chosen(rows, grid(), "t", "fedper")
 
 
-@pytest.mark.parametrize("name", ["fedmcsa_synthetic", "fedtp_fashion_mnist"])
-def test_tables_of_the_papers_have_the_rivals_that_matter_in_their_grids(name):
-    """Fine-tuning of more than one depth and rate; FedMCSA without a pull, with a large sigma and single tensors."""
+def of_a_study(name: str) -> dict[str, list[tuple[str, ...]]]:
     found = convert(study.Study, read_toml(STUDIES[name]), "")
-    assert found.grid is not None and {"local", "fedavg", "fedavg+ft", "fedmcsa"} <= set(found.methods)
-    tuned = {each for settings in alternatives(found.grid, "fedavg+ft") for each in settings if each.startswith("method.")}
+    assert found.grid is not None
+    return {method: alternatives(found.grid, method) for method in found.methods}
+
+
+def of_a_table(name: str) -> dict[str, list[tuple[str, ...]]]:
+    found = tables.load(name)
+    return {row.method: tables.trials(found, row) for row in found.row}
+
+
+@pytest.mark.parametrize("tried", [of_a_study("fedtp_fashion_mnist"), of_a_table("fedmcsa-1")], ids=["study", "table"])
+def test_tables_of_the_papers_have_the_rivals_that_matter_in_their_grids(tried):
+    """Fine-tuning of more than one depth and rate; FedMCSA without a pull, with a large sigma and single tensors."""
+    assert {"local", "fedavg", "fedavg+ft", "fedmcsa"} <= tried.keys()
+    tuned = {each for settings in tried["fedavg+ft"] for each in settings if each.startswith("method.")}
     assert len({each.partition("=")[2] for each in tuned if ".tune_" in each}) > 1 and "method.alpha=0.1" in tuned
     published = {"method.mu=0", "method.sigma=450", "method.components=tensor"}
-    assert any(published <= set(settings) for settings in alternatives(found.grid, "fedmcsa"))
+    assert any(published <= set(settings) for settings in tried["fedmcsa"])

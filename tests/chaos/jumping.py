@@ -22,4 +22,5 @@ def main() -> None:
     jumps = random.Random(0)
     clock = Clock(unix=lambda: time.time() + jumps.uniform(-JUMP_S, JUMP_S))
     overrides = load_settings(None, assignments, {})
-    asyncio.run(run(Options(Path(home), "127.0.0.1", int(port), False, lambda text: print(text, flush=True), clock), overrides))
+    options = Options(Path(home), "127.0.0.1", int(port), False, lambda text: print(text, flush=True), clock, join_uses=100)
+    asyncio.run(run(options, overrides))

@@ -136,7 +136,7 @@ class Site:
             entry, words = JUMPING, ["jumping-server", str(self.server_home), str(self.port), *assignments]
         else:
             entry, words = SERVER, ["fedserver", "--home", str(self.server_home)]
-            words += ["--host", "127.0.0.1", "--port", str(self.port)]
+            words += ["--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100"]
             words += [word for each in assignments for word in ("--set", each)]
         child = self._fork("server", entry, words, fault)
 

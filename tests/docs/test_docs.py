@@ -61,7 +61,7 @@ def test_commands_and_flags_exist(path: str, page: Any) -> None:
     known = {name: flags(command) for name, command in every_command()}
     for words in shown_commands(page(path).text):
         name, rest = words[0], words[1:]
-        if rest and f"{name} {rest[0]}" in known:
+        while rest and f"{name} {rest[0]}" in known:
             name = f"{name} {rest.pop(0)}"
         unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known[name]
         assert not unknown, f"{' '.join(words)}: {unknown}"
@@ -77,12 +77,18 @@ def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
     for name, group in COMMANDS.items():
-        yield name, group
-        context = click.Context(group)
-        for word in group.list_commands(context):
-            command = group.get_command(context, word)
-            assert command is not None
-            yield f"{name} {word}", command
+        yield from with_commands(name, group)
+
+
+def with_commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """A command, and where it is a group the commands in it."""
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            inner = command.get_command(context, word)
+            assert inner is not None
+            yield from with_commands(f"{name} {word}", inner)
 
 
 def flags(command: click.Command) -> set[str]:

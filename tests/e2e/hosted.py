@@ -14,7 +14,6 @@ from attune.fedclient import fleet, shards
 from attune.fedclient.address import Address
 from attune.fedclient.console import Console
 from attune.fedclient.options import Options as DeviceOptions
-from attune.fedclient.work.together import How
 from attune.fedserver import app
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
@@ -50,7 +49,7 @@ def host(
     members: Mapping[str, Path],
     settings: Mapping[str, Any],
     keep: Literal["best", "personalized"] = "best",
-    executor: How = "sequential",
+    executor: fleet.How = "sequential",
 ) -> Hosted:
     """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}

@@ -6,31 +6,57 @@ import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from attune.common.methods.settings.predictors import FineTuneSettings
+from examples import demo as program
+from examples import processes
 from examples.outcome import COLUMNS, Outcome, report
 from examples.processes import Federation, Watch
 from examples.tuned import tuned
+from tests import forked
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT = os.environ | forked.THREADS
 
 
-def run(*words: str) -> str:
-    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    done = forked.run(words, ENVIRONMENT, 120.0)
     assert done.returncode == 0, (words, done.stdout, done.stderr)
-    return done.stdout
+    return done
+
+
+def begin(words: list[str], stdout: Any, **options: Any) -> forked.Forked:
+    """As the demo calls `subprocess.Popen`: with a pipe, or with a file for what is printed."""
+    if stdout is not subprocess.PIPE:
+        return forked.Forked(words, stdout, stdout, ENVIRONMENT)
+    ours, theirs = os.pipe()
+    with os.fdopen(theirs, "wb") as out:
+        process: Any = forked.Forked(words, out, out, ENVIRONMENT)
+    process.stdout = os.fdopen(ours)
+    return process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """The demo's processes are real ones, but none of them imports torch anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run, "Popen": begin}))
+        yield
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("demo") / "out"
     small = ("--devices", "3", "--rounds", "2", "--samples", "90", "--seed", "1")
-    return out, run(sys.executable, "-m", "examples.demo", "--out", str(out), *small)
+    done = CliRunner().invoke(program.main, ["--out", str(out), *small], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return out, done.output
 
 
 def test_the_table_is_what_the_federations_came_to(demo: tuple[Path, str]) -> None:
@@ -67,7 +93,7 @@ def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
     out, said = demo
     commands = [shlex.split(line) for line in said.splitlines() if line.startswith("  ")]
     assert [command[0].rpartition("/")[2] for command in commands] == ["fedserver", "fedserver", "fedclient"]
-    status, _, evaluated = (run(*command) for command in commands)
+    status, _, evaluated = (run(command).stdout for command in commands)
     assert "done: round 2/2 of fedtp" in status and "demo-shard0 (fedtp" in evaluated
     assert (out / "pictures" / "accuracy.png").is_file()
 

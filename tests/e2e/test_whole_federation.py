@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load
 
 import attune
 from attune.common.config import load_settings
+from attune.fedclient.cli import main as fedclient
+from attune.fedserver.cli import cli as fedserver
 from tests.e2e.harness import Federation, Process, digit_shards, run_to_the_end
 from tests.pictures import check_pictures
 
@@ -38,7 +42,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return digit_shards(tmp_path_factory.mktemp("digits"), 5)
+    return digit_shards(tmp_path_factory.mktemp("digits"), 5, 100, 40)
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +138,20 @@ def test_the_summary_follows_from_the_metrics(fedtp):
     assert {client["name"]: client["accuracy"] for client in summary["clients"]} == fedtp.accuracy
 
 
+def draw(command: click.Command, *words: str) -> None:
+    """In this process, for loading matplotlib takes a second in each."""
+    done = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
 def test_both_commands_draw_pictures(fedtp, tmp_path):
     status = fedtp.federation.status()
-    fedtp.federation.command("fedserver", "plot", "--out", str(tmp_path / "server"))
+    draw(fedserver, "plot", "--home", str(fedtp.federation.home), "--out", str(tmp_path / "server"))
     page = check_pictures(tmp_path / "server", {"accuracy", "clients", "embeddings", "metrics"})
     assert page.row("personalized model, latest: over all test samples")[1] == f"{status['accuracy']['over_samples']:.4f}"
     shard = fedtp.shards[0]
-    fedtp.federation.command("fedclient", "plot", "--data", str(shard), "--out", str(tmp_path / "device"))
+    home = fedtp.federation.model(shard).parent
+    draw(fedclient, "plot", "--data", str(shard), "--home", str(home), "--out", str(tmp_path / "device"))
     rows = check_pictures(tmp_path / "device", {"rollout", "confusion", "classes"}).rows
     right = sum(int(row[3]) for row in rows if row[0] == "fedtp" and len(row) == 6)
     assert right / len(np.load(shard / "test.npz")["y"]) == pytest.approx(fedtp.accuracy[shard.name])

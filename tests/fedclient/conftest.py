@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -179,13 +180,14 @@ class FakeServer(FederationServicer):
         reader.cancel()
 
     async def _listen_to(self, requests: AsyncIterator[pb.DeviceMessage]) -> None:
-        async for message in requests:
-            if message.HasField("progress"):
-                self.seen.progress.append(message.progress)
-            if message.HasField("trouble"):
-                self.seen.troubles.append(message.trouble)
-                self.at += 1
-                await self.push_current(self.streams[-1], message.trouble.order_id.split("-", 2)[2])
+        with contextlib.suppress(grpc.aio.BaseError):  # this server is stopped while it listens
+            async for message in requests:
+                if message.HasField("progress"):
+                    self.seen.progress.append(message.progress)
+                if message.HasField("trouble"):
+                    self.seen.troubles.append(message.trouble)
+                    self.at += 1
+                    await self.push_current(self.streams[-1], message.trouble.order_id.split("-", 2)[2])
 
     async def push_current(self, outbox: asyncio.Queue[pb.ServerMessage | None], name: str) -> None:
         if self.at >= len(self.works):

@@ -46,7 +46,7 @@ def test_an_enrolled_device_stays_who_it_is_and_ignores_a_token(quick):
     quick.run()
     quick.run(token="not even a token", name=None)
     assert quick.server.seen.enrolled == ["kiel"]
-    assert "already enrolled as kiel; --token is ignored" in quick.lines.lines
+    assert "already enrolled as kiel; the token is ignored" in quick.lines.lines
     assert (quick.folder / "home" / "identity" / "device.pem").stat().st_mode & 0o077 == 0
 
 

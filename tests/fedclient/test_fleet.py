@@ -180,14 +180,14 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
     from attune.fedclient.model.artifact import save_model
     from attune.fedclient.store import FolderStore
-    from attune.fedclient.work.worker import LearnerSlot
+    from attune.fedclient.work.worker import LearnerSlot, made_here
 
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
         data, awake = LazyShard.held(load_shard(shard)), Awake(math.inf if keep else 0)
-        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake)
+        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake, made_here)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             order = Order(f"train-{number}-kiel", number, True, (), (part,))

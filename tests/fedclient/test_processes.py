@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from attune.common import faults
 from attune.common.wire.files import read_tensors
+from tests.e2e.harness import Process
+from tests.forked import THREADS
 
 SLOW = "kiel:*:training=sleep:0.5"
 
@@ -21,37 +23,27 @@ def device(bench):
     started = []
 
     def start(*more, slow=False):
-        command = [
-            sys.executable,
-            "-m",
-            "attune.fedclient.cli",
-            "--data",
-            str(bench.shard),
+        command = [str(Path(sys.executable).with_name("fedclient")), "--data", str(bench.shard)]
+        command += [
             "--server",
             f"127.0.0.1:{bench.server.port}",
+            "--home",
+            str(bench.folder / "home"),
+            "--device",
+            "cpu",
+            *more,
         ]
-        command += ["--home", str(bench.folder / "home"), "--device", "cpu", *more]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {faults.VARIABLE: SLOW if slow else ""},
-        )
-        started.append(process)
-        return process
+        environment = os.environ | THREADS | {faults.VARIABLE: SLOW if slow else ""}
+        started.append(Process(command, bench.folder / f"device{len(started)}.log", environment))
+        return started[-1]
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        process.popen.kill()
 
 
 def await_training(process):
-    for line in process.stderr:
-        if line.startswith("fault: kiel:1:training"):
-            return
-    raise AssertionError(f"ended ({process.wait()}) before its first batch")
+    process.wait_for("^fault: kiel:1:training")
 
 
 def test_kill_in_mid_training_then_the_same_identity_and_the_same_bits(bench, device, make_bench):
@@ -60,17 +52,15 @@ def test_kill_in_mid_training_then_the_same_identity_and_the_same_bits(bench, de
 
     process = device("--name", "kiel", "--token", bench.server.token(), slow=True)
     await_training(process)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL
+    process.kill()
     assert not list((bench.folder / "home" / "orders").glob("train-1-kiel"))
 
     again = device()
-    out, err = again.communicate(timeout=60)
-    assert (again.returncode, err) == (0, "")
+    assert again.code() == 0, again.text
     assert bench.server.seen.enrolled == ["kiel"]
     kept = read_tensors(bench.folder / "home" / "model" / "model.safetensors")
     assert all(kept[name].equal(expected[name]) for name in expected)
-    lines = out.splitlines()
+    lines = again.text.splitlines()
     assert lines[-1].endswith(str(bench.folder / "home" / "model"))
     assert any(line.startswith("round 2  loss ") and " -> " in line for line in lines)
 
@@ -79,8 +69,7 @@ def test_kill_in_mid_training_then_the_same_identity_and_the_same_bits(bench, de
 def test_signals_end_it_at_once(bench, device, which, code):
     process = device("--name", "kiel", "--token", bench.server.token(), slow=True)
     await_training(process)
-    process.send_signal(which)
-    _, err = process.communicate(timeout=10)
-    assert process.returncode == code
-    assert "Traceback" not in err
-    assert "start again to continue" in err
+    process.signal(which)
+    assert process.code() == code
+    assert "Traceback" not in process.text
+    assert "start again to continue" in process.text

@@ -13,7 +13,7 @@ from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, fetch
-from attune.fedclient.messages import BlobRef, Result, SendRefused, Sent, Welcomed
+from attune.fedclient.messages import BlobRef, Result, SendRefused, Sent, Update, Welcomed
 from attune.fedclient.work.state import Orders
 from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted
@@ -77,6 +77,31 @@ def test_the_update_follows_the_last_byte_if_the_server_waits_for_it(play, commi
             return await send(link, orders, result, False, lambda line: None), came_before
 
     assert play(scenario) == (Sent(ORDER, late=False), [waits])
+
+
+def test_an_update_that_overtakes_its_upload_again_and_again_follows_it_in_the_end(play, committed: Committed) -> None:
+    """A busy server may look at the update before it looks at the upload, each time, and asks for the bytes."""
+    orders, result = committed
+
+    async def scenario(link: Link, server: Scripted):
+        here: list[bool] = []
+
+        async def end(target: object, whole: bytearray) -> int:
+            await asyncio.sleep(0.1)
+            here.append(True)
+            return len(whole)
+
+        async def submit(name: str, update: Update) -> bool:
+            if not here:
+                raise UnknownBlob("not here")
+            return True
+
+        vars(server).update(end=end, submit=submit)
+        async with stream(link):
+            link.waits = True
+            return await send(link, orders, result, False, lambda line: None)
+
+    assert play(scenario) == Sent(ORDER, late=False)
 
 
 def test_an_upload_that_breaks_is_gone_on_with_before_the_update_follows(play, committed: Committed) -> None:

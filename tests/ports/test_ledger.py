@@ -127,6 +127,43 @@ def test_a_token_is_used_with_the_device_that_it_buys(ledger: Ledger) -> None:
     run(ledger, scenario)
 
 
+def test_a_device_remembers_its_token_and_a_withdrawn_token_says_so(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="t1", uses=5, made_at=1.0, only_for="x"))
+        await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
+        await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
+        assert [device.token for device in await ledger.devices()] == ["t1"]
+        await ledger.withdraw("t1", 7.0)
+        await ledger.withdraw("t1", 9.0)
+        expected = Token("t", b"pem", 4, 100.0, "operator", 7.0, "t1", 5, 1.0, "x", 7.0)
+        assert await ledger.tokens() == [expected]
+        assert await ledger.bootstrap_roots(8.0, 0.0) == []
+
+    run(ledger, scenario)
+
+
+def test_a_renewed_certificate_retires_the_older_ones_when_it_is_first_used(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.enrol("a", "key 1", certificate("f1", "a", issued_at=1.0, public_key="key 1"), now=1.0)
+        assert await ledger.first_use("f1", 2.0, 12.0) == []
+        for number in (2, 3, 4):
+            made = certificate(f"f{number}", "a", issued_at=float(number), public_key=f"key {number}")
+            await ledger.renew(made, float(number), unused=2, forget_s=100.0)
+        known = {each.fingerprint: each for each in await ledger.certificates("a")}
+        assert list(known) == ["f1", "f3", "f4"], "of those that were never used the newest two"
+        assert [each.retires_at for each in known.values()] == [None] * 3
+        assert (await ledger.devices())[0].public_key == "key 1"
+        assert sorted(await ledger.first_use("f3", 20.0, 30.0)) == ["f1"]
+        assert (await ledger.devices())[0].public_key == "key 3"
+        ends = {each.fingerprint: each.ends_at for each in await ledger.certificates()}
+        assert ends == {"f1": 30.0, "f3": 1e9, "f4": 1e9}
+        await ledger.renew(certificate("f5", "a", issued_at=200.0), 200.0, unused=2, forget_s=100.0)
+        assert [each.fingerprint for each in await ledger.certificates("a")] == ["f3", "f4", "f5"]
+        assert await ledger.first_use("nobody's", 1.0, 2.0) == []
+
+    run(ledger, scenario)
+
+
 def test_of_an_origin_the_newest_tokens_stay(ledger: Ledger) -> None:
     async def scenario(ledger: Ledger) -> None:
         for number in range(4):
@@ -209,8 +246,44 @@ def path(tmp_path: Path) -> Path:
 def test_a_newer_schema_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {tables.VERSION + 1}")
-    with pytest.raises(HomeMismatch, match=r"newer version of fedserver \(schema 2; this one knows 1\)"):
+    with pytest.raises(
+        HomeMismatch, match=rf"newer version of fedserver \(schema {tables.VERSION + 1}; this one knows {tables.VERSION}\)"
+    ):
         SqliteLedger(path)
+
+
+VERSION_1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE devices (
+    name TEXT PRIMARY KEY, public_key TEXT NOT NULL, enrolled_at REAL NOT NULL, founder INTEGER NOT NULL,
+    revoked INTEGER NOT NULL DEFAULT 0, connected INTEGER NOT NULL DEFAULT 0, since REAL NOT NULL DEFAULT 0, samples INTEGER,
+    contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, progress REAL NOT NULL DEFAULT 0,
+    note TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '');
+CREATE TABLE certificates (fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL);
+CREATE TABLE tokens (
+    fingerprint TEXT PRIMARY KEY, bootstrap_pem BLOB NOT NULL, uses_left INTEGER NOT NULL, expires_at REAL NOT NULL,
+    origin TEXT NOT NULL, used_up_at REAL);
+INSERT INTO devices (name, public_key, enrolled_at, founder) VALUES ('a', 'key', 1, 1);
+INSERT INTO certificates VALUES ('fa', 'a', 'device', 500);
+INSERT INTO tokens VALUES ('0123456789abcdef0123', x'50', 3, 100, 'start', NULL);
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "state.sqlite") as db:
+        db.executescript(VERSION_1)
+    made = SqliteLedger(tmp_path / "state.sqlite")
+
+    async def look() -> None:
+        await made.check()
+        assert await made.devices() == [Device("a", "key", 1.0, founder=True)]
+        assert await made.certificate("fa") == Certificate("fa", "a", "device", 500.0, used_at=0.0)
+        assert await made.tokens() == [Token("0123456789abcdef0123", b"P", 3, 100.0, "start", id="0123456789abcdef", uses=3)]
+        await made.close()
+
+    asyncio.run(look())
+    SqliteLedger(tmp_path / "state.sqlite")
 
 
 @pytest.mark.parametrize("at", [0, 4096 * 3])
@@ -228,6 +301,37 @@ def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
 
     with pytest.raises(HomeMismatch, match=r"damaged .*restore it from a backup"):
         asyncio.run(check())
+
+
+def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
+    """Seed 8114 of `make chaos`: looking at a cut file folded the log into it, and the restored file was an old one."""
+    live, home = tmp_path / "live", tmp_path / "home"
+    live.mkdir()
+
+    async def killed_after_a_commit() -> None:
+        await SqliteLedger(live / "state.sqlite").close()  # its tables are in the file itself
+        ledger = SqliteLedger(live / "state.sqlite")
+        await ledger.put_record(Record(round=7))
+        shutil.copytree(live, home)  # as kill -9 leaves it: what was written last is in the log
+        await ledger.close()
+
+    async def check() -> Record:
+        ledger = SqliteLedger(home / "state.sqlite")
+        try:
+            await ledger.check()
+            return (await ledger.snapshot()).record
+        finally:
+            await ledger.close()
+
+    asyncio.run(killed_after_a_commit())
+    whole, log = (home / "state.sqlite").read_bytes(), (home / "state.sqlite-wal").read_bytes()
+    assert log
+    (home / "state.sqlite").write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(HomeMismatch, match="damaged"):
+        asyncio.run(check())
+    assert (home / "state.sqlite-wal").read_bytes() == log
+    (home / "state.sqlite").write_bytes(whole)
+    assert asyncio.run(check()).round == 7
 
 
 def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:

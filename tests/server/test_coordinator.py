@@ -26,11 +26,10 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.watchdog import watch
-from attune.fedserver.identity.registrar import Caller, Registrar
+from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger
-from attune.fedserver.rpc import auth as auth_module
 from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import SqliteLedger
@@ -143,21 +142,24 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
 
 
 def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Known:
-        async def caller(self, fingerprint: str) -> Caller:
-            return Caller("device", "a", fingerprint)
+    async def known(self: Auth, method: str, context: object) -> Caller:
+        return Caller("device", "a", "ab")
+
+    async def answer(request: object, context: object) -> str:
+        return "answered"
 
     async def scenario() -> None:
-        ready, context = asyncio.Event(), SimpleNamespace(auth_context=dict)
-        auth = Auth(cast(Registrar, Known()), troubles.Troubles(), ready)
-        await auth.check("/attune.v1.Federation/Connect", context)
-        early = [asyncio.create_task(auth.check(method, context)) for method in ABOUT_ORDERS]
+        ready, context = asyncio.Event(), SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
+        nobody = cast(Any, None)
+        auth = Auth(nobody, troubles.Troubles(), nobody, nobody, ready)
+        assert await auth._wrap("/attune.v1.Federation/Connect", answer, None)(None, context) == "answered"
+        early = [asyncio.create_task(auth._wrap(method, answer, None)(None, context)) for method in ABOUT_ORDERS]
         _, pending = await asyncio.wait(early, timeout=0.1)
         assert pending == set(early), "an order that is not out yet would be called closed, and its update dropped"
         ready.set()
-        await asyncio.gather(*early)
+        assert await asyncio.gather(*early) == ["answered"] * len(early)
 
-    monkeypatch.setattr(auth_module, "peer_fingerprint", lambda context: "ab")
+    monkeypatch.setattr(Auth, "check", known)
     asyncio.run(scenario())
 
 
@@ -460,8 +462,8 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
     async def scenario(server: Server) -> None:
         told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
 
-        async def tell(healthy: bool) -> None:
-            await told.put((healthy, server.coordinator.troubles.lines))
+        def tell(healthy: bool) -> None:
+            told.put_nowait((healthy, server.coordinator.troubles.lines))
 
         orders = await first_orders(server)
         go_on = held_up(server, monkeypatch)

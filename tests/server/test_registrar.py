@@ -10,8 +10,10 @@ from attune.common.errors import CertificateRefused, Forbidden, NameTaken, Setti
 from attune.common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator, new_token
+from attune.fedserver.identity.desk import Desk
+from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator
 from attune.fedserver.ports.ledger import Certificate
+from attune.fedserver.stores.audit import Audit
 from attune.fedserver.stores.memory_ledger import MemoryLedger
 
 
@@ -36,21 +38,31 @@ class Now:
 
 
 @pytest.fixture
+def audit(tmp_path):
+    return Audit(tmp_path / "audit.jsonl")
+
+
+@pytest.fixture
 def store(ledger):
     return Now(ledger)
 
 
 @pytest.fixture
-def registrar(authority, ledger):
-    return Now(Registrar(authority, ledger, 90.0))
+def registrar(authority, ledger, audit):
+    return Now(Registrar(authority, ledger, 90.0, audit))
 
 
 @pytest.fixture
-def token(authority, ledger):
+def desk(ledger, audit):
+    return Now(Desk(ledger, audit, "a test"))
+
+
+@pytest.fixture
+def token(authority, desk):
     """Makes tokens; returns the fingerprint of their holder."""
 
     def make(uses=1, ttl_s=60.0, **more):
-        text = asyncio.run(new_token(authority.public_key_compressed, ledger, uses, ttl_s, **more))
+        text = desk.new_token(authority.public_key_compressed, uses, ttl_s, **more)
         return fingerprint_of(JoinToken.parse(text).bootstrap().certificate_pem)
 
     return make
@@ -145,8 +157,8 @@ def test_spent_tokens_stay_in_the_handshake_to_hear_why_and_then_go(token, store
     assert store.token(expired) is not None
 
 
-def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(authority, ledger, token):
-    holder, registrar = token(), Registrar(authority, ledger, 90.0)
+def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(authority, ledger, token, audit):
+    holder, registrar = token(), Registrar(authority, ledger, 90.0, audit)
 
     async def both():
         asked = [registrar.enrol(holder, name, csr_der(new_key(), name)) for name in ("a", "b")]

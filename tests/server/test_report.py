@@ -68,7 +68,16 @@ def shown(accuracy: float, constant: float | None, no_better: list[str]) -> list
     """The last lines of a status in which every average is `accuracy` over clients, and a tenth more over samples."""
     both = {"mean_over_clients": accuracy, "over_samples": accuracy + 0.1}
     of_constant = None if constant is None else {"mean_over_clients": constant, "over_samples": constant}
-    said = {"state": "done", "round": 1, "rounds": 1, "method": "fedavg", "running": False, "reason": None, "troubles": []}
+    said = {
+        "state": "done",
+        "round": 1,
+        "rounds": 1,
+        "method": "fedavg",
+        "running": False,
+        "paused": False,
+        "reason": None,
+        "troubles": [],
+    }
     said |= {"awaited": [], "adapting": [], "clients": [], "accuracy": both, "constant": of_constant}
     return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]
 

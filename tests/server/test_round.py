@@ -26,6 +26,7 @@ from attune.fedserver.core.messages import (
     Finish,
     Open,
     PassOver,
+    Paused,
     Phase,
     Progressed,
     Receipt,
@@ -104,6 +105,34 @@ def test_a_whole_federation_of_two_rounds() -> None:
     assert m.play(Evaluated("b", 2, 9)) == [Receipt("b", accepted=True), Finish(("a", "b"))]
     assert m.record.phase is Phase.DONE
     assert m.next_wake(10) is None
+
+
+def test_a_pause_lets_the_open_round_end_and_opens_no_other_across_a_restart() -> None:
+    m = round_of()
+    assert m.play(Paused(True, 0)) == []
+    m.play(Connected("a", 0))
+    assert m.play(Connected("b", 0)) == []
+    assert m.play(Paused(False, 1)) == [Open("train", 1, ("a", "b"))]
+    m.play(Reported("a", 1, 2))
+    assert m.play(Paused(True, 3)) == []
+    assert m.play(Reported("b", 1, 4)) == [Receipt("b", accepted=True), Aggregate(1, ("a", "b"))]
+    assert m.play(Aggregated(5)) == []
+    assert (m.record.phase, m.record.round, m.record.paused) == (Phase.WAITING, 1, True)
+    again = m.restarted()
+    again.play(Resumed(0))
+    again.play(Connected("a", 0))
+    assert again.play(Connected("b", 0)) == []
+    assert again.play(Tick(1000)) == []
+    assert again.play(Paused(False, 1001)) == [Open("train", 2, ("a", "b"))]
+    assert again.play(Paused(False, 1002)) == []
+
+
+def test_after_the_end_a_pause_makes_newcomers_wait_and_nobody_else() -> None:
+    m = done()
+    m.play(Paused(True, 0))
+    assert m.play(Connected("x", 0, newcomer=True)) == []
+    assert m.play(Connected("late", 1)) == [Open("evaluate", 2, ("late",))]
+    assert m.play(Paused(False, 2)) == [Open("train", 3, ("x",))]
 
 
 def test_repeating_an_event_changes_nothing() -> None:
@@ -756,6 +785,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Progressed, NAMES, st.just(0.0)),
     st.builds(Excused, NAMES, st.just(0.0)),
     st.builds(Tick, st.just(0.0)),
+    st.builds(Paused, st.booleans(), st.just(0.0)),
 )
 STEPS = st.sampled_from(["goes on"] * 12 + ["fails", "restarts"])
 SAID = st.fixed_dictionaries(
@@ -834,6 +864,7 @@ def test_after_any_history_devices_that_answer_bring_it_to_the_end(
         now += span
         play(replace(event, now=now))
     todo.clear()
+    play(Paused(False, now))
     for name in "abcdef":
         play(Connected(name, now))
     for _ in range(60):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import attune
 from attune.fedserver.cli import cli
+from tests import forked
 from tests.e2e.harness import tabular_shard
 
 
@@ -51,6 +52,6 @@ def test_a_home_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line_with_the_exit_code_of_their_kind(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("fedserver")), "simulate", "--data", shards(tmp_path / "shards")]
-    done = subprocess.run([*command, "--method", "fedavgg"], capture_output=True, text=True)
+    done = forked.run([*command, "--method", "fedavgg"], os.environ, 60)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("fedserver: unknown method 'fedavgg'")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import attune
+from attune.common import faults
 from attune.common.errors import HomeBusy, HomeMismatch, SettingError
 from attune.fedclient.model.artifact import Model
 from attune.fedserver.cli import cli
 from attune.simulation.result import Result
+from tests.forked import THREADS, Forked
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 SETTINGS = QUICK | {"round.clients": 2, "round.evaluate_every": 1}
@@ -38,6 +40,11 @@ def run(home: Path, method: str, until: int = 10**9, rounds: int = 3) -> Result:
     return attune.simulate(CLOUDS, method, "dnn", rounds=rounds, settings=SETTINGS, home=home, progress=count, baseline="local")
 
 
+def to_be_killed() -> None:
+    """What the process of the test below does."""
+    run(Path(sys.argv[0]), "fedmcsa")
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
 def test_an_interrupted_simulation_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     whole = attune.simulate(CLOUDS, method, "dnn", rounds=3, settings=SETTINGS, baseline="local")
@@ -55,13 +62,11 @@ def test_an_interrupted_simulation_ends_with_the_same_bits(method: str, tmp_path
 
 def test_a_killed_simulation_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = attune.simulate(CLOUDS, "fedmcsa", "dnn", rounds=3, settings=SETTINGS, baseline="local")
-    script = (
-        "import os, sys, signal; from pathlib import Path; from attune.common import faults;"
-        "from tests.simulation.test_home import run; faults.arm(sys.argv[2]); run(Path(sys.argv[1]), 'fedmcsa')"
-    )
     for fault in ("server:2:aggregated=kill", "site1:2:state-written=kill", "*:3:order-committed=kill"):
-        done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "home"), fault], cwd=Path(__file__).parents[2])
-        assert done.returncode == -signal.SIGKILL, fault
+        environment = os.environ | THREADS | {faults.VARIABLE: fault}
+        with (tmp_path / "log").open("ab") as log:
+            process = Forked([str(tmp_path / "home")], log, log, environment, f"{__name__}:to_be_killed")
+        assert process.wait(60) == -signal.SIGKILL, fault
     assert run(tmp_path / "home", "fedmcsa").digests == whole.digests
 
 

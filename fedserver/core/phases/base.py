@@ -81,6 +81,10 @@ class PhaseVerbs:
         """Time has passed, or something has changed: closes what is open if its time has come."""
         return Step(state)
 
+    def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
+        """Rounds may open again."""
+        return Step(state)
+
     def aggregated(self, rules: Rules, state: Round, now: float) -> Step:
         """The next state of the model is there."""
         return Step(state)

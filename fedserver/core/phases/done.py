@@ -26,6 +26,9 @@ class Done(PhaseVerbs):
     def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
         return self._serve_late(state, (name,))
 
+    def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
+        return self._serve_late(state, ())
+
     def report(self, rules: Rules, state: Round, event: Reported) -> Step:
         name = event.name
         if not rules.policy.worth(state, event.work, event.round, name) > 0:
@@ -34,11 +37,12 @@ class Done(PhaseVerbs):
         return Step(state, (Receipt(name, accepted=True), Finish((name,))))
 
     def _serve_late(self, state: Round, names: Collection[str]) -> Step:
-        """Newcomers are adapted first; everyone else evaluates once and is told to go."""
-        if state.newcomers:
+        """Newcomers are adapted first; everyone else evaluates once and is told to go. While it is paused, newcomers wait."""
+        if state.newcomers and not state.record.paused:
             return Step(state, then=Stage.ADAPTATION)
-        told = tuple(sorted(state.finished.intersection(names)))
-        late = tuple(sorted(frozenset(names) - state.finished))
+        present = frozenset(names) - state.newcomers
+        told = tuple(sorted(state.finished & present))
+        late = tuple(sorted(present - state.finished))
         effects: list[Effect] = [Finish(told)] if told else []
         if late:
             state = state.noting(devices=tuple(sorted({*state.record.devices, *late})))

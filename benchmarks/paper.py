@@ -1,0 +1,187 @@
+"""The papers' tables: `python -m benchmarks.paper TABLE --data NAME=PATH --scratch FOLDER`, resumable.
+
+For each seed, column and row of benchmarks/papers/TABLE.toml: trials on validation parts choose the settings (once, for all
+seeds), then one run at full length. A CSV row is written as each ends, with its command, commit and machine. --column, --row
+and --seed run a part of the table. `python -m benchmarks.report` makes docs/reference.md from these files.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from benchmarks.federation import Ended, simulated
+from benchmarks.machine import machine
+from benchmarks.rows import COLUMNS as FIGURES
+from benchmarks.rows import TRIAL, figures, trial_figures
+from benchmarks.study import Results, Study, Task, cut, named, validation
+from benchmarks.tables import Column, Row, Table, load, names, trials
+
+Executor = Literal["sequential", "stacked", "auto"]
+OUT = Path(__file__).parent / "results" / "papers"
+KEY = ("table", "row", "column", "seed", "settings", "rounds")
+MADE = ("command", "commit", "machine")
+TRIALS = (*KEY, *TRIAL, *MADE)
+CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), *MADE)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row, a column and a seed of a table."""
+
+    table: str
+    row: Row
+    column: Column
+    seed: int
+
+    @property
+    def command(self) -> str:
+        """What runs this cell alone, but for the paths."""
+        data = f" --data {self.column.data}=PATH" if self.column.data else ""
+        place = f"--column {self.column.name} --row {shlex.quote(self.row.name)} --seed {self.seed}"
+        return f"python -m benchmarks.paper {self.table} {place}{data} --scratch FOLDER"
+
+    @property
+    def task(self) -> Task:
+        """Its column, as `study` cuts it."""
+        return Task(self.column.name.replace("/", "-"), self.column.partition, set=self.column.set, data=self.column.data)
+
+    def key(self, settings: Iterable[str], rounds: int) -> dict[str, Any]:
+        named = {"table": self.table, "row": self.row.name, "column": self.column.name, "seed": self.seed}
+        return named | {"settings": " ".join(settings), "rounds": rounds}
+
+
+def cells(name: str, table: Table, columns: Iterable[str], rows: Iterable[str], seeds: Iterable[int]) -> Iterator[Cell]:
+    """What is asked for, in the order of the file: the first seed of everything before the second."""
+    columns, rows, seeds = set(columns), set(rows), set(seeds)
+    for seed in sorted({seed for column in table.column for seed in column.seeds}):
+        for column in table.column:
+            for row in table.row:
+                asked = (not columns or column.name in columns) and (not rows or row.name in rows)
+                if asked and (seed in seeds if seeds else seed in column.seeds):
+                    yield Cell(name, row, column, seed)
+
+
+def known(results: Results, key: Mapping[str, Any]) -> dict[str, str] | None:
+    """The row with this key."""
+    wanted = {name: str(value) for name, value in key.items()}
+    return next((row for row in results.rows() if wanted.items() <= row.items()), None)
+
+
+def commit() -> str:
+    """The commit that runs, with a + if files differ from it."""
+    said = subprocess.run(
+        ("git", "describe", "--always", "--dirty=+"), cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return said.stdout.strip() or "unknown"
+
+
+def here() -> str:
+    found = machine()
+    return f"{found['processor']}, {found['cores']} cores, torch {found['torch']}"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One table and where its figures go."""
+
+    table: Table
+    files: Mapping[str, Path]
+    scratch: Path
+    trials: Results
+    results: Results
+    executor: Executor
+
+    def run(self, cell: Cell) -> None:
+        """The trials of a cell that are missing, and its run with what they choose."""
+        settings = self.chosen(cell)
+        key = cell.key(settings, self.table.rounds)
+        if known(self.results, key) is not None:
+            return
+        ended = self.federation(
+            cell, cut(self._study, cell.task, cell.seed, self.files, self.scratch), settings, self.table.rounds
+        )
+        self.results.add([_only(figures(ended) | key | self.made(cell), CELLS)])
+        click.echo(f"done {key}")
+
+    def chosen(self, cell: Cell) -> tuple[str, ...]:
+        """The settings with the best pooled accuracy on validation parts; of equal ones the first."""
+        each, grid = trials(self.table, cell.row), self.table.grid
+        if grid is None or len(each) == 1:
+            return each[0]
+        first = Cell(cell.table, cell.row, cell.column, grid.seed)
+        found: dict[tuple[str, ...], float] = {}
+        for settings in each:
+            key = first.key(settings, grid.rounds)
+            row = known(self.trials, key) or self._trial(first, settings, key, grid.share)
+            found[settings] = float(row["validation_over_samples"])
+        return max(found, key=lambda settings: found[settings])
+
+    def _trial(self, cell: Cell, settings: tuple[str, ...], key: dict[str, Any], share: float) -> dict[str, Any]:
+        shards = cut(self._study, cell.task, cell.seed, self.files, self.scratch)
+        held_out = shards.with_name(f"{shards.name}-validation")
+        held_out = held_out if held_out.exists() else validation(shards, share, cell.seed)
+        quiet = ("round.evaluate_every=0", "round.evaluate_each_last=0")
+        ended = self.federation(cell, held_out, (*settings, *quiet), key["rounds"])
+        row = _only(key | trial_figures(ended) | self.made(cell), TRIALS)
+        self.trials.add([row])
+        click.echo(f"tried {key}: {row['validation_over_samples']}")
+        return row
+
+    def federation(self, cell: Cell, shards: Path, settings: Iterable[str], rounds: int) -> Ended:
+        given = (*self.table.set, *cell.column.set, *settings)
+        return simulated(cell.row.method, shards, given, rounds, cell.seed, executor=self.executor)
+
+    def made(self, cell: Cell) -> dict[str, str]:
+        return {"method": cell.row.method, "command": cell.command, "commit": commit(), "machine": here()}
+
+    @property
+    def _study(self) -> Study:
+        return Study(methods=[], rounds=0, task=[])
+
+
+def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in columns}
+
+
+@click.command()
+@click.argument("name", metavar="TABLE", type=click.Choice(names()))
+@click.option("--data", multiple=True, metavar="NAME=PATH", help="A data set that the table names.")
+@click.option("--scratch", type=click.Path(path_type=Path), required=True, help="Folder for shards, of this process alone.")
+@click.option("--out", type=click.Path(path_type=Path), default=OUT, help="Folder for the CSV files.")
+@click.option("--column", "columns", multiple=True, help="Only these.")
+@click.option("--row", "rows", multiple=True, help="Only these.")
+@click.option("--seed", "seeds", multiple=True, type=int, help="Only these.")
+@click.option(
+    "--executor",
+    type=click.Choice(["sequential", "stacked", "auto"]),
+    default="stacked",
+    show_default=True,
+    help="As of attune.simulate.",
+)
+def main(
+    name: str, data: tuple[str, ...], scratch: Path, out: Path, columns: tuple[str, ...], rows: tuple[str, ...],
+    seeds: tuple[int, ...], executor: Executor,
+) -> None:  # fmt: skip
+    """Runs TABLE, or what is left of it."""
+    table, files = load(name), named(data)
+    scratch.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    paper = Paper(
+        table, files, scratch, Results(out / f"{name}_grid.csv", TRIALS), Results(out / f"{name}.csv", CELLS), executor
+    )  # fmt: skip
+    for cell in cells(name, table, columns, rows, seeds):
+        if cell.column.data and cell.column.data not in files:
+            click.echo(f"left out, for want of --data {cell.column.data}=PATH: {cell.command}", err=True)
+            continue
+        paper.run(cell)
+
+
+if __name__ == "__main__":
+    main()

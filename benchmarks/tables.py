@@ -1,0 +1,79 @@
+"""A paper's table as a file in benchmarks/papers: its columns are tasks, its rows methods."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import msgspec
+
+from attune.common.config import Count, convert, read_toml
+from benchmarks.grid import Grid, Settings, alternatives
+
+FOLDER = Path(__file__).parent / "papers"
+PRINTED = FOLDER / "printed.csv"
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shards as `fedclient partition` makes them, once for each seed."""
+
+    name: str
+    partition: list[str]
+    set: list[str] = []
+    seeds: tuple[int, ...] = (0,)
+    data: str = ""  # what --data calls the file; none: the scheme makes its own
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One method, with the alternatives of its own that the grid tries."""
+
+    name: str  # as the paper prints it
+    method: str
+    set: list[str] = []
+    own: list[list[str]] = msgspec.field(default_factory=lambda: [[]])
+    common: str = ""  # the printed row of this method's common model
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Trials on validation parts of the training samples: every choice of `train` by every one of a row's own."""
+
+    rounds: Count
+    train: list[list[str]]
+    seed: int = 0
+    share: float = 0.25
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file in benchmarks/papers. Without a grid every row has one setting, and nothing is chosen."""
+
+    paper: str
+    rounds: Count
+    column: list[Column]
+    row: list[Row]
+    set: list[str] = []
+    grid: Choice | None = None
+    figure: str = "bmta_over_samples"  # of benchmarks/rows.py: what the paper prints
+    common_figure: str = "common_over_samples"
+
+
+def load(name: str) -> Table:
+    """Errors: SettingError for a table that is not there, or that has unknown fields."""
+    return convert(Table, read_toml(FOLDER / f"{name}.toml"), "")
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def printed(table: str) -> dict[tuple[str, str], float]:
+    """(row, column) -> the printed cell, in per cent."""
+    with PRINTED.open(newline="", encoding="utf-8") as file:
+        return {(row["row"], row["column"]): float(row["printed"]) for row in csv.DictReader(file) if row["table"] == table}
+
+
+def trials(table: Table, row: Row) -> list[Settings]:
+    """The settings of each trial of a row; one, if nothing is to be chosen. Errors: SettingError as of `alternatives`."""
+    if table.grid is None:
+        return [(*row.set, *own) for own in row.own]
+    grid = Grid(rounds=table.grid.rounds, seed=table.grid.seed, train=table.grid.train, own={row.name: row.own})
+    return [(*row.set, *each) for each in alternatives(grid, row.name)]

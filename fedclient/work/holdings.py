@@ -1,0 +1,35 @@
+"""What a device must fetch for an order, by what it holds already: pure, so that it is known where the tensors are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attune.common.errors import Forbidden
+from attune.common.wire.header import Manifest
+from attune.fedclient.messages import BlobRef, Order
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """parts: of each part that is not private, what a blob of it must hold. has_rival: whether a common model is compared with
+    the own one. served: the digest of what is held of each part."""
+
+    parts: Mapping[str, Manifest]
+    has_rival: bool
+    served: Mapping[str, str]
+
+    def expected(self, part: str) -> Manifest:
+        """What a blob of this part must hold. Errors: Forbidden for a private part, or one that this method does not have."""
+        if part not in self.parts:
+            raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
+        return self.parts[part]
+
+    def cold_start(self, order: Order) -> tuple[BlobRef, ...]:
+        """The common model of an order, if this device compares with it."""
+        return order.cold_start if self.has_rival else ()
+
+    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
+        """The blobs of `order` that are not held, each once, and the tensors that each must hold. Errors: Forbidden."""
+        refs = {ref.digest: ref for ref in (*self.cold_start(order), *order.downloads)}
+        return [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]

@@ -1,0 +1,1 @@
+"""Devices spread over processes of this machine: each device's learner lives in one of them and stays there."""

@@ -1,0 +1,93 @@
+"""Python objects between a process and its own helpers: pickled, with the bytes of tensors and arrays beside the pickle.
+
+Never between federation peers, never on disk: both ends are one program on one machine.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle  # noqa: TID251 (never between peers, never on disk)
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attune.common.wire.tensors import bytes_of
+
+ALIGNED = 64  # bytes at which tensors begin, as torch itself would place them
+JOINED = 1 << 20  # bytes up to which buffers are copied together, so that a message is one write
+
+
+class Ends(Protocol):
+    """One end of a multiprocessing pipe."""
+
+    def send_bytes(self, buf: Any) -> None: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, given: object) -> Any:
+        """A plain tensor is its bytes, dtype and shape: its own pickling copies them and takes ten times as long."""
+        if type(given) is not Tensor or given.layout is not torch.strided:
+            return NotImplemented
+        return _tensor, (pickle.PickleBuffer(bytes_of(given)), given.dtype, tuple(given.shape))
+
+
+def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not len(raw):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+
+def packed(message: object) -> tuple[bytes, list[memoryview]]:
+    """The message as a pickle, and the buffers that it refers to."""
+    found: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=found.append).dump(message)
+    return file.getvalue(), [each.raw() for each in found]
+
+
+def unpacked(pickled: bytes, buffers: Sequence[memoryview]) -> Any:
+    """What `packed` was given. Tensors are views into the buffers, which must be writable."""
+    return pickle.loads(pickled, buffers=buffers)  # noqa: S301 (of this process's own helper)
+
+
+def send(end: Ends, message: object) -> None:
+    """Errors: OSError if nobody is there any longer."""
+    pickled, buffers = packed(message)
+    sizes = [each.nbytes for each in buffers]
+    end.send_bytes(pickle.dumps(sizes))
+    end.send_bytes(pickled)
+    if sum(sizes) <= JOINED:
+        if buffers:
+            end.send_bytes(b"".join(buffers))
+        return
+    for each in buffers:
+        end.send_bytes(each)
+
+
+def receive(end: Ends) -> Any:
+    """The next message. Errors: EOFError, OSError if nobody is there any longer."""
+    sizes = pickle.loads(end.recv_bytes())  # noqa: S301 (of this process's own helper)
+    pickled = end.recv_bytes()
+    starts, total = [], 0
+    for size in sizes:
+        starts.append(total)
+        total += -(-size // ALIGNED) * ALIGNED
+    room = torch.empty(total, dtype=torch.uint8).numpy().data
+    places = [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    if sum(sizes) <= JOINED:
+        _fill(places, end.recv_bytes() if places else b"")
+    else:
+        for place in places:
+            place[:] = end.recv_bytes()
+    return unpacked(pickled, places)
+
+
+def _fill(places: Sequence[memoryview], data: bytes) -> None:
+    at = 0
+    for place in places:
+        place[:] = data[at : at + len(place)]
+        at += len(place)

@@ -1,0 +1,46 @@
+"""What an operator can do about a device that was turned away, by the kind of the refusal; and what devices may hear."""
+
+from __future__ import annotations
+
+from attune.common.errors import AttuneError, DiskFull, HomeMismatch
+
+HANDSHAKE = "handshake"  # the kind of a connection that never came to a call
+OTHERWISE = "read the reason; `fedserver revoke NAME` shuts the device out if it should not be here"
+BY_KIND = {
+    "certificate-refused": (
+        "nothing if you revoked it; if its certificate ran out: `fedserver token --for NAME`, and start it with --token-file"
+    ),
+    "forbidden": "look who has this certificate: it is not one of a device here, or it asked for what is another's",
+    "token-refused": "if the device should join: `fedserver token` makes a new one, `fedserver token list` shows the old ones",
+    "name-taken": "start the device with another --name; if it lost its home, its old name stays taken",
+    "request-refused": "update that device's software",
+    "setting": "compare that device's software and data with the federation's; the reason says what differs",
+    "shape-mismatch": "convert that device's data to the federation's kind and shape, or leave it out",
+    "undeclared-labels": "declare all classes before round 1 (data.classes), or relabel that device's data",
+    "update-refused": "look at that device's log; an update that cannot be comes from other software, or from an attacker",
+    "limit-exceeded": "look at that device's log; a device of this version never exceeds the limits",
+    "too-many": "a device of this version never asks so often: look at its log, or revoke it",
+    "error": "this is a fault of the server: its log has the details; report it",
+    "wire": "update that device's software; if it is the same as here, look at its disk",
+    HANDSHAKE: (
+        "a device whose certificate or token is too old is turned away here: `fedserver status` names the certificates that "
+        "have expired; if it is nobody of yours, close the port to that address"
+    ),
+}
+# What happens to honest devices day by day, and is told or tried again by itself.
+ORDINARY = frozenset(
+    {"order-closed", "upload-busy", "upload-taken-over", "stalled", "replaced", "ledger-busy", "unknown-blob", "unreachable"}
+)
+
+
+def for_devices(error: AttuneError) -> AttuneError:
+    """The same error; one that names files of this machine, without them."""
+    if isinstance(error, DiskFull):
+        return type(error)("the disk of the server is full: its operator is told; try again later")
+    if isinstance(error, HomeMismatch):
+        return type(error)("something in the home of the server is damaged: its operator is told")
+    return error
+
+
+def advice(kind: str) -> str:
+    return BY_KIND.get(kind, OTHERWISE)

@@ -1,0 +1,89 @@
+"""Who was turned away, and why: a line in the log, a row in the ledger, a note on the device, a line in the audit log.
+
+However often somebody is refused, it costs little: one writing a minute for each who and kind, so many a minute in all, and one
+line of the audit log an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+
+from attune.common.errors import AttuneError
+from attune.common.peer_text import clean
+from attune.fedserver.core.advice import ORDINARY, advice
+from attune.fedserver.ports.ledger import Ledger, Refusal
+from attune.fedserver.stores.audit import Audit
+
+LOG = logging.getLogger("fedserver")
+EVERY_S, AUDIT_EVERY_S = 60.0, 3600.0
+MOST_A_MINUTE = 60  # writings; who is refused beyond that is counted with the others
+KEPT = 200  # rows
+OTHERS = "others"
+MAX_NOTE = 500
+
+
+@dataclass
+class _Seen:
+    """One who and kind: how many since the last writing, and when that was."""
+
+    count: int = 0
+    written_at: float = float("-inf")
+    audited_at: float = float("-inf")
+
+
+class Refusals:
+    def __init__(self, ledger: Ledger, audit: Audit) -> None:
+        self._ledger, self._audit = ledger, audit
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._written: list[float] = []  # times of the last minute
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"Refusals({len(self._seen)} kinds)"
+
+    def note(self, error: AttuneError, who: str, device: str = "") -> None:
+        """Not what happens to honest devices day by day. device: the one whose certificate the caller showed."""
+        if error.kind not in ORDINARY:
+            self.tell(error.kind, str(error), who, device)
+
+    def tell(self, kind: str, text: str, who: str, device: str = "") -> None:
+        """Never waits: what is to be written is written by itself. device: gets a note."""
+        now = time.monotonic()
+        self._written = [at for at in self._written if at > now - EVERY_S]
+        if (who, kind) not in self._seen and len(self._written) >= MOST_A_MINUTE:
+            who, device = OTHERS, ""
+        seen = self._seen.setdefault((who, kind), _Seen())
+        seen.count += 1
+        if seen.written_at > now - EVERY_S:
+            return
+        self._written.append(now)
+        count, seen.count, seen.written_at = seen.count, 0, now
+        audited = seen.audited_at > now - AUDIT_EVERY_S
+        seen.audited_at = seen.audited_at if audited else now
+        self._forget(now)
+        shown = clean(text)
+        LOG.warning("%s was refused: %s (%s)", who, shown, advice(kind), extra={"device": device or who})
+        task = asyncio.get_running_loop().create_task(
+            self._write(Refusal(who, kind, shown, time.time(), count), device, audited)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, refusal: Refusal, device: str, audited: bool) -> None:
+        with contextlib.suppress(AttuneError):  # a ledger that is busy: the log has it
+            await self._ledger.refuse(refusal, KEPT)
+            known = await self._ledger.device(device) if device else None
+            if known is not None and refusal.text not in known.note:
+                await self._ledger.update_device(device, note=f"{refusal.text} - {advice(refusal.kind)}"[:MAX_NOTE])
+            if not audited:
+                facts = {"who": refusal.who, "kind": refusal.kind, "reason": refusal.text}
+                await asyncio.to_thread(self._audit.write, "refused", "server", **facts)
+
+    def _forget(self, now: float) -> None:
+        """Old ones go, so that memory is bounded."""
+        if len(self._seen) > 2 * KEPT:
+            self._seen = {key: seen for key, seen in self._seen.items() if seen.written_at > now - AUDIT_EVERY_S}

@@ -1,0 +1,137 @@
+"""What the operator decides about who may take part: join tokens are made, listed and withdrawn, devices are revoked.
+
+The commands of a home and the running server decide by the same code. Each decision is in the audit log before it counts. A
+running server must be woken after it, to let new tokens in and to cut off who was revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from attune.common.errors import SettingError, nearest
+from attune.common.identity.credential import fingerprint_of
+from attune.common.identity.token import JoinToken
+from attune.fedserver.ports.ledger import Ledger, Token
+from attune.fedserver.stores.audit import Audit
+
+DAY_S = 86400.0
+BY_OPERATOR, AT_START, FOR_LOCAL = "operator", "start", "local"  # origins of tokens
+
+
+class TokenView(msgspec.Struct, frozen=True):
+    """What may be known of a join token; the token itself is nowhere. Times are unix times."""
+
+    id: str
+    state: str  # live, used up, expired or withdrawn
+    origin: str
+    uses: int
+    uses_left: int
+    made_at: float  # 0: not known
+    expires_at: float
+    only_for: str
+    devices: tuple[str, ...]  # that have enrolled with it
+
+
+def state_of(token: Token, now: float) -> str:
+    if token.withdrawn_at is not None:
+        return "withdrawn"
+    if token.expires_at < now:
+        return "expired"
+    return "live" if token.uses_left > 0 else "used up"
+
+
+class Desk:
+    """by: who decides, for the audit log."""
+
+    def __init__(self, ledger: Ledger, audit: Audit, by: str) -> None:
+        self._ledger, self._audit, self._by = ledger, audit, by
+
+    def __repr__(self) -> str:
+        return f"Desk({self._by})"
+
+    async def new_token(
+        self,
+        authority_public_key: bytes,
+        uses: int = 1,
+        ttl_s: float = DAY_S,
+        *,
+        only_for: str = "",
+        origin: str = BY_OPERATOR,
+        keep: int | None = None,
+    ) -> str:
+        """A join token, admitted in the ledger; of its origin only the newest `keep` stay.
+
+        only_for: the enrolled device that may use it, and no other. Errors: SettingError if there is no such device.
+        """
+        if only_for:
+            await self._known(only_for)
+        token = JoinToken.new(authority_public_key)
+        pem, now = token.bootstrap().certificate_pem, time.time()
+        made = Token(
+            fingerprint_of(pem), pem, uses, now + ttl_s, origin, id=token.label, uses=uses, made_at=now, only_for=only_for
+        )
+        await self._note("token made", id=made.id, uses=uses, ttl_s=ttl_s, origin=origin, only_for=only_for)
+        await self._ledger.add_token(made, keep)
+        return token.encode()
+
+    async def tokens(self) -> list[TokenView]:
+        """The newest last."""
+        now, devices = time.time(), await self._ledger.devices()
+        return [
+            TokenView(
+                token.id,
+                state_of(token, now),
+                token.origin,
+                token.uses,
+                token.uses_left,
+                token.made_at,
+                token.expires_at,
+                token.only_for,
+                tuple(device.name for device in devices if device.token == token.id),
+            )
+            for token in await self._ledger.tokens()
+        ]
+
+    async def revoke_token(self, id: str, devices: bool = False) -> list[str]:
+        """Withdraws a token, and with `devices` revokes the devices that have enrolled with it, whose names it returns.
+
+        A token that is not kept any more may still be named for its devices. Errors: SettingError if nothing has this id.
+        """
+        enrolled = [device for device in await self._ledger.devices() if device.token == id]
+        known = [token.id for token in await self._ledger.tokens()]
+        if id not in known and not enrolled:
+            raise SettingError(f"no token {id!r} was made here{nearest(id, known)}: `fedserver token list` shows their ids")
+        await self._note("token withdrawn", id=id)
+        await self._ledger.withdraw(id, time.time())
+        names = [device.name for device in enrolled if devices and not device.revoked]
+        for name in names:
+            await self.revoke(name)
+        return names
+
+    async def revoke(self, name: str) -> None:
+        """Refuses a device and its certificates from now on. Errors: SettingError if there is no such device."""
+        await self._known(name)
+        await self._note("device revoked", name=name)
+        await self._ledger.update_device(name, revoked=True)
+
+    async def note_pause(self, on: bool) -> None:
+        """Whoever pauses the federation, or lets it go on, says so here first."""
+        await self._note("paused" if on else "resumed")
+
+    async def pause_record(self, on: bool) -> None:
+        """Of a federation that no server runs: from its next start on."""
+        await self.note_pause(on)
+        record = (await self._ledger.snapshot()).record
+        await self._ledger.put_record(msgspec.structs.replace(record, paused=on))
+
+    async def _known(self, name: str) -> None:
+        names: Sequence[str] = [device.name for device in await self._ledger.devices()]
+        if name not in names:
+            raise SettingError(f"no device {name!r} is enrolled here{nearest(name, names)}")
+
+    async def _note(self, event: str, **facts: object) -> None:
+        await asyncio.to_thread(self._audit.write, event, self._by, **facts)

@@ -1,0 +1,61 @@
+"""The standard health service, bounded: so many watchers a caller and in all, and one that does not read holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1.health_pb2_grpc import HealthServicer
+
+from attune.common.errors import TooMany
+from attune.fedserver.rpc.auth import caller
+
+WATCHES_A_CALLER, WATCHES = 2, 256
+
+
+class Health(HealthServicer):  # type: ignore[misc]
+    """Of the whole server (the service ""); it knows no other."""
+
+    def __init__(self) -> None:
+        self._status = pb.HealthCheckResponse.SERVING
+        self._changed = asyncio.Event()
+        self._watches: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"Health({self._status}, {self._watches.total()} watches)"
+
+    def set(self, serving: bool) -> None:
+        self._status = pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: pb.HealthCheckRequest, context: grpc.aio.ServicerContext) -> pb.HealthCheckResponse:  # noqa: N802
+        if request.service:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return pb.HealthCheckResponse(status=self._status)
+
+    async def Watch(  # noqa: N802
+        self, request: pb.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.HealthCheckResponse]:
+        """What it is now, then each change that there is time for. Errors: TooMany."""
+        who = caller().fingerprint
+        if self._watches[who] >= WATCHES_A_CALLER or self._watches.total() >= WATCHES:
+            raise TooMany(f"{caller().name} watches the health of this server {WATCHES_A_CALLER} times already, or too many do")
+        self._watches[who] += 1
+        try:
+            said = None
+            while True:
+                changed, now = self._changed, self._status
+                if request.service:
+                    now = pb.HealthCheckResponse.SERVICE_UNKNOWN
+                if now != said:
+                    yield pb.HealthCheckResponse(status=now)
+                    said = now
+                await changed.wait()
+        finally:
+            self._watches[who] -= 1
+            if not self._watches[who]:
+                del self._watches[who]

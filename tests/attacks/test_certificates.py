@@ -1,0 +1,175 @@
+"""Certificates and tokens that should buy nothing any more, and devices that ask for too many."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+
+from attune.common.identity.credential import Credential, csr_der, new_key
+from attune.common.identity.token import JoinToken
+from attune.common.pb import federation_pb2 as pb
+from tests.e2e.hand import Caller, Hand, kind_of, refusal
+from tests.e2e.harness import Federation, Server, until
+
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
+SHORT = ("--set", "server.certificate_days=0.0007")
+Scene = tuple[Federation, Server]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    federation = Federation(Path(tmp_path_factory.mktemp("certificates")))
+    yield federation, federation.server(*FLAGS, *SHORT)
+    federation.close()
+
+
+def enrolled(scene: Scene, name: str, **more: Any) -> Hand:
+    return Hand(scene[1].port, scene[1].join_token, name, **more)
+
+
+def token(federation: Federation, *flags: str) -> str:
+    return federation.command("fedserver", "token", *flags).stdout.strip()
+
+
+def called(hand: Hand) -> Hand:
+    """It has shown its certificate, so it has heard that it is enrolled."""
+    with pytest.raises(grpc.RpcError):
+        hand.download("sha256:" + "0" * 64)
+    return hand
+
+
+def renew(hand: Hand, key: bytes) -> pb.Certificate:
+    return hand.federation.Renew(pb.RenewRequest(csr_der=csr_der(key, hand.name)), timeout=30)
+
+
+def in_database(federation: Federation, query: str, *values: Any) -> list[Any]:
+    with sqlite3.connect(federation.home / "state.sqlite") as database:
+        return database.execute(query, values).fetchall()
+
+
+def test_a_thousand_renewals_are_refused_and_the_database_does_not_grow(scene: Scene) -> None:
+    mallory, kinds = enrolled(scene, "mallory-renews"), list[str]()
+    for _ in range(1000):
+        try:
+            renew(mallory, mallory.key)
+        except grpc.RpcError as error:
+            kinds.append(dict(error.trailing_metadata())["attune-error"])
+    assert len(kinds) > 900 and set(kinds) == {"too-many"}
+    [[rows]] = in_database(scene[0], "SELECT COUNT(*) FROM certificates WHERE name = ?", mallory.name)
+    assert rows < 20
+
+
+def test_a_renewed_certificate_ends_the_one_before_and_its_stream(scene: Scene) -> None:
+    """After a sixth of the lifetime, here ten seconds. A thief of the old one is out, and the device goes on."""
+    thief = enrolled(scene, "eve")
+    stream, key = thief.connect(), new_key()
+    stream.next("notice")
+    answer = renew(thief, key)
+    device = Caller(scene[1].port, answer.ca_pem, Credential(key, answer.certificate_pem))
+    assert kind_of(lambda: device.federation.Submit(pb.Update(order_id="x"), timeout=30)) == "update-refused"
+    kind, message = refusal(stream.end)
+    assert (kind, "newer certificate" in message) == ("certificate-refused", True)
+    assert kind_of(lambda: thief.download("sha256:" + "0" * 64)) == "certificate-refused"
+    assert kind_of(lambda: device.federation.Submit(pb.Update(order_id="x"), timeout=30)) == "update-refused"
+
+
+def test_a_renewal_whose_answer_was_lost_locks_nobody_out(scene: Scene) -> None:
+    ada = enrolled(scene, "ada-loses-answers")
+    for _ in range(3):
+        renew(ada, new_key())
+    time.sleep(12)
+    assert kind_of(lambda: ada.federation.Submit(pb.Update(order_id="x"), timeout=30)) == "update-refused"
+
+
+@pytest.mark.parametrize("state", ["used up", "expired", "withdrawn"])
+def test_a_token_that_is_over_buys_no_fresh_certificate_for_an_old_device(scene: Scene, state: str) -> None:
+    federation, server = scene
+    text = token(federation, "--uses", "1" if state == "used up" else "2")
+    name = f"mallory-{state.replace(' ', '-')}"
+    mallory, label = called(Hand(server.port, text, name)), JoinToken.parse(text).id.hex()
+    match state:
+        case "expired":
+            bootstrap = JoinToken.parse(text).bootstrap().certificate_pem
+            in_database(federation, "UPDATE tokens SET expires_at = ? WHERE bootstrap_pem = ?", time.time() - 1, bootstrap)
+        case "withdrawn":
+            federation.command("fedserver", "token", "revoke", label)
+    kind, message = refusal(lambda: Hand(server.port, text, name, key=mallory.key))
+    assert (kind, state.split()[0] in message) == ("token-refused", True), message
+
+
+def test_who_has_not_heard_the_answer_may_ask_again_with_the_same_token(scene: Scene) -> None:
+    text = token(scene[0])
+    first = Hand(scene[1].port, text, "ada-asks-again")
+    assert called(Hand(scene[1].port, text, "ada-asks-again", key=first.key)).name == first.name
+    assert kind_of(lambda: Hand(scene[1].port, text, "ada-asks-again", key=first.key)) == "token-refused"
+
+
+def test_an_operator_s_token_brings_back_the_device_that_it_names_and_no_other(scene: Scene) -> None:
+    federation, server = scene
+    ada = called(enrolled(scene, "ada-comes-back"))
+    text = token(federation, "--for", ada.name)
+    assert kind_of(lambda: Hand(server.port, text, "mallory-instead")) == "token-refused"
+    assert kind_of(lambda: Hand(server.port, text, ada.name)) == "name-taken"
+    assert called(Hand(server.port, text, ada.name, key=ada.key)).name == ada.name
+    assert kind_of(lambda: Hand(server.port, text, ada.name, key=ada.key)) == "token-refused"
+    assert federation.command("fedserver", "token", "--for", "nobody", code=2).stdout == ""
+
+
+def test_devices_of_one_token_are_revoked_together(scene: Scene) -> None:
+    """Sybils: twenty silent devices from one token."""
+    federation, server = scene
+    text = token(federation, "--uses", "20")
+    sybils = [Hand(server.port, text, f"sybil{number}") for number in range(20)]
+    streams = [sybil.connect() for sybil in sybils[:3]]
+    honest = called(enrolled(scene, "ada-is-honest"))
+    [listed] = [each for each in tokens(federation) if each["devices"] == sorted(sybil.name for sybil in sybils)]
+    assert (listed["uses"], listed["uses_left"], listed["state"]) == (20, 0, "used up")
+    shown = federation.command("fedserver", "token", "revoke", listed["id"], "--devices").stdout
+    assert shown.count(" is revoked") == 20
+    assert {kind_of(stream.end) for stream in streams} == {"certificate-refused"}
+    assert {kind_of(lambda each=each: renew(each, new_key())) for each in sybils} == {"certificate-refused"}
+    assert renew(honest, new_key()).certificate_pem
+
+
+def tokens(federation: Federation) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(federation.command("fedserver", "token", "list", "--json").stdout)
+    return found
+
+
+def test_the_printed_token_admits_one_device_and_says_so(tmp_path: Path) -> None:
+    """The harness asks for more, so the default is asked of the command."""
+    federation = Federation(tmp_path)
+    try:
+        server = federation.server(*FLAGS, "--join-uses", "1")
+        assert "this token admits one device" in until(lambda: server.text.count("admits") and server.text, "the line")
+        Hand(server.port, server.join_token, "ada")
+        kind, message = refusal(lambda: Hand(server.port, server.join_token, "mallory"))
+        assert (kind, "used up" in message) == ("token-refused", True)
+        helped = federation.command("fedserver", "--help").stdout
+        assert "--join-uses" in helped and "[default: 1;" in " ".join(helped.split())
+    finally:
+        federation.close()
+
+
+def test_what_expires_soon_is_in_the_status(scene: Scene) -> None:
+    federation = scene[0]
+    away: Callable[[], list[dict[str, Any]]] = lambda: [  # noqa: E731
+        each for each in federation.status()["expiring"] if each["name"] == "kiel-is-away"
+    ]
+    called(enrolled(scene, "kiel-is-away"))
+    assert away() == []
+    change = "UPDATE certificates SET not_after = ?1 + ?2, issued_at = ?1 - 55 WHERE name = 'kiel-is-away'"
+    in_database(federation, change, time.time(), 5)
+    [soon] = away()
+    assert not soon["expired"] and "kiel-is-away" in soon["todo"]
+    in_database(federation, change, time.time(), -5)
+    [over] = away()
+    assert over["expired"] and "fedserver token --for kiel-is-away" in over["todo"]
+    assert "certificate of kiel-is-away expired on" in federation.command("fedserver", "status").stdout

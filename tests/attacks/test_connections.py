@@ -1,0 +1,185 @@
+"""Somebody without a certificate holds the port, or somebody with one holds more of it than a device needs."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from attune.common.pb import federation_pb2 as pb
+from tests.attacks.conftest import Victim
+from tests.e2e.hand import CALL_S, PROFILE, Caller, Hand, Stream, kind_of
+from tests.e2e.harness import Federation, Server, until
+
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "2")
+DESCRIPTORS = 256
+PROFILE_JSON = msgspec.json.encode(PROFILE)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="a process is started under another limit on Linux only")
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[tuple[Federation, Server]]:
+    """A server that may have 256 descriptors."""
+    federation = Federation(tmp_path)
+    script = str(Path(sys.executable).with_name("fedserver"))
+    command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", script, "--host", "127.0.0.1", "--port", "0"]
+    server = Server([*command, "--join-uses", "9", *FLAGS], tmp_path / "server.log", federation.environment, federation.home)
+    federation.processes.append(server)
+    yield federation, server
+    federation.close()
+
+
+def hold(port: int, number: int) -> list[socket.socket]:
+    """So many connections, on which nothing is said. Fewer where the server refuses."""
+    held = []
+    for _ in range(number):
+        try:
+            held.append(socket.create_connection(("127.0.0.1", port), timeout=2))
+        except OSError:
+            break
+    return held
+
+
+def goes_on(federation: Federation, server: Server) -> None:
+    """Two devices come, and a round is closed."""
+    hands = [Hand(server.port, server.join_token, name) for name in ("ada", "bob")]
+    streams = [hand.connect() for hand in hands]
+    for hand, stream in zip(hands, streams, strict=True):
+        assert hand.answer(stream.next("order")).status == pb.Receipt.STATUS_ACCEPTED
+    federation.await_status(lambda status: status["round"] >= 1)
+
+
+@linux
+def test_235_connections_that_say_nothing_do_not_stop_a_federation_of_256_descriptors(
+    narrow: tuple[Federation, Server],
+) -> None:
+    federation, server = narrow
+    held = hold(server.port, 235)
+    assert len(held) > 100
+    goes_on(federation, server)
+    until(lambda: all(closed(each) for each in held), "every connection to be dropped", patience_s=30)
+    [told] = [each for each in federation.status()["refused"] if each["kind"] == "handshake" and each["who"] == "127.0.0.1"]
+    assert "handshake" in told["text"] and told["todo"]
+
+
+@linux
+def test_connections_that_come_again_and_again_do_not_stop_it_either(narrow: tuple[Federation, Server]) -> None:
+    federation, server = narrow
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            held = hold(server.port, 60)
+            time.sleep(0.2)
+            for each in held[::2]:
+                each.close()
+
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        goes_on(federation, server)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def closed(held: socket.socket) -> bool:
+    held.setblocking(False)
+    try:
+        while data := held.recv(4096):
+            assert data
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_a_handshake_that_is_not_finished_in_ten_seconds_ends(victim: Victim) -> None:
+    begun, [held] = time.monotonic(), hold(victim.server.port, 1)
+    held.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # the beginning of a ClientHello
+    until(lambda: closed(held), "the connection to be dropped", patience_s=30)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_device_makes_so_many_calls_at_a_time_and_no_more(victim: Victim) -> None:
+    mallory = victim.stranger()
+    waiting = [Stream(mallory) for _ in range(40)]
+    kinds = []
+    for _ in range(9):
+        try:
+            waiting.pop().end()
+        except grpc.RpcError as error:
+            kinds.append(dict(error.trailing_metadata())["attune-error"])
+    assert "too-many" in kinds
+    mallory.close()
+
+
+def test_one_certificate_holds_few_connections(victim: Victim) -> None:
+    mallory = victim.stranger()
+    callers = [Caller(mallory.port, mallory.ca_pem, mallory.credential) for _ in range(20)]
+    log = victim.new_log()
+    for each in callers:
+        assert kind_of(lambda each=each: each.federation.Submit(pb.Update(order_id="x"), timeout=CALL_S)) == "update-refused"
+    until(lambda: "connections of one certificate were dropped" in log(), "the oldest to be dropped")
+    for each in (mallory, *callers):
+        each.close()
+
+
+def test_watchers_of_the_health_are_few_and_one_that_does_not_read_holds_nobody_up(victim: Victim) -> None:
+    mallory = victim.stranger()
+    health = HealthStub(mallory.channel)
+    watches = [health.Watch(health_pb2.HealthCheckRequest(service="x" * 1000)) for _ in range(2)]
+    assert next(watches[0]).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    next(watches[1])
+    assert kind_of(lambda: next(health.Watch(health_pb2.HealthCheckRequest()))) == "too-many"
+    assert health.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S).status == health_pb2.HealthCheckResponse.SERVING
+    mallory.close()
+
+
+@pytest.mark.parametrize("call", ["Renew", "Submit", "Connect", "Download", "UploadOffset"])
+def test_a_message_that_cannot_be_read_is_one_line(victim: Victim, call: str) -> None:
+    log, mallory = victim.new_log(), victim.stranger()
+    service = "Blobs" if call in ("Download", "UploadOffset") else "Federation"
+    path, data = f"/attune.v1.{service}/{call}", b"\xff" * 500
+    match call:
+        case "Connect":
+            send = mallory.channel.stream_stream(path)
+            assert kind_of(lambda: list(send(iter([data]), timeout=CALL_S))) == "wire"
+        case "Download":
+            assert kind_of(lambda: list(mallory.channel.unary_stream(path)(data, timeout=CALL_S))) == "wire"
+        case _:
+            assert kind_of(lambda: mallory.channel.unary_unary(path)(data, timeout=CALL_S)) == "wire"
+    until(lambda: "cannot be read" in log(), "the refusal to be logged")
+    assert len([line for line in log().splitlines() if "cannot be read" in line]) == 1
+    mallory.close()
+
+
+def test_a_second_message_that_cannot_be_read_ends_the_stream_with_its_name(victim: Victim) -> None:
+    mallory, log = victim.stranger(), victim.new_log()
+    stream = mallory.connect()
+    stream.next("welcome")
+    raw = mallory.channel.stream_stream("/attune.v1.Federation/Connect")
+    hello = pb.DeviceMessage(hello=pb.Hello(protocol=1, software="x", profile_json=PROFILE_JSON)).SerializeToString()
+    assert kind_of(lambda: list(raw(iter([hello, b"\xff" * 9]), timeout=CALL_S))) == "wire"
+    assert "never retrieved" not in log()
+    mallory.close()
+
+
+def test_nothing_of_a_message_is_read_before_the_caller_may_call(victim: Victim) -> None:
+    """The operator's calls with bytes that are no message: refused for who calls, not for what it says."""
+    mallory = victim.stranger()
+    for path in ("/attune.v1.Admin/Wake", "/attune.v1.Admin/Revoke", "/attune.v1.Federation/Enrol"):
+        assert kind_of(lambda path=path: mallory.channel.unary_unary(path)(b"\xff" * 9, timeout=CALL_S)) == "forbidden"
+    mallory.close()

@@ -1,0 +1,127 @@
+"""The papers' tables: settings exist, the grid chooses by validation parts, runs go on, and the page is what the files say."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from attune.common.config import convert, parse_assignment
+from attune.fedserver.core.planning import resolve
+from benchmarks import paper, report, tables
+from benchmarks.grid import SHARED
+
+SMALL = {
+    "paper": "Nobody, Table 1",
+    "rounds": 2,
+    "set": ["train.local_steps=1", "train.batch_size=4", "train.validation=0", "model.name=mlr"],
+    "grid": {"rounds": 1, "train": [["train.lr=0.000001"], ["train.lr=0.5"]]},
+    "column": [
+        {
+            "name": "digits/mlr",
+            "partition": ["--dataset", "digits", "--scheme", "pathological", "--clients", "5", "--classes-per-client", "2"],
+            "seeds": [0, 1],
+        }
+    ],
+    "row": [{"name": "Alone", "method": "local"}, {"name": "Mine", "method": "pfedme", "common": "Ours"}],
+}
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_columns(name):
+    table = tables.load(name)
+    for column in table.column:
+        for row in table.row:
+            for settings in tables.trials(table, row):
+                said: dict = {"method": {"name": row.method}}
+                for key, value in map(parse_assignment, (*table.set, *column.set, *settings)):
+                    said.setdefault(key[0], {})[key[1]] = value
+                assert resolve(said).method.name == row.method
+    rows = {row.name for row in table.row} | {row.common for row in table.row}
+    assert {(row in rows, column in {each.name for each in table.column}) for row, column in tables.printed(name)} <= {
+        (True, True)
+    }
+    assert len({row.name for row in table.row}) == len(table.row)
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_every_row_of_a_table_has_the_same_choices_of_training(name):
+    table = tables.load(name)
+    tried = {
+        row.name: {tuple(s for s in each if s.startswith(SHARED)) for each in tables.trials(table, row)} for row in table.row
+    }
+    assert len(set(map(frozenset, tried.values()))) == 1
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> tables.Table:
+    table = convert(tables.Table, SMALL, "")
+    monkeypatch.setattr(paper, "load", lambda name: table)
+    monkeypatch.setattr(report, "load", lambda name: table)
+    return table
+
+
+def run(tmp_path: Path, *more: str) -> str:
+    words = ("fedmcsa-1", "--scratch", str(tmp_path / "scratch"), "--out", str(tmp_path), "--executor", "sequential", *more)
+    ended = CliRunner().invoke(paper.main, words, catch_exceptions=False)
+    assert ended.exit_code == 0
+    return ended.output
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
+    run(tmp_path, "--row", "Alone", "--seed", "0")
+    trials, results = rows(tmp_path / "fedmcsa-1_grid.csv"), rows(tmp_path / "fedmcsa-1.csv")
+    assert [(row["row"], row["seed"], row["settings"]) for row in trials] == [
+        ("Alone", "0", "train.lr=0.000001"),
+        ("Alone", "0", "train.lr=0.5"),
+    ]
+    best = max(trials, key=lambda row: float(row["validation_over_samples"]))
+    assert best["settings"] == "train.lr=0.5", "a rate of nothing learns nothing"
+    assert [(row["row"], row["seed"], row["settings"], row["rounds"]) for row in results] == [
+        ("Alone", "0", "train.lr=0.5", "2")
+    ]
+    [left] = [row for row in results if "--row Alone --seed 0" in row["command"]]
+    assert left["commit"] and "cores" in left["machine"]
+    run(tmp_path)
+    assert [(row["row"], row["seed"]) for row in rows(tmp_path / "fedmcsa-1.csv")] == [
+        ("Alone", "0"), ("Mine", "0"), ("Alone", "1"), ("Mine", "1"),
+    ]  # fmt: skip
+    assert len(rows(tmp_path / "fedmcsa-1_grid.csv")) == 4, "what the trials chose is taken for every seed"
+    assert run(tmp_path) == ""
+    said = "\n".join(report.section("fedmcsa-1", tmp_path))
+    assert "All 4 runs of this table were made." in said
+    ours = [100 * float(row["common_over_samples"]) for row in rows(tmp_path / "fedmcsa-1.csv") if row["row"] == "Mine"]
+    assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said
+
+
+def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
+    said = "\n".join(report.section("fedmcsa-1", tmp_path))
+    assert "Not run: 4 of 4. `python -m benchmarks.paper fedmcsa-1 --scratch FOLDER`" in said
+    assert "- digits/mlr (`--column digits/mlr --seed 1`): all 2 rows" in said
+
+
+@pytest.mark.parametrize(
+    ("ours", "seeds", "verdict"),
+    [
+        ((80.9,), 1, "holds"),
+        ((81.1,), 1, "does not"),
+        ((78.5, 81.2), 2, "holds"),
+        ((80.5, 82.0), 2, "not decided"),
+        ((82.0, 83.0), 3, "does not (2 of 3 seeds)"),
+        ((), 1, ""),
+    ],
+)
+def test_a_printed_cell_holds_within_a_point(ours, seeds, verdict):
+    assert report.Line("FedAvg", 80.0, ours, (), seeds, "").verdict == verdict
+
+
+def test_the_page_is_what_the_files_say():
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert report.page(text) == text, "python -m benchmarks.report"

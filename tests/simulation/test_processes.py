@@ -1,0 +1,160 @@
+"""Devices spread over processes: the same bits as one by one, also when such a process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import attune
+from attune.common.config import merge
+from attune.common.errors import FederationFailed, HomeMismatch, SettingError
+from attune.common.plan import ModelSpec
+from attune.fedclient.model.artifact import read_info
+from attune.fedclient.work.processes import host
+from attune.fedclient.work.processes.pipe import receive, send
+from attune.simulation.result import Result
+from tests.e2e.hosted import host as hosted
+from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
+from tests.simulation.test_simulate import CLOUDS, QUICK
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
+    "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
+    "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}, "round": {"evaluate_every": 1}})),
+    "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
+    "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
+    "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16"}}),
+}
+
+
+def models(result: Result, folder: Path, names: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    saved = result.save(folder)
+    return {name: read_info(saved / "models" / name).files for name in names}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_processes_have_the_bits_of_one_after_the_other(case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    which, given = CASES[case]
+    members, settings = request.getfixturevalue(which), merge(SMALL, given)
+    one = attune.simulate(members, settings=settings, baseline="local")
+    spread = attune.simulate(members, settings=settings, baseline="local", executor="processes", workers=2)
+    assert spread.executor == "processes"
+    assert spread.digests == one.digests
+    assert list(spread.table()) == list(one.table())
+    assert models(spread, tmp_path / "spread", members) == models(one, tmp_path / "one", members)
+
+
+@pytest.mark.parametrize(("home", "deaths"), [(False, (4, 11)), (True, (9,))])
+def test_what_a_process_that_died_was_doing_is_done_again(
+    home: bool, deaths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = QUICK | {"round.clients": 2, "round.evaluate_every": 1}
+    killed: list[int] = []
+
+    class Dying(host.Process):
+        """Some answers never come."""
+
+        asked = 0
+
+        def _answer(self, *arguments: Any) -> Any:
+            Dying.asked += 1
+            if Dying.asked in deaths:
+                os.kill(self.pid, signal.SIGKILL)
+                killed.append(self.pid)
+            return super()._answer(*arguments)
+
+    monkeypatch.setattr(host, "process", Dying)
+    place = tmp_path / "home" if home else None
+    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="processes", workers=2, home=place)
+    assert len(set(killed)) == len(deaths)
+    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings)
+    assert found.digests == one.digests
+    assert models(found, tmp_path / "found", CLOUDS) == models(one, tmp_path / "one", CLOUDS)
+
+
+def test_learners_that_are_put_away_come_back_with_the_same_bits() -> None:
+    settings = QUICK | {"round.clients": 2}
+    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings)
+    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="processes", workers=2, awake_bytes=0)
+    assert found.digests == one.digests and list(found.table()) == list(one.table())
+
+
+def kills(spec: ModelSpec) -> nn.Module:
+    """A model whose use ends the process, as one that needs too much memory would."""
+
+    class Killing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return super().forward(x)
+
+    return nn.Sequential(nn.Flatten(), Killing(4, spec.classes))
+
+
+def test_work_that_kills_every_process_ends_the_simulation_with_its_device() -> None:
+    with pytest.raises(FederationFailed, match=r"signal 9.*3 times in a row while it worked for site0"):
+        attune.simulate({"site0": CLOUDS["site0"]}, "fedavg", kills, 1, executor="processes", workers=1)
+
+
+def diverges(spec: ModelSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, spec.classes))
+
+
+def test_an_error_there_is_the_error_of_its_device_here() -> None:
+    settings = {"train.lr": 1e38, "train.clip_norm": 0.0}
+    with pytest.raises(FederationFailed, match=r"site\d: .*train.lr"):
+        attune.simulate(CLOUDS, "fedavg", diverges, 3, settings=settings, executor="processes", workers=2)
+
+
+def test_a_home_keeps_that_devices_are_spread(tmp_path: Path) -> None:
+    first = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor="processes", workers=1)
+    again = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path)
+    assert again.executor == first.executor == "processes" and again.digests == first.digests
+    with pytest.raises(HomeMismatch, match="was begun with the executor 'processes', not 'sequential'"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor="sequential")
+
+
+def test_models_that_only_this_process_knows_are_refused() -> None:
+    with pytest.raises(SettingError, match="found by its name"):
+        attune.simulate(CLOUDS, "fedavg", nn.Linear(4, 3), 1, executor="processes")
+
+
+def test_a_fleet_over_the_network_has_the_same_bits_too(
+    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    settings = merge(SMALL, {"method": {"name": "fedper"}, "round": {"clients": 2}})
+    one = attune.simulate(clouds, settings=settings)
+    network = hosted(tmp_path, clouds, settings, executor="processes")
+    assert network.digests == one.digests
+    saved = models(one, tmp_path / "saved", clouds)
+    assert saved == {name: read_info(network.model(name)).files for name in clouds}
+
+
+def test_tensors_arrive_as_they_were_sent() -> None:
+    tensors = {
+        "half": torch.randn(3, 5).to(torch.bfloat16),
+        "none": torch.empty(0, 2),
+        "one": torch.tensor(3),
+        "flags": torch.tensor([True, False]),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+        "large": torch.randn(1 << 19),
+    }
+    for size in (5, 6):  # joined to one write, and written one by one
+        given = dict(list(tensors.items())[:size])
+        one, other = Pipe()
+        writer = threading.Thread(target=send, args=(one, given))
+        writer.start()
+        found = receive(other)
+        writer.join()
+        assert list(found) == list(given)
+        for name, tensor in given.items():
+            assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
