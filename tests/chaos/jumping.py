@@ -7,6 +7,7 @@ import logging
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 JUMP_S = 3600.0  # how far the clock is set, at most
@@ -22,5 +23,6 @@ def main() -> None:
     jumps = random.Random(0)
     clock = Clock(unix=lambda: time.time() + jumps.uniform(-JUMP_S, JUMP_S))
     overrides = load_settings(None, assignments, {})
-    options = Options(Path(home), "127.0.0.1", int(port), False, lambda text: print(text, flush=True), clock, join_uses=100)
+    say = partial(print, flush=True)
+    options = Options(Path(home), "127.0.0.1", int(port), False, say, clock=clock, join_uses=100)
     asyncio.run(run(options, overrides))
