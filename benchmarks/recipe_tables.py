@@ -41,8 +41,8 @@ def command(recipe: Recipe) -> str:
 def _recipe(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
     yield f"### {recipe.title}"
     yield ""
-    seeds = sorted({row.seed for row in rows})
-    yield f"`{command(recipe)}`, {recipe.rounds} rounds, seeds {', '.join(map(str, seeds))} of {len(recipe.seeds)}. Mean accuracy over"
+    seeds = f"{len({row.seed for row in rows})} of {len(recipe.seeds)} seeds"
+    yield f"`{command(recipe)}`, {recipe.rounds} rounds, {seeds}. Mean accuracy over"
     yield f"devices in % (in brackets the worst device's); x: {recipe.axis}."
     yield ""
     labels = [entry.label for entry in recipe.entries]

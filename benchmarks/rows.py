@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.interval import LEVEL
-from attune.fedclient.work.statistics import holm, mcnemar
+from attune.common.statistics import holm, mcnemar
 from benchmarks.federation import Ended
 
 TRIAL = ("validation_accuracy", "validation_over_samples", "constant_over_samples", "seconds")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from attune.common.interval import wilson
-from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
+from attune.common.statistics import Finding
+from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress

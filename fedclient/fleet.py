@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.statistics import Finding
 from attune.fedclient import app
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.console import Console
@@ -25,7 +26,7 @@ from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
-from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
+from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.processes.pool import processes
 from attune.fedclient.work.spread import Spread
 from attune.fedclient.work.together import SideBySide, Together

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.server import Door
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.web.live import Operator, page
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -51,6 +53,7 @@ class Options:
     port: int | None
     exit_when_done: bool
     say: Callable[[str], None]
+    dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
 
@@ -104,8 +107,9 @@ async def _serve(
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
-        _greet(options, address, authority.short_fingerprint, join, settings)
-        await _until(told, resumed, coordinator, registrar, options.exit_when_done)
+        with _page(options, home, address, door, registrar, ledger, coordinator) as url:
+            _greet(options, address, authority.short_fingerprint, join, settings, url)
+            await _until(told, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
@@ -118,8 +122,29 @@ def _listen(door: Door, options: Options, before: Address | None) -> Address:
     return Address(host, door.listen(host, port), os.getpid())
 
 
-def _greet(options: Options, address: Address, fingerprint: str, join: str, settings: ResolvedSettings) -> None:
-    host = socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
+def _join_host(address: Address) -> str:
+    return socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
+
+
+def _page(
+    options: Options,
+    home: Home,
+    address: Address,
+    door: Door,
+    registrar: Registrar,
+    ledger: Ledger,
+    coordinator: Coordinator,
+) -> AbstractContextManager[str | None]:
+    """The dashboard, while it is entered: its address, or None where it is off."""
+    desk = Desk(ledger, home.audit, "operator on the dashboard")
+    operator = Operator(coordinator, door.members, registrar, desk, f"{_join_host(address)}:{address.port}")
+    return page(home, options.dashboard, (address.host, address.port), coordinator, operator)
+
+
+def _greet(
+    options: Options, address: Address, fingerprint: str, join: str, settings: ResolvedSettings, dashboard: str | None
+) -> None:
+    host = _join_host(address)
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")
     options.say(f"certificate authority {fingerprint}")
     options.say(
@@ -129,6 +154,8 @@ def _greet(options: Options, address: Address, fingerprint: str, join: str, sett
         options.say(NOTHING_PERSONAL.format(settings.method.name))
     for warning in cautions(settings.model_name, settings.model_options):
         options.say(f"warning: {warning}")
+    if dashboard is not None:
+        options.say(f"dashboard {dashboard}")
     options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
     admits = "one device" if options.join_uses == 1 else f"{options.join_uses} devices"
     options.say(f"this token admits {admits}, for a day; for more devices: fedserver token --uses N")

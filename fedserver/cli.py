@@ -77,6 +77,9 @@ class Group(click.Group):
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of each line.")
 @click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, for finding faults.")
+@click.option(
+    "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
+)
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -92,6 +95,7 @@ def cli(
     log_format: Literal["text", "json"],
     quiet: bool,
     verbose: bool,
+    dashboard: str | None,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
@@ -114,6 +118,7 @@ def cli(
         port=port,
         exit_when_done=exit_when_done,
         join_uses=join_uses,
+        dashboard=dashboard,
         say=logs.speaker(log_format, verbosity, click.echo),
         **flags,
     )
@@ -319,6 +324,28 @@ def plot(
     lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(_place(home), out, labels, pictures)
     for line in lines:
         click.echo(line)
+
+
+@cli.command()
+@HOME
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Of a page that is not served yet (default: a free one)."
+)
+@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
+    """Prints the address of the running server's page, or serves one of a home or of FOLDER, an exported or saved result."""
+    from attune.fedserver.web import command
+    from attune.fedserver.web.serving import Place
+
+    if folder is not None and home is not None:
+        raise click.UsageError("FOLDER stands alone: without --home")
+    place = _place(home)
+    if folder is None and (url := command.running_page(place)) is not None:
+        click.echo(url)
+        return
+    if folder is None:
+        place.require()
+    command.show(folder or place.path, Place(port=port), click.echo)
 
 
 @cli.command()

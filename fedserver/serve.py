@@ -27,14 +27,15 @@ def serve(
     port: int | None = None,
     exit_when_done: bool = False,
     join_uses: int = 1,
+    dashboard: str | int | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round. Arguments as `fedserver`'s.
 
     settings: as in federation.toml, such as {"method.sigma": 50}; over those of the file `config`, and below the other
     arguments. home: None is the default home of this user. host and port: where this home was served before, else all
-    addresses and 50051; port 0 is a free one. say: hears what the command prints.
-    join_uses: how many devices the printed token admits.
+    addresses and 50051; port 0 is a free one. join_uses: how many devices the printed token admits. dashboard: a port,
+    "HOST:PORT" or "off"; by default where it was before, else on this machine alone. say: hears what the command prints.
     Errors: AttuneError, each before or instead of serving.
     """
     from attune.fedserver.app import Options, run
@@ -50,4 +51,5 @@ def serve(
     given = by_section({name: value for name, value in flags.items() if value is not None})
     overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), given))
     place = Path(home).expanduser() if home is not None else homes.server_home()
-    run_anywhere(run(Options(place, host, port, exit_when_done, say, join_uses=join_uses), overrides))
+    shown = None if dashboard is None else str(dashboard)
+    run_anywhere(run(Options(place, host, port, exit_when_done, say, shown, join_uses=join_uses), overrides))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Write the results of each method below this folder."
 )
+@click.option("--dashboard", metavar="[HOST:]PORT", help="Serve a page to watch it in a browser (0: a free port).")
 def simulate(
     data: tuple[str, ...],
     benchmark: str | None,
@@ -53,6 +54,7 @@ def simulate(
     try_executors: bool,
     home: Path | None,
     out: Path | None,
+    dashboard: str | None,
 ) -> None:
     """Whole federations in this process, without a network: every method on the same shards, side by side."""
     if benchmark is not None:
@@ -71,7 +73,7 @@ def simulate(
     for method in names:
         click.echo(f"{method} ...", err=True)
         place = home / method if home else None
-        results[method] = run(data, method, model, rounds, seed, settings, baseline, place, executor)
+        results[method] = run(data, method, model, rounds, seed, settings, baseline, place, executor, dashboard=dashboard)
         if out is not None:
             results[method].save(out / method)
     for line in side_by_side(results):

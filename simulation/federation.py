@@ -31,8 +31,10 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.stores.uploads import Uploads
+from attune.fedserver.web.serving import Place
 from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.server import InProcess
+from attune.simulation.watching import watched
 from attune.simulation.worlds import World
 
 FEDERATION = "simulation"  # what a plan calls it; over the network this is the fingerprint of an authority
@@ -73,6 +75,7 @@ class Federation:
 
     overrides: the settings that were given. stopped: whether what is at work is to be given up. executor: of cohorts, or
     where the learners are; None: one order after the other. awake_bytes: what learners that wait may hold in memory.
+    page: where it is served.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class Federation:
         stopped: Callable[[], bool],
         executor: Executor | Pool | None,
         awake_bytes: float,
+        page: Place | None = None,
     ) -> None:
         self._shards, self._overrides, self._common = shards, overrides, common
         self._world, self._watcher, self._stopped = world, watcher, stopped
-        self._executor, self._awake_bytes = executor, awake_bytes
+        self._executor, self._awake_bytes, self._page = executor, awake_bytes, page
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Ended:
@@ -101,7 +105,8 @@ class Federation:
             await coordinator.start()
             self._watcher.begin(orders_of(settings, len(self._shards), coordinator.round.record.round))
             try:
-                results = await self._live(coordinator)
+                with watched(self._page, coordinator, self._world):
+                    results = await self._live(coordinator)
             finally:
                 self._watcher.end()
                 await coordinator.stop()

@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
 from attune.fedclient.work.processes.pool import Pool
@@ -117,8 +115,7 @@ class Result:
         assert found.plan is not None  # noqa: S101 (it is over, so it had one)
         (out / "models").mkdir(parents=True, exist_ok=True)
         export.write_state(found, self._world.blobs, out)
-        export.write_tables(found, found.plan, out)
-        (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.status)))
+        export.write_tables(found, found.plan, out, self._ended.reported, self._ended.troubles)
         with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [each.name for each in fields(Row)])
             writer.writeheader()

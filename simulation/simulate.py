@@ -20,6 +20,7 @@ from attune.simulation.own_models import name_of
 from attune.simulation.progress import Tell, watcher
 from attune.simulation.result import Result
 from attune.simulation.shards import Shards, named
+from attune.simulation.watching import Shown, place_of
 from attune.simulation.worlds import world
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def simulate(
     awake_bytes: int = AWAKE_BYTES,
     train: Train | None = None,
     evaluate: Evaluate | None = None,
+    dashboard: Shown = None,
     label: str = "",
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
@@ -71,6 +73,7 @@ def simulate(
     label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
     `fedclient` gives them, such as {"columns": "age,dose"}.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
+    dashboard: True, a port or "HOST:PORT": a page to watch in a browser while it runs; its address is said on stderr.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
@@ -88,12 +91,13 @@ def simulate(
         allow_models=(name,) if name else (),
         hooks=Hooks(train, evaluate),
     )
+    page = place_of(dashboard)
     seen, folder = watcher(progress), None if home is None else Path(home).expanduser()
     with world(members, folder) as place:
         how = executor_of(executor, folder, workers)
 
         async def run(stopped: Stopped) -> Result:
-            ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes).run()
+            ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes, page).run()
             return Result(ended, place, how)
 
         with how if isinstance(how, Pool) else nullcontext(), seldom_collected():

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from attune.common.interval import wilson
+from attune.common.statistics import Finding
 from attune.fedclient.messages import Result
-from attune.fedclient.work.comparison import Finding, comparisons_of, finding_of
+from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from attune.common.errors import HomeMismatch, NoModel
 from attune.fedclient.home import Home
 from attune.fedclient.store import FolderStore, MemoryStore, Store
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.ledger import Ledger, Reader
 from attune.fedserver.stores.memory import MemoryBlobs
 from attune.fedserver.stores.memory_ledger import MemoryLedger
 
@@ -37,6 +37,9 @@ class World(Protocol):
     @property
     def stores(self) -> Mapping[str, Store]: ...
 
+    def reader(self) -> Reader:
+        """Of the ledger, for another thread."""
+
     def model(self, name: str) -> Model:
         """A device's finished model. Errors: NoModel."""
 
@@ -50,6 +53,9 @@ class InMemory:
 
     def __repr__(self) -> str:
         return f"InMemory({len(self.stores)} devices)"
+
+    def reader(self) -> Reader:
+        return self.ledger.reader()
 
     def model(self, name: str) -> Model:
         from attune.fedclient.model.artifact import Model
@@ -66,6 +72,12 @@ class InFolder:
     ledger: Ledger
     blobs: Blobs
     homes: Mapping[str, Home]
+    database: Path
+
+    def reader(self) -> Reader:
+        from attune.fedserver.stores.reader import SqliteReader
+
+        return SqliteReader(self.database)
 
     @property
     def stores(self) -> Mapping[str, Store]:
@@ -130,4 +142,4 @@ def world(names: Iterable[str], folder: Path | None) -> Iterator[World]:
             held.enter_context(home.locked())
         blobs = FolderBlobs(server.path)
         blobs.sweep()
-        yield InFolder(SqliteLedger(server.database), blobs, homes)
+        yield InFolder(SqliteLedger(server.database), blobs, homes, server.database)

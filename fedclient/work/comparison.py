@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from attune.common.interval import LEVEL
 from attune.common.metrics import Choice
+from attune.common.statistics import Finding, difference, finding, holm, mcnemar, overall
 from attune.fedclient.messages import Result
-from attune.fedclient.work.statistics import difference, holm, mcnemar
-
-Finding = Literal["better", "worse", "unclear"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,7 @@ class Comparison:
 
     @property
     def finding(self) -> Finding:
-        if self.p > 1 - LEVEL:
-            return "unclear"
-        return "better" if self.better > self.worse else "worse"
+        return finding(self.better, self.worse, self.p)
 
 
 def comparisons_of(result: Result) -> list[Comparison]:
@@ -53,7 +47,4 @@ def comparisons_of(result: Result) -> list[Comparison]:
 
 def finding_of(comparisons: list[Comparison]) -> Finding:
     """Worse, if the own model is worse than any rival; better, if it is better than every rival; else unclear."""
-    findings = {comparison.finding for comparison in comparisons}
-    if "worse" in findings:
-        return "worse"
-    return "better" if findings == {"better"} else "unclear"
+    return overall({comparison.finding for comparison in comparisons})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import fsum
 
 import msgspec
 
@@ -48,13 +49,16 @@ def latest_metrics(rows: Iterable[Row]) -> dict[str, Metrics]:
 
 
 def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
-    """Both averages of experiments.md: FedMCSA's unweighted mean over clients, and FedTP's over all test samples."""
+    """Both averages of experiments.md: FedMCSA's unweighted mean over clients, and FedTP's over all test samples.
+
+    They do not depend on the order of clients, not even in the last digit.
+    """
     total = sum(samples for _, samples in latest.values())
     if not total:
         return None
     return {
-        "mean_over_clients": sum(value for value, _ in latest.values()) / len(latest),
-        "over_samples": sum(value * samples for value, samples in latest.values()) / total,
+        "mean_over_clients": fsum(value for value, _ in latest.values()) / len(latest),
+        "over_samples": fsum(value * samples for value, samples in latest.values()) / total,
     }
 
 

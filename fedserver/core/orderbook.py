@@ -56,6 +56,10 @@ class OrderBook:
             raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
         return order
 
+    def work(self, name: str) -> str:
+        """What this device's open order, which there must be, tells it to do: "train" or "evaluate"."""
+        return self._orders[name].id.work
+
     def offer(self, name: str, digest: str) -> Blob:
         """A blob that this device was offered. Errors: UnknownBlob, also for another device's."""
         blob = self._offers.get(name, {}).get(digest)

@@ -29,6 +29,7 @@ from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.barred import Barred
 from attune.fedserver.federation.clock import Clock
+from attune.fedserver.federation.journal import Journal, Stage
 from attune.fedserver.federation.orders import Orders
 from attune.fedserver.federation.standing import Standing
 from attune.fedserver.federation.streams import Streams
@@ -79,14 +80,14 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
         self.turns, self.streams, self.troubles, self.barred = Turns(), Streams(), Troubles(), Barred()
-        self.inbox, self.lab = Inbox(blobs), lab
+        self.inbox, self.lab, self.journal = Inbox(blobs), lab, Journal(clock.unix)
         self.round = Round()
         self.plan: Plan | None = None
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._standing = Standing(ledger, self.troubles)
-        self._orders = Orders(settings, ledger, self.streams, lab, blobs, executors)
+        self._orders = Orders(settings, ledger, self.streams, lab, blobs, executors, self.journal)
         self.book = self._orders.book
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
@@ -170,6 +171,8 @@ class Coordinator:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
             taken = step(self._rules, self.round, event, self.clock.unix())
             self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
+        if (stage := self.journal.stage(order.client)) is not None and stage is not Stage.ABSENT:
+            self.journal.enter(order.client, Stage.WAITING)
         return counts
 
     async def pause(self, on: bool) -> None:
@@ -344,6 +347,7 @@ class Coordinator:
             f"committing round {closing.number}",
             lambda: self._ledger.commit_round(record, closing.outcome.slots, closing.rows, closing.marks),
         )
+        self.journal.close_round(closing.number)
         fail_at(SERVER, closing.number, "committed")
         self.round, self._saved_record = taken.state, record
         await self.lab.settle()

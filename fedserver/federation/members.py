@@ -13,6 +13,7 @@ from attune.common.plan import Profile
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.journal import WORK, Stage
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.ports.ledger import Ledger
 
@@ -30,6 +31,7 @@ class Members:
     def __init__(self, coordinator: Coordinator, ledger: Ledger) -> None:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
+        self._journal = coordinator.journal
         self._early: list[Stream] = []  # of devices that came before there was a plan
 
     def __repr__(self) -> str:
@@ -66,6 +68,7 @@ class Members:
         if note:
             LOG.warning("%s: %s", name, note, extra={"device": name})
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
+        self._journal.enter(name, Stage.WAITING)
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
             await self._enter(stream)
@@ -103,6 +106,7 @@ class Members:
         if stream is not None:
             stream.close(error)
             self.disconnect(stream)
+        self._journal.enter(name, Stage.ABSENT, f"refused: {error}")
         await self._update(name, note=str(error)[:MAX_NOTE])
 
     def _tell_who_waits(self, stream: Stream) -> None:
@@ -125,6 +129,8 @@ class Members:
             return  # it is back already, and its welcome has had its turn or will have it
         await self._update(stream.name, connected=False, since=self._clock.unix())
         LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
+        if self._journal.stage(stream.name) is not Stage.ABSENT:  # else it has a better reason
+            self._journal.enter(stream.name, Stage.ABSENT, "disconnected")
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
 
     async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
@@ -137,12 +143,15 @@ class Members:
 
     async def _excused(self, name: str, reason: str, troubled: bool) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
+        if self._streams.get(name) is not None:
+            self._journal.enter(name, Stage.WAITING, reason)
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         """A device says how far it is with an order; written down at each quarter."""
         with contextlib.suppress(OrderClosed, UpdateRefused):
-            self._coordinator.book.order(name, order_id)
+            order = self._coordinator.book.order(name, order_id)
+            self._journal.enter(name, WORK[order.id.work])
             quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
             stream = self._streams.get(name)
             if stream is not None and stream.progress != quarter:
@@ -171,6 +180,7 @@ class Members:
 
     async def _expel(self, name: str, reason: str) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
+        self._journal.enter(name, Stage.ABSENT, reason)
         await self._coordinator.expel(name)
 
     async def _update(self, name: str, **fields: Any) -> None:

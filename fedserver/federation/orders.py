@@ -11,21 +11,30 @@ from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Device
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.journal import WORK, Journal, Stage
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab
 from attune.fedserver.ports.ledger import Ledger
 
 LOG = logging.getLogger("fedserver")
+HAS_ORDER = "has its order, and begins"
 
 
 class Orders:
     """Writes orders into its book and sends them."""
 
     def __init__(
-        self, settings: ResolvedSettings, ledger: Ledger, streams: Streams, lab: Lab, blobs: Blobs, executors: Executors
+        self,
+        settings: ResolvedSettings,
+        ledger: Ledger,
+        streams: Streams,
+        lab: Lab,
+        blobs: Blobs,
+        executors: Executors,
+        journal: Journal,
     ) -> None:
-        self.book = OrderBook()
+        self.book, self._journal = OrderBook(), journal
         self._settings, self._ledger, self._streams, self._lab = settings, ledger, streams, lab
         self._blobs, self._executors = blobs, executors
 
@@ -56,6 +65,9 @@ class Orders:
             for digest, blob in inline.items():
                 if digest not in data:
                     data[digest] = await self._executors.disk(self._bytes, blob)
+            if self._streams.get(name) is not None:
+                whole = all(ref.digest in inline for ref in (*order.downloads, *order.cold_start))
+                self._journal.enter(name, WORK[work] if whole else Stage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
     def _inline(self, name: str, order: Order) -> dict[str, Blob]:

@@ -19,6 +19,7 @@ from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.arrivals import Arrivals
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.journal import Stage
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.troubles import can_pass
 from attune.fedserver.ports.ledger import Ledger
@@ -49,6 +50,7 @@ class Updates:
             sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
             raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
+        self._coordinator.journal.enter(name, Stage.SENDING)
         return sink
 
     async def write(self, name: str, target: Target, sink: Sink, frames: Sequence[bytes]) -> None:

@@ -79,6 +79,23 @@ class Snapshot:
     refusals: tuple[Refusal, ...] = ()  # the latest first
 
 
+@dataclass(frozen=True)
+class Look:
+    """A snapshot with the rows of some rounds alone, and when the devices' newest certificates expire (unix times)."""
+
+    found: Snapshot
+    expires: Mapping[str, float]
+
+
+class Reader(Protocol):
+    """Looks at a ledger again and again, from any one thread, beside whoever writes it."""
+
+    def look(self, since: int) -> Look:
+        """Rows: those of rounds from `since` on. Errors: LedgerBusy; HomeMismatch for a damaged file."""
+
+    def close(self) -> None: ...
+
+
 class Ledger(Protocol):
     async def close(self) -> None:
         """Nothing is called afterwards."""

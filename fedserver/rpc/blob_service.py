@@ -18,6 +18,7 @@ from attune.common.wire.frames import FRAME_BYTES, read_frames
 from attune.common.wire.pace import Pace
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
+from attune.fedserver.federation.journal import WORK, Journal, Stage
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
@@ -31,8 +32,10 @@ BATCH_FRAMES = 2  # frames handed to a disk thread at a time, while as many more
 class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
-    def __init__(self, book: OrderBook, blobs: Blobs, updates: Updates, executors: Executors, pulses: Pulses) -> None:
-        self._book, self._blobs, self._updates = book, blobs, updates
+    def __init__(
+        self, book: OrderBook, blobs: Blobs, updates: Updates, executors: Executors, pulses: Pulses, journal: Journal
+    ) -> None:
+        self._book, self._blobs, self._updates, self._journal = book, blobs, updates, journal
         self._executors, self._pulses = executors, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -51,6 +54,7 @@ class BlobService:
         name = caller().name
         blob = self._book.offer(name, request.digest)
         pace, pulse = Pace(), self._pulses.of(name)
+        self._journal.enter(name, Stage.DOWNLOADING)
         frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset, pace.frame_bytes)
         with pulse.transfer():
             ahead = asyncio.ensure_future(self._executors.disk(_take, frames))
@@ -65,6 +69,7 @@ class BlobService:
                         pulse.heard()  # there was room in the window, which the device opens
             finally:
                 await _given_up(ahead)
+        self._journal.enter(name, WORK[self._book.work(name)])
 
     async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> pb.UploadReply:
         name = caller().name

@@ -56,7 +56,7 @@ class Door:
         executors: Executors,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
-        members = Members(coordinator, ledger)
+        members = self.members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
         self._health, self._refusals = Health(), refusals
         self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit())), 0
@@ -65,7 +65,8 @@ class Door:
         auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
-        server.add_generic_rpc_handlers((BlobService(coordinator.book, blobs, updates, executors, pulses).handler(),))
+        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.journal)
+        server.add_generic_rpc_handlers((transfers.handler(),))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, desk, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]

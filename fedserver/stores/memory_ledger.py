@@ -11,7 +11,7 @@ import msgspec
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
-from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
+from attune.fedserver.ports.ledger import Certificate, Look, Refusal, Snapshot, Token
 
 WORK_ORDER = {"train": 0, "evaluate": 1}
 
@@ -40,11 +40,24 @@ class MemoryLedger:
         """Memory is what it is."""
 
     async def snapshot(self) -> Snapshot:
-        rows = sorted(self._rows.values(), key=lambda row: (row.round, WORK_ORDER[row.work], row.client))
+        return self.look(0).found
+
+    def reader(self) -> MemoryReader:
+        return MemoryReader(self)
+
+    def look(self, since: int) -> Look:
+        """As ports.ledger.Reader. What is read are copies that are made in one step, so another thread may ask."""
+        rows = [row for row in list(self._rows.values()) if row.round >= since]
+        rows.sort(key=lambda row: (row.round, WORK_ORDER[row.work], row.client))
         slots = tuple(slot for _, slot in sorted(self._slots.items()))
-        devices, certificates = tuple(await self.devices()), tuple(await self.certificates())
-        refusals = tuple(self._refusals.values())
-        return Snapshot(self._overrides, self._plan, self._record, devices, slots, tuple(rows), certificates, refusals)
+        devices = tuple(device for _, device in sorted(self._devices.items()))
+        expires: dict[str, float] = {}
+        for each in list(self._certificates.values()):
+            if each.role == "device":
+                expires[each.name] = max(each.not_after, expires.get(each.name, 0.0))
+        refusals, certificates = tuple(self._refusals.values()), tuple(self._certificates_of(None))
+        found = Snapshot(self._overrides, self._plan, self._record, devices, slots, tuple(rows), certificates, refusals)
+        return Look(found, expires)
 
     async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         self._overrides = msgspec.json.decode(msgspec.json.encode(overrides))
@@ -124,7 +137,10 @@ class MemoryLedger:
         return [each.fingerprint for each in retiring]
 
     async def certificates(self, name: str | None = None) -> list[Certificate]:
-        of_devices = [each for each in self._certificates.values() if each.role == "device" and name in (None, each.name)]
+        return self._certificates_of(name)
+
+    def _certificates_of(self, name: str | None) -> list[Certificate]:
+        of_devices = [each for each in list(self._certificates.values()) if each.role == "device" and name in (None, each.name)]
         return sorted(of_devices, key=lambda each: (each.name, each.issued_at))
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
@@ -163,3 +179,16 @@ class MemoryLedger:
             for _, token in sorted(self._tokens.items())
             if min(token.expires_at, token.used_up_at or token.expires_at) > now - keep_s
         ]
+
+
+class MemoryReader:
+    """Implements ports.ledger.Reader."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+
+    def look(self, since: int) -> Look:
+        return self._ledger.look(since)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -128,26 +128,14 @@ class Tables:
     # --- settings, plan and record: JSON values
 
     def _get(self, key: str, kind: type[Any]) -> Any:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return msgspec.json.decode(row[0], type=kind) if row else None
+        return value_in(self._db, key, kind)
 
     def _put(self, key: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, msgspec.json.encode(value)))
 
     def snapshot(self) -> Snapshot:
         with self._transaction("DEFERRED"):
-            slots = self._db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
-            rows = self._db.execute("SELECT row FROM metrics ORDER BY round, work DESC, client")
-            return Snapshot(
-                self._get("overrides", dict),
-                self._get("plan", Plan),
-                self._get("record", Record) or Record(),
-                tuple(self.devices()),
-                tuple(Slot(*row) for row in slots),
-                tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
-                tuple(self.certificates(None)),
-                tuple(Refusal(*row) for row in self._db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
-            )
+            return snapshot_in(self._db)
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         self._put("overrides", overrides)
@@ -191,8 +179,7 @@ class Tables:
         return msgspec.convert(dict(row), Device, strict=False) if row else None
 
     def devices(self) -> list[Device]:
-        rows = self._db.execute("SELECT * FROM devices ORDER BY name")
-        return [msgspec.convert(dict(row), Device, strict=False) for row in rows]
+        return devices_in(self._db)
 
     def update_device(self, name: str, fields: Mapping[str, Any]) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
@@ -272,9 +259,7 @@ class Tables:
             return [row[0] for row in retired.fetchall()]
 
     def certificates(self, name: str | None) -> list[Certificate]:
-        of_devices = "c.role = 'device' AND c.name = COALESCE(?, c.name)"
-        rows = self._db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))
-        return [_certificate(row) for row in rows]
+        return certificates_in(self._db, name)
 
     def certificate(self, fingerprint: str) -> Certificate | None:
         return certificate_in(self._db, fingerprint)
@@ -318,6 +303,39 @@ class Tables:
             (now - keep_s,),
         )
         return [row[0] for row in rows]
+
+
+def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return msgspec.json.decode(row[0], type=kind) if row else None
+
+
+def devices_in(db: sqlite3.Connection) -> list[Device]:
+    rows = db.execute("SELECT * FROM devices ORDER BY name")
+    return [msgspec.convert(dict(row), Device, strict=False) for row in rows]
+
+
+def certificates_in(db: sqlite3.Connection, name: str | None = None) -> list[Certificate]:
+    """Of devices, or of one."""
+    of_devices = "c.role = 'device' AND c.name = COALESCE(?, c.name)"
+    rows = db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))
+    return [_certificate(row) for row in rows]
+
+
+def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
+    """Within a transaction. Rows: those of rounds from `since` on."""
+    slots = db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
+    rows = db.execute("SELECT row FROM metrics WHERE round >= ? ORDER BY round, work DESC, client", (since,))
+    return Snapshot(
+        value_in(db, "overrides", dict),
+        value_in(db, "plan", Plan),
+        value_in(db, "record", Record) or Record(),
+        tuple(devices_in(db)),
+        tuple(Slot(*row) for row in slots),
+        tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
+        tuple(certificates_in(db)),
+        tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
+    )
 
 
 def certificate_in(db: sqlite3.Connection, fingerprint: str) -> Certificate | None:

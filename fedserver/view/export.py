@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,6 +24,7 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import summary
 from attune.fedserver.view.beside import snapshot
+from attune.fedserver.view.status import status
 
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
 
@@ -39,8 +40,13 @@ def export_home(home: Home, out: Path) -> list[str]:
     return [*_consistent_tensors(home, out), *write_tables(found, found.plan, out)]
 
 
-def write_tables(found: Snapshot, plan: Plan, out: Path) -> list[str]:
-    """What was measured and what was fixed, as files in the folder `out`; a line for each."""
+def write_tables(
+    found: Snapshot, plan: Plan, out: Path, reported: Collection[str] = (), troubles: Sequence[str] = ()
+) -> list[str]:
+    """What was measured and what was fixed, as files in the folder `out`; a line for each.
+
+    reported: who has answered the open orders. troubles: what keeps the federation from going on.
+    """
     (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
@@ -49,9 +55,11 @@ def write_tables(found: Snapshot, plan: Plan, out: Path) -> list[str]:
     settings = planning.resolve(found.overrides or {})
     summarised = summary.summarise(found.rows, settings, plan.model.name, found.record.round)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised)))
+    (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(found, set(reported), None, troubles))))
     return [
         f"{out / 'metrics.csv'}: one row per round and client",
         f"{out / 'summary.json'}: accuracies by the protocols of both papers",
+        f"{out / 'status.json'}: what `fedserver status --json` prints",
         f"{out / 'plan.json'}: model, classes and settings",
     ]
 

@@ -18,6 +18,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import Device
 from attune.fedserver.ports.ledger import Certificate, Snapshot
+from attune.fedserver.view.verdict import verdict_of
 
 TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"
 SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
@@ -68,7 +69,7 @@ def status(
             _client(device, device.name in connected, awaited, reported)
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name))
-            | msgspec.structs.asdict(reports.get(device.name, Metrics()))
+            | _reported(reports.get(device.name, Metrics()))
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
@@ -104,6 +105,11 @@ def _renewing(name: str, expired: bool) -> str:
     if expired:
         return f"`fedserver token --for {name}` makes a token with which {name} comes back under its name: --token-file"
     return f"start {name}, or look why it does not connect: it renews its certificate by itself when it does"
+
+
+def _reported(metrics: Metrics) -> dict[str, Any]:
+    found = msgspec.structs.asdict(metrics)
+    return {"verdict": verdict_of(found)} | found
 
 
 def _since(name: str, devices: Iterable[Device], record: Record) -> float:

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.interval import LEVEL
+from attune.common.statistics import holm, mcnemar
 from attune.fedclient.partition.datasets import DIGITS, load_source
 from attune.fedclient.partition.samples import Source
 from attune.fedclient.partition.split import write_shards
-from attune.fedclient.work.statistics import holm, mcnemar
 from attune.simulation.recipes.recipe import LOCAL, RIVALS, TUNED, Entry, Point, Recipe
 from attune.simulation.result import Result
 from attune.simulation.simulate import simulate

@@ -117,6 +117,8 @@ class Federation:
     def server(self, *flags: str, fault: str = "") -> Server:
         """Starts (again) a server; a later one takes the port of the first. fault: see common/faults.py."""
         command = [_script("fedserver"), "--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100", *flags]
+        if "--dashboard" not in flags:
+            command += ["--dashboard", "off"]
         server = Server(command, self._log("server"), self._with(fault), self.home)
         self.port = server.port
         self.processes.append(server)

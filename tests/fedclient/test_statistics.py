@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from attune.common.interval import Z
+from attune.common.statistics import difference, holm, mcnemar
 from attune.fedclient.messages import Result
 from attune.fedclient.work.comparison import comparisons_of, finding_of
-from attune.fedclient.work.statistics import difference, holm, mcnemar
 
 
 def test_mcnemar_by_hand():

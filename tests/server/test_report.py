@@ -77,6 +77,9 @@ def shown(accuracy: float, constant: float | None, no_better: list[str]) -> list
         "paused": False,
         "reason": None,
         "troubles": [],
+        "todo": [],
+        "expiring": [],
+        "refused": [],
     }
     said |= {"setback": None, "awaited": [], "adapting": [], "clients": [], "accuracy": both, "constant": of_constant}
     return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]

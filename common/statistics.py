@@ -6,11 +6,12 @@ Of n samples one model does better on `won` and the other one on `lost`; the res
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Literal, TypeVar
 
 from attune.common.interval import LEVEL, Z
 
+Finding = Literal["better", "worse", "unclear"]
 Name = TypeVar("Name", bound=str)
 STEPS = 40  # halvings of an interval of length 2: far below what is shown
 
@@ -33,6 +34,20 @@ def holm(p: Mapping[Name, float]) -> dict[Name, float]:
         largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
         adjusted[name] = largest
     return adjusted
+
+
+def finding(won: int, lost: int, p: float) -> Finding:
+    """Of one model against one rival; p: adjusted for all rivals."""
+    if p > 1 - LEVEL:
+        return "unclear"
+    return "better" if won > lost else "worse"
+
+
+def overall(findings: Collection[Finding]) -> Finding:
+    """Worse, if the model is worse than any rival; better, if it is better than every rival; else unclear."""
+    if "worse" in findings:
+        return "worse"
+    return "better" if set(findings) == {"better"} else "unclear"
 
 
 def difference(won: int, lost: int, n: int) -> tuple[float, float]:

@@ -1,0 +1,74 @@
+"""What each device does now and did before, as the server can tell: for people's eyes, in memory alone.
+
+One thread writes; any thread may read, because what is read are copies of values that never change.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+KEPT_SPANS = 200  # of each device
+KEPT_ROUNDS = 50
+
+
+class Stage(StrEnum):
+    WAITING = "waiting"
+    DOWNLOADING = "downloading"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    SENDING = "sending"
+    ABSENT = "absent"
+
+
+WORK = {"train": Stage.TRAINING, "evaluate": Stage.EVALUATING}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A device was in `stage` from the unix time `began_at` to that of its next span."""
+
+    stage: Stage
+    began_at: float
+    why: str = ""
+
+
+class Journal:
+    def __init__(self, unix: Callable[[], float]) -> None:
+        self._unix = unix
+        self._spans: dict[str, deque[Span]] = {}
+        self._closed: deque[tuple[int, float]] = deque(maxlen=KEPT_ROUNDS)
+
+    def __repr__(self) -> str:
+        return f"Journal({len(self._spans)} devices)"
+
+    def enter(self, name: str, stage: Stage, why: str = "") -> None:
+        """The device is in this stage from now on. Entering it again changes nothing, unless there is a new reason."""
+        spans = self._spans.setdefault(name, deque(maxlen=KEPT_SPANS))
+        if spans and spans[-1].stage is stage and why in ("", spans[-1].why):
+            return
+        spans.append(Span(stage, self._unix(), why))
+
+    def stage(self, name: str) -> Stage | None:
+        """Where the device is; None: this process has not seen it."""
+        return self._spans[name][-1].stage if name in self._spans else None
+
+    def close_round(self, number: int) -> None:
+        self._closed.append((number, self._unix()))
+
+    @property
+    def spans(self) -> dict[str, tuple[Span, ...]]:
+        """Of each device that was seen by this process, the oldest first."""
+        return {name: tuple(spans) for name, spans in list(self._spans.items())}
+
+    @property
+    def closed(self) -> tuple[tuple[int, float], ...]:
+        """The last rounds that this process closed, each with its unix time."""
+        return tuple(self._closed)
+
+    def round_s(self) -> float | None:
+        """How long a round takes, from the last ones; None before two were closed."""
+        closed = self.closed
+        return (closed[-1][1] - closed[0][1]) / (len(closed) - 1) if len(closed) > 1 else None

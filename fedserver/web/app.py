@@ -1,0 +1,121 @@
+"""The routes of the page."""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from dataclasses import asdict
+from importlib.resources import files
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from attune.common.errors import AttuneError
+from attune.fedserver.web.actions import Actions
+from attune.fedserver.web.facts import Source
+from attune.fedserver.web.hub import Hub
+from attune.fedserver.web.prometheus import TYPE, exposition
+
+PAGE = "index.html"
+LONGEST_BODY = 10_000  # bytes
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """name -> (bytes, type) of what the page is made of."""
+    folder = files("attune.fedserver.web") / "page"
+    return {
+        file.name: (file.read_bytes(), TYPES.get(f".{file.name.rpartition('.')[2]}") or str(mimetypes.guess_type(file.name)[0]))
+        for file in folder.iterdir()
+        if file.is_file()
+    }
+
+
+class Routes:
+    def __init__(self, source: Source, hub: Hub, actions: Actions) -> None:
+        self._source, self._hub, self._actions = source, hub, actions
+        self._files = page_files()
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/page/{name}", self.file),
+                Route("/api/view", self.view),
+                Route("/api/events", self.events),
+                Route("/api/attention", self.attention),
+                Route("/api/actions/{name}", self.act, methods=["POST"]),
+                Route("/metrics", self.metrics),
+                Route("/healthz", self.healthy),
+                Route("/readyz", self.ready),
+            ]
+        )
+
+    async def page(self, request: Request) -> Response:
+        return self._file(PAGE)
+
+    async def file(self, request: Request) -> Response:
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        if name not in self._files:
+            return PlainTextResponse("there is no such file\n", 404)
+        data, kind = self._files[name]
+        return Response(data, media_type=kind)
+
+    async def view(self, request: Request) -> Response:
+        """All parts at once, for programs."""
+        found = await self._hub.parts()
+        return _json({name: msgspec.Raw(part) for name, part in found.items()})
+
+    async def events(self, request: Request) -> Response:
+        return StreamingResponse(self._hub.watch(), media_type="text/event-stream")
+
+    async def attention(self, request: Request) -> Response:
+        try:
+            found = await asyncio.to_thread(self._source.attention, request.query_params.get("unit", ""))
+        except AttuneError as error:
+            return _refused(error)
+        return _json(asdict(found))
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            text = await asyncio.to_thread(lambda: exposition(self._source.look()))
+        except AttuneError as error:
+            return PlainTextResponse(f"{error}\n", 503)
+        return Response(text, headers={"content-type": TYPE})
+
+    async def act(self, request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LONGEST_BODY:
+                return PlainTextResponse("too long\n", 413)
+        try:
+            return _json(await self._actions.do(request.path_params["name"], body))
+        except AttuneError as error:
+            return _refused(error)
+
+    async def healthy(self, request: Request) -> Response:
+        """That this process answers, and that no step of the federation is stuck."""
+        why = await asyncio.to_thread(self._source.stuck)
+        return PlainTextResponse(f"{why}\n" if why else "ok\n", 503 if why else 200)
+
+    async def ready(self, request: Request) -> Response:
+        """That devices are served."""
+        try:
+            why = await asyncio.to_thread(self._source.trouble)
+        except AttuneError as error:
+            why = str(error)
+        return PlainTextResponse(f"{why}\n" if why else "ok\n", 503 if why else 200)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _refused(error: AttuneError) -> Response:
+    return Response(msgspec.json.encode({"error": str(error)}), 400, media_type="application/json")

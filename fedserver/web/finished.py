@@ -1,0 +1,99 @@
+"""A page's facts of what does not run in this process: a server's home, or a folder of results."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from attune.common.errors import SettingError
+from attune.fedserver.core.records import Row
+from attune.fedserver.federation.journal import Journal
+from attune.fedserver.home import Home
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.reader import SqliteReader
+from attune.fedserver.web.condensed import Condensed
+from attune.fedserver.web.facts import Attention, Facts, Fault
+from attune.fedserver.web.sources import OfLedger, no_attention, read_attention
+
+
+class Beside:
+    """Implements sources.Living, of a home that this process does not serve."""
+
+    journal: Journal | None = None
+    faults: Sequence[Fault] = ()
+    fault_totals: Mapping[str, int] = MappingProxyType({})
+    troubles: Sequence[str] = ()
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    @property
+    def address(self) -> str | None:
+        address = self._home.address() if self._home.is_served() else None
+        return f"{address.host}:{address.port}" if address else None
+
+    def reported(self, found: Snapshot) -> Collection[str]:
+        return Inbox(FolderBlobs(self._home.path)).names(*found.record.open_orders)
+
+    def stuck(self) -> str:
+        return ""  # nothing is under way in this process
+
+    def trouble(self) -> str:
+        return "" if self.address else "no server runs on this home"
+
+
+def of_home(home: Home) -> OfLedger:
+    """Errors: HomeMismatch if there is none."""
+    home.require()
+    return OfLedger("home", SqliteReader(home.database), FolderBlobs(home.path), Beside(home))
+
+
+class OfFolder:
+    """What `fedserver export` or `Result.save` wrote. Errors: SettingError for another folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._status: Mapping[str, Any] = msgspec.json.decode((folder / "status.json").read_bytes())
+            with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+                rows = [row_of(line) for line in csv.DictReader(file)]
+        except (OSError, msgspec.MsgspecError, csv.Error) as error:
+            raise SettingError(f"{folder} is not a folder that `fedserver export` or Result.save wrote: {error}") from None
+        self._condensed = Condensed()
+        self._condensed.add(sorted(rows, key=lambda row: (row.round, row.work != "train", row.client)))
+
+    def __repr__(self) -> str:
+        return f"OfFolder({self._folder})"
+
+    def look(self) -> Facts:
+        return Facts("folder", self._status, self._condensed.lines, self._condensed.totals)
+
+    def attention(self, unit: str) -> Attention:
+        from attune.common.wire.files import TensorFile
+
+        path = self._folder / "attention.safetensors"
+        if not path.exists():
+            return no_attention(self._status["method"])
+        with TensorFile(path) as file:
+            return read_attention(file, unit)
+
+    def stuck(self) -> str:
+        return ""  # nothing is under way
+
+    def trouble(self) -> str:
+        return "this is a finished run: nobody is served"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def row_of(line: Mapping[str, str]) -> Row:
+    """A line of metrics.csv; an empty cell is a number that there is not."""
+    return msgspec.convert({name: value for name, value in line.items() if value != ""}, Row, strict=False)

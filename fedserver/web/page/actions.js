@@ -1,0 +1,58 @@
+// Buttons of the operator: each asks first, and says what came of it.
+
+import { $, h, show } from "./dom.js";
+import { date } from "./format.js";
+
+const BUTTONS = { token: ["New device …", askToken, "main"], pause: ["Pause", () => ask("Pause", "No round is opened until you resume. What devices do now goes on.", "pause", {}), ""], resume: ["Resume", () => act("resume", {}).then(tell), "main"] };
+
+export function controls(run) {
+  const paused = run.paused;
+  const wanted = run.actions.filter((name) => BUTTONS[name] && !(name === "pause" && paused) && !(name === "resume" && !paused));
+  show($("controls"), wanted, (names) => names.map((name) => h("button", { type: "button", class: BUTTONS[name][2] || null, onclick: BUTTONS[name][1] }, BUTTONS[name][0])));
+}
+
+async function act(name, body) {
+  const answer = await fetch(`/api/actions/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(found.error);
+  return found;
+}
+
+const close = () => $("dialog").close();
+const closing = (word = "Close") => h("button", { type: "button", onclick: close }, word);
+
+function open(title, ...children) {
+  $("dialog").replaceChildren(h("h2", { id: "dialog-title" }, title), ...children);
+  if (!$("dialog").open) $("dialog").showModal();
+}
+
+function failed(error) {
+  open("It did not work", h("p", { role: "alert" }, error.message), h("div", { class: "row" }, closing()));
+}
+
+function tell(found) {
+  if (found.said) open("Done", h("p", {}, found.said), h("div", { class: "row" }, closing()));
+  else close();
+}
+
+function ask(title, words, name, body) {
+  const go = h("button", { type: "button", class: name === "revoke" ? "danger" : "main", onclick: () => act(name, body).then(tell, failed) }, title);
+  open(`${title}?`, h("form", { onsubmit: (event) => event.preventDefault() }, h("p", {}, words), h("div", { class: "row" }, closing("Cancel"), go)));
+}
+
+export const askRevoke = (name) => ask("Revoke", `${name} is shut out for good: its connection ends, its certificate is refused, and its name stays taken.`, "revoke", { name });
+
+function askToken() {
+  const uses = h("input", { type: "number", min: 1, max: 1000000, value: 1, required: true }), hours = h("input", { type: "number", min: 1, max: 8760, value: 24, required: true });
+  const submit = (event) => {
+    event.preventDefault();
+    act("token", { uses: Number(uses.value), ttl_s: Number(hours.value) * 3600 }).then(given, failed);
+  };
+  open("A join token for new devices", h("form", { onsubmit: submit }, h("label", {}, "How many devices may join with it", uses), h("label", {}, "Valid for so many hours", hours), h("div", { class: "row" }, closing("Cancel"), h("button", { class: "main" }, "Make the token"))));
+}
+
+function given(found) {
+  const line = h("code", { id: "join-line", tabindex: 0 }, found.line);
+  const copy = h("button", { type: "button", onclick: () => navigator.clipboard.writeText(found.line).then(() => { copy.textContent = "Copied"; }) }, "Copy");
+  open("Run this on the device", h("p", {}, `Whoever has this line can join, as ${found.uses} device${found.uses > 1 ? "s" : ""}, until ${date(found.expires)}. It is shown only now.`), line, h("div", { class: "row" }, copy, closing()));
+}

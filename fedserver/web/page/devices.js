@@ -1,0 +1,88 @@
+// A row for each device: its accuracies on one scale, the verdict, traffic, certificate, and the button that shuts it out.
+
+import { $, h, s, show } from "./dom.js";
+import { bytes, date, natural, share, span } from "./format.js";
+import { askRevoke } from "./actions.js";
+
+const SOON_S = 14 * 86400;
+const VERDICTS = { better: "helps", worse: "does not help", unclear: "makes no clear difference" };
+const MODELS = [["accuracy_local", "local", "square"], ["accuracy_common", "common", "diamond"], ["accuracy", "personalized", "circle"]];
+const rows = new Map();
+
+const ORDERS = {
+  name: (a, b) => natural(a.name, b.name),
+  gain: (a, b) => (b.gain ?? -2) - (a.gain ?? -2) || natural(a.name, b.name),
+  accuracy: (a, b) => (b.accuracy ?? -1) - (a.accuracy ?? -1) || natural(a.name, b.name),
+  expires: (a, b) => (a.expires ?? Infinity) - (b.expires ?? Infinity) || natural(a.name, b.name),
+};
+
+export function devices(found, run) {
+  key();
+  const body = $("devices").tBodies[0];
+  const order = [...found].sort(ORDERS[$("sort").value]);
+  for (const name of [...rows.keys()]) if (!found.some((device) => device.name === name)) { rows.get(name).remove(); rows.delete(name); }
+  order.forEach((device, index) => {
+    if (!rows.has(device.name)) rows.set(device.name, row(device.name));
+    const item = rows.get(device.name);
+    if (body.children[index] !== item) body.insertBefore(item, body.children[index] ?? null);
+    fill(item, device, run);
+  });
+}
+
+function key() {
+  show($("key"), "key", () => [
+    "Of each device's own test part: ", mark("circle", "personalized"), " its personalized model, with the 95 % interval; ",
+    mark("diamond", "common"), " the common model; ", mark("square", "local"), " a model trained on it alone; the grey tick is a constant answer.",
+  ]);
+}
+
+function mark(shape, kind) {
+  return s("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", role: "img", "aria-label": `${shape}:` }, shaped(shape, 0, 0, kind));
+}
+
+function row(name) {
+  const cells = ["State", "", "Verdict", "Samples", "Sent", "Work", "Certificate", ""];
+  const item = h("tr", {}, h("th", { scope: "row" }, name), ...cells.map((label) => h("td", { "data-label": label || null })));
+  item.children[2].className = "plot";
+  for (const index of [4, 5, 6]) item.children[index].className = "number";
+  return item;
+}
+
+function fill(item, device, run) {
+  const [, state, plot, verdict, samples, sent, work, certificate, action] = item.children;
+  show(state, [device.stage, device.why, device.note], ([stage, why, note]) => [h("span", { class: `stage ${stage}` }, stage), (why || note) && h("div", { class: "why" }, why || note)]);
+  show(plot, [device.accuracy, device.interval, device.accuracy_common, device.accuracy_local, device.accuracy_constant], () => dots(device));
+  show(verdict, [device.verdict, device.gain], ([word, given]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`] : "–"));
+  show(samples, device.samples, (count) => String(count ?? "–"));
+  show(sent, [device.sent_bytes, device.fetched_bytes], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
+  show(work, device.work_s, (seconds) => span(seconds));
+  show(certificate, device.expires, (until) => expiry(until));
+  show(action, [run.actions.includes("revoke"), device.revoked], ([can, gone]) => (can && !gone ? h("button", { class: "small danger", type: "button", "aria-label": `Revoke ${device.name}`, onclick: () => askRevoke(device.name) }, "Revoke") : ""));
+}
+
+function expiry(until) {
+  if (!until || until > 2e11) return "–";
+  const left = until - Date.now() / 1000;
+  if (left <= 0) return h("span", { class: "soon" }, `expired ${date(until)}`);
+  return h("span", { class: left < SOON_S ? "soon" : null }, left < SOON_S ? `expires in ${span(left)}` : date(until));
+}
+
+const X = (value) => 6 + value * 188;
+
+function dots(device) {
+  if (device.accuracy === null && MODELS.every(([name]) => device[name] === null)) return "–";
+  const words = MODELS.filter(([name]) => device[name] !== null).map(([name, kind]) => `${kind} ${share(device[name])}`);
+  const ticks = [0, 0.5, 1].map((value) => [s("line", { x1: X(value), x2: X(value), y1: 4, y2: 20, stroke: "var(--line)" }), s("text", { x: X(value), y: 32, "text-anchor": "middle" }, String(value))]);
+  const interval = device.interval && s("line", { x1: X(device.interval[0]), x2: X(device.interval[1]), y1: 12, y2: 12, stroke: "var(--personalized)", "stroke-width": 3, opacity: 0.35 });
+  const constant = device.accuracy_constant !== null && s("line", { x1: X(device.accuracy_constant), x2: X(device.accuracy_constant), y1: 5, y2: 19, stroke: "var(--quiet)", "stroke-width": 2 });
+  return s("svg", { class: "dots", viewBox: "0 0 200 34", role: "img", "aria-label": words.join(", ") }, s("title", {}, words.join(", ")),
+    s("line", { x1: X(0), x2: X(1), y1: 12, y2: 12, stroke: "var(--line)" }), ...ticks.flat(), interval, constant,
+    ...MODELS.filter(([name]) => device[name] !== null).map(([name, kind, shape]) => shaped(shape, X(device[name]), 12, kind)));
+}
+
+function shaped(shape, x, y, kind) {
+  const fill = `var(--${kind})`;
+  if (shape === "circle") return s("circle", { cx: x, cy: y, r: 5, fill });
+  if (shape === "square") return s("rect", { x: x - 4, y: y - 4, width: 8, height: 8, fill });
+  return s("path", { d: `M${x} ${y - 5.5}L${x + 5.5} ${y}L${x} ${y + 5.5}L${x - 5.5} ${y}Z`, fill });
+}

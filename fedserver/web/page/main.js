@@ -1,0 +1,61 @@
+// The page listens to the server's events, and shows each part again when it has changed.
+
+import { $, h, show } from "./dom.js";
+import { clock } from "./format.js";
+import { controls } from "./actions.js";
+import { summary } from "./summary.js";
+import { devices } from "./devices.js";
+import { rounds } from "./rounds.js";
+import { attention, draw as drawAttention } from "./attention.js";
+import { draw as drawTimeline, legend, setClock, timeline } from "./timeline.js";
+
+const parts = {};
+let attendedAfter = null;
+let waiting = false;
+
+function render() {
+  waiting = false;
+  if (!parts.run || !parts.devices) return;
+  controls(parts.run);
+  summary(parts.run, parts.devices);
+  timeline(parts.timeline ?? {}, parts.devices);
+  devices(parts.devices, parts.run);
+  rounds(parts.rounds ?? [], parts.devices);
+  faults(parts.faults ?? []);
+  if (attendedAfter !== parts.run.round) {
+    attendedAfter = parts.run.round;
+    attention();
+  }
+}
+
+function faults(found) {
+  show($("faults"), found, (list) => (list.length ? [...list].reverse().map((fault) => h("li", { class: fault.level }, h("time", { datetime: new Date(fault.at * 1000).toISOString() }, clock(fault.at)), fault.text)) : h("li", { class: "quiet" }, "None since this page's server began.")));
+}
+
+function lost(words) {
+  $("connection").hidden = !words;
+  $("connection").textContent = words;
+}
+
+function listen() {
+  const events = new EventSource("/api/events");
+  events.addEventListener("clock", (event) => setClock(Number(event.data)));
+  events.addEventListener("busy", () => { events.close(); lost("Too many pages watch this server: close one of them, and load this one again."); });
+  events.addEventListener("lost", (event) => lost(JSON.parse(event.data)));
+  for (const name of ["run", "devices", "timeline", "rounds", "faults"]) {
+    events.addEventListener(name, (event) => {
+      parts[name] = JSON.parse(event.data);
+      if (!waiting) { waiting = true; setTimeout(render, 30); }
+    });
+  }
+  events.addEventListener("open", () => lost(""));
+  events.addEventListener("error", () => lost("The server does not answer. This page tries again by itself; what it shows is the last that it heard."));
+}
+
+legend();
+listen();
+for (const id of ["sort", "timeline-span"]) $(id).addEventListener("change", render);
+$("unit").addEventListener("change", attention);
+setInterval(drawTimeline, 1000);
+new ResizeObserver(() => { drawTimeline(); drawAttention(); }).observe($("main"));
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawTimeline(); drawAttention(); });

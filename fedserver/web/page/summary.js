@@ -1,0 +1,51 @@
+// The title, the tiles, and what keeps the federation from going on.
+
+import { $, h, show } from "./dom.js";
+import { bytes, share, span } from "./format.js";
+
+const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed" };
+const KINDS = { server: "", home: "a home, read beside its server", folder: "a saved result", simulation: "a simulation" };
+let said = "";
+
+export function summary(run, devices) {
+  const state = run.paused ? (run.state === "waiting" ? "paused" : `${run.state}, then paused`) : STATES[run.state] ?? run.state;
+  const title = [run.method, run.model].filter(Boolean).join(" with ");
+  $("title").textContent = title || "Attune";
+  document.title = `${run.round}/${run.rounds} ${state} · Attune`;
+  const where = run.running && run.address ? `serving ${run.address}` : run.kind === "simulation" ? "" : "no server runs";
+  $("subtitle").textContent = [KINDS[run.kind], where].filter(Boolean).join(" · ");
+  speak(`${state}, round ${run.round} of ${run.rounds}`);
+  show($("summary"), tiles(run, devices, state), (each) => each.map(tile));
+  const troubles = [...(run.reason ? [`failed: ${run.reason}`] : []), ...run.troubles];
+  $("troubles").hidden = !troubles.length;
+  show($("troubles"), troubles, (lines) => lines.map((line) => h("li", {}, line)));
+}
+
+function tiles(run, devices, state) {
+  const here = devices.filter((device) => device.stage !== "absent").length;
+  const verdicts = { better: 0, unclear: 0, worse: 0 };
+  for (const device of devices) if (device.verdict) verdicts[device.verdict] += 1;
+  const compared = verdicts.better + verdicts.unclear + verdicts.worse;
+  const left = run.left_s === null ? "" : `about ${span(run.left_s)} left`;
+  const constant = run.constant ? `a constant answer: ${share(run.constant.mean_over_clients)}` : "mean over devices";
+  const note = run.state === "waiting" ? `${here} of at least ${run.min_clients} devices` : left;
+  return [
+    { name: "State", value: state, note: run.adapting.length ? `newcomers: ${run.adapting.join(", ")}` : note },
+    { name: "Rounds closed", value: `${run.round} of ${run.rounds}`, bar: [run.round, run.rounds] },
+    { name: "Devices here", value: `${here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
+    { name: "Accuracy", value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
+    { name: "Helped", value: compared ? `${verdicts.better} of ${compared}` : "–", note: compared ? `${verdicts.unclear} unclear, ${verdicts.worse} not helped` : "devices compare when they evaluate" },
+    { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
+    { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
+  ];
+}
+
+function tile({ name, value, note, bar }) {
+  return h("div", { class: "tile" }, h("h2", {}, name), h("p", { class: "value" }, value),
+    bar && h("progress", { value: bar[0], max: Math.max(bar[1], 1), "aria-label": name }), note && h("p", { class: "note" }, note));
+}
+
+function speak(words) {
+  if (words !== said) $("spoken").textContent = words;
+  said = words;
+}

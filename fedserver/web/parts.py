@@ -1,0 +1,106 @@
+"""The parts of the page, as JSON values: pure. A part is sent to a browser when it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from attune.fedserver.federation.journal import Span, Stage
+from attune.fedserver.view.verdict import gain_of
+from attune.fedserver.web.condensed import Total
+from attune.fedserver.web.facts import Facts
+
+RUN = (
+    "state", "phase", "running", "address", "method", "model", "round", "rounds", "adapting", "min_clients", "accuracy",
+    "constant", "no_better_than_constant", "paused", "reason", "troubles",
+)  # fmt: skip
+DEVICE = (
+    "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict", "accuracy_common", "accuracy_local",
+    "accuracy_constant", "accuracy_kept", "kept", "test_samples", "loss", "seconds",
+)  # fmt: skip
+LISTED_ROUNDS = 60  # of which the page shows who took part
+SHOWN_SPANS = 60  # of each device
+AWAY, REVOKED = "disconnected", "revoked"
+
+
+def parts(facts: Facts, actions: Sequence[str]) -> dict[str, Any]:
+    """actions: what this page may do. `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them."""
+    status = facts.status
+    devices = [_device(client, facts) for client in status["clients"]]
+    run = {name: status[name] for name in RUN} | {
+        "kind": facts.kind,
+        "actions": list(actions),
+        "left_s": left_s(facts),
+        "bytes_up": sum(line.bytes_up for line in facts.lines),
+        "bytes_down": sum(line.bytes_down for line in facts.lines),
+        "seconds": sum(line.seconds or 0.0 for line in facts.lines),
+    }
+    return {
+        "run": run,
+        "devices": devices,
+        "timeline": {name: _spans(spans) for name, spans in facts.spans.items()},
+        "rounds": _rounds(facts),
+        "faults": [asdict(fault) for fault in facts.faults],
+    }
+
+
+def left_s(facts: Facts) -> float | None:
+    """About how many seconds the planned rounds will take; None: nobody can tell, or nothing is left."""
+    left = facts.status["rounds"] - facts.status["round"]
+    running = facts.status["running"] and facts.status["state"] in ("training", "aggregating")
+    return facts.round_s * left if facts.round_s is not None and left > 0 and running else None
+
+
+def _device(client: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    spans = facts.spans.get(client["name"])
+    stage, why = (spans[-1].stage, spans[-1].why) if spans else (_stage(client["state"]), "")
+    if client["state"] in (REVOKED, AWAY) and stage is not Stage.ABSENT:
+        stage, why = Stage.ABSENT, ""
+    if client["state"] == REVOKED or (stage is Stage.ABSENT and not why):
+        why = absence(client, facts)
+    found = (
+        {name: client.get(name) for name in DEVICE}
+        | facts.totals.get(client["name"], Total())._asdict()
+        | {"gain": gain_of(client)}
+    )
+    return found | {
+        "stage": stage,
+        "why": why,
+        "revoked": client["state"] == REVOKED,
+        "expires": facts.expires.get(client["name"]),
+    }
+
+
+def absence(client: Mapping[str, Any], facts: Facts) -> str:
+    """Why a device takes no part now."""
+    if client["state"] == REVOKED:
+        return "revoked by the operator"
+    if client["note"]:
+        return str(client["note"])
+    if not client["since"]:
+        return "enrolled, and never connected"
+    if facts.status["state"] == "done":
+        return "has its model and has left"
+    return "disconnected" if facts.status["running"] else "no server runs"
+
+
+def _stage(state: str) -> Stage:
+    if state == "working":
+        return Stage.TRAINING
+    return Stage.ABSENT if state in (AWAY, REVOKED) else Stage.WAITING
+
+
+def _spans(spans: Sequence[Span]) -> list[list[Any]]:
+    """[stage, unix time, why] each."""
+    return [[span.stage, round(span.began_at, 2), span.why] for span in spans[-SHOWN_SPANS:]]
+
+
+def _rounds(facts: Facts) -> list[dict[str, Any]]:
+    """The names of who took part are said of the last rounds alone."""
+    listed = len(facts.lines) - LISTED_ROUNDS
+    found = []
+    for at, line in enumerate(facts.lines):
+        names = {"trained": line.trained, "evaluated": line.evaluated} if at >= listed else {"trained": (), "evaluated": ()}
+        found.append(asdict(line) | names | {"answers": len(line.trained)})
+    return found

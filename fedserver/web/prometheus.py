@@ -1,0 +1,108 @@
+"""/metrics: the federation's state as Prometheus reads it, made anew at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from attune.fedserver.federation.journal import Stage
+from attune.fedserver.web.facts import Facts
+from attune.fedserver.web.parts import parts
+
+TYPE = CONTENT_TYPE_LATEST
+STATES = ("waiting", "training", "aggregating", "done", "failed")
+LISTED = 500  # devices with series of their own: more would cost the monitor too much
+FOREVER = 2e11  # unix time of a certificate that does not expire
+
+
+def exposition(facts: Facts) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collected(facts))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class Collected:
+    """Implements prometheus_client's Collector."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        found = parts(facts, ())
+        self._run: Mapping[str, Any] = found["run"]
+        self._devices: list[Mapping[str, Any]] = found["devices"]
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._federation()
+        yield from self._totals()
+        yield from self._each_device()
+
+    def _federation(self) -> Iterable[Metric]:
+        run = self._run
+        info = GaugeMetricFamily("attune_info", "Method and model.", labels=("method", "model"))
+        info.add_metric((run["method"], run["model"] or ""), 1)
+        yield info
+        yield _by("attune_state", "The state that holds is 1.", "state", {state: state == run["state"] for state in STATES})
+        yield _one("attune_running", "Whether a server serves devices.", run["running"])
+        yield _one("attune_paused", "Whether the operator has paused it.", run["paused"])
+        yield _one("attune_rounds_closed", "Rounds closed.", run["round"])
+        yield _one("attune_rounds_planned", "Rounds planned.", run["rounds"])
+        stages = {str(stage): sum(device["stage"] == stage for device in self._devices) for stage in Stage}
+        yield _by("attune_devices", "Devices by what they do.", "stage", stages)
+        yield _one("attune_troubles", "What keeps the server from going on now.", len(run["troubles"]))
+        if run["left_s"] is not None:
+            yield _one("attune_left_seconds", "Estimated time of the rounds that are left.", run["left_s"])
+        if self._facts.round_s is not None:
+            yield _one("attune_round_seconds", "Mean time of the last rounds.", self._facts.round_s)
+        for key, name in (("accuracy", "attune_accuracy"), ("constant", "attune_accuracy_of_a_constant_answer")):
+            if run[key]:
+                yield _by(name, "A fraction, by kind of average.", "average", run[key])
+        verdicts = {word: sum(device["verdict"] == word for device in self._devices) for word in ("better", "unclear", "worse")}
+        yield _by("attune_verdicts", "Devices by whether federation helps them.", "verdict", verdicts)
+
+    def _totals(self) -> Iterable[Metric]:
+        lines = self._facts.lines
+        moved = CounterMetricFamily("attune_moved_bytes", "Bytes of parameters that counted.", labels=("direction",))
+        moved.add_metric(("up",), sum(line.bytes_up for line in lines))
+        moved.add_metric(("down",), sum(line.bytes_down for line in lines))
+        answers = CounterMetricFamily("attune_answers", "Answers that counted.", labels=("work",))
+        answers.add_metric(("train",), sum(len(line.trained) for line in lines))
+        answers.add_metric(("evaluate",), sum(len(line.evaluated) for line in lines))
+        work = CounterMetricFamily("attune_slowest_device_seconds", "Seconds of the slowest device, over all rounds.")
+        work.add_metric((), self._run["seconds"])
+        faults = CounterMetricFamily("attune_faults", "Warnings and errors since the server began.", labels=("level",))
+        for level in ("warning", "error"):
+            faults.add_metric((level,), self._facts.fault_totals.get(level, 0))
+        yield from (moved, answers, work, faults)
+        loss = next((line.loss for line in reversed(lines) if line.loss is not None), None)
+        if loss is not None:
+            yield _one("attune_loss", "Mean training loss of the last round.", loss)
+
+    def _each_device(self) -> Iterable[Metric]:
+        listed = self._devices[:LISTED]
+        yield _one("attune_devices_without_series", "Devices beyond those listed one by one.", len(self._devices) - len(listed))
+        for key, name, what in (
+            ("accuracy", "attune_device_accuracy", "A fraction of the device's own test part."),
+            ("gain", "attune_device_gain", "Accuracy over that of a model trained alone, or of the common one."),
+            ("work_s", "attune_device_work_seconds", "Over all rounds."),
+        ):
+            known = {device["name"]: device[key] for device in listed if device[key] is not None}
+            if known:
+                yield _by(name, what, "device", known)
+        expires = {device["name"]: until for device in listed if (until := device["expires"]) is not None and until < FOREVER}
+        if expires:
+            yield _by("attune_certificate_expires_seconds", "Unix time of the end of its certificate.", "device", expires)
+
+
+def _one(name: str, what: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, value=float(value))
+
+
+def _by(name: str, what: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, what, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), float(value))
+    return family

@@ -1,0 +1,146 @@
+"""The page's port: bound at once, and served on a thread of its own, so that nobody who watches holds the federation up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attune.common.errors import PortInUse, SettingError
+from attune.fedserver.web.facts import Source
+
+if TYPE_CHECKING:
+    from attune.fedserver.web.actions import Actions
+
+LOCAL = "127.0.0.1"
+ANYWHERE = {"0.0.0.0": LOCAL, "::": "::1"}  # noqa: S104
+STOP_S, CONNECT_S = 5.0, 2.0
+BACKLOG = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the page is served. port: 0 is a free one."""
+
+    host: str = LOCAL
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """`8080` or `HOST:8080`. Errors: SettingError."""
+        host, _, port = text.rpartition(":")
+        if not port.isascii() or not port.isdecimal() or int(port) > 65535:
+            raise SettingError(f"the dashboard's place is a port, HOST:PORT, or off; not {text!r}")
+        return cls(host.strip("[]") or LOCAL, int(port))
+
+    @property
+    def local(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def url(self, token: str) -> str:
+        """Of the page that is served there, with its token."""
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={token}"
+
+    def answers(self) -> bool:
+        """Whether somebody listens there."""
+        try:
+            socket.create_connection((ANYWHERE.get(self.host, self.host), self.port), timeout=CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def bind(place: Place) -> socket.socket:
+    """Errors: PortInUse."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise PortInUse(
+            f"the dashboard cannot listen on {place.host}:{place.port} ({error.strerror or error}): choose another port "
+            "(--dashboard PORT), or none (--dashboard off)"
+        ) from None
+
+
+def url_of(listener: socket.socket, token: str) -> str:
+    host, port = listener.getsockname()[:2]
+    return Place(host, port).url(token)
+
+
+def names_of(host: str) -> set[str]:
+    """Under which the page may be asked for."""
+    own = set() if Place(host).local else {host, socket.gethostname(), socket.getfqdn()}
+    return {"localhost", *own}
+
+
+@contextlib.contextmanager
+def serving(listener: socket.socket, host: str, token: str, source: Source, actions: Actions | None = None) -> Iterator[None]:
+    """The page answers on `listener` until the end of the block; source and listener are closed then.
+
+    actions: None: there are no buttons.
+    """
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    def body() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(_serve(listener, host, token, source, actions, stop))
+
+    thread = threading.Thread(target=body, name="dashboard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(STOP_S)
+        listener.close()
+        source.close()
+
+
+async def _serve(
+    listener: socket.socket, host: str, token: str, source: Source, actions: Actions | None, stop: asyncio.Event
+) -> None:
+    import uvicorn
+
+    from attune.fedserver.web.actions import NO_ACTIONS
+    from attune.fedserver.web.app import Routes
+    from attune.fedserver.web.guard import Guard
+    from attune.fedserver.web.hub import Hub
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Signals are the federation's."""
+            yield
+
+    can = actions or NO_ACTIONS
+    hub = Hub(source, can)
+    app: Any = Guard(Routes(source, hub, can).app(), token, names_of(host), listener.getsockname()[1])
+    config = uvicorn.Config(
+        app, http="h11", ws="none", lifespan="off", log_config=None, log_level="warning", access_log=False, server_header=False,
+        proxy_headers=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = Server(config)
+
+    async def end() -> None:
+        await stop.wait()
+        hub.close()
+        server.should_exit = True
+
+    ending = asyncio.create_task(end())
+    await server.serve([listener])
+    ending.cancel()

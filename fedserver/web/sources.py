@@ -1,0 +1,126 @@
+"""A page's facts out of a ledger: that of a running server, of a simulation, or of the home of a stopped one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from attune.fedserver.federation.journal import Journal
+from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
+from attune.fedserver.ports.ledger import Look, Reader, Snapshot
+from attune.fedserver.view.status import status
+from attune.fedserver.web.condensed import Condensed
+from attune.fedserver.web.facts import Attention, Facts, Fault, Kind
+
+MATRICES = "matrices"  # lab.aggregators.matrices.KEY, which needs torch to be imported
+NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
+TOO_EARLY = "There is no matrix before the first round is closed."
+ATTEMPTS = 5  # a running server removes the files of a closed round while they are read
+
+
+class Living(Protocol):
+    """What a process that runs a federation knows besides its ledger. Asked from another thread: plain reads only."""
+
+    @property
+    def address(self) -> str | None: ...
+
+    @property
+    def troubles(self) -> Sequence[str]: ...
+
+    @property
+    def journal(self) -> Journal | None: ...
+
+    @property
+    def faults(self) -> Sequence[Fault]: ...
+
+    @property
+    def fault_totals(self) -> Mapping[str, int]: ...
+
+    def reported(self, found: Snapshot) -> Collection[str]:
+        """Who has answered the open orders."""
+
+    def stuck(self) -> str:
+        """What has made no headway for too long; empty: nothing."""
+
+    def trouble(self) -> str:
+        """Why devices are not served now; empty: they are."""
+
+
+class OfLedger:
+    """A federation that has a ledger: one that runs, or a home."""
+
+    def __init__(self, kind: Kind, reader: Reader, blobs: Blobs, life: Living) -> None:
+        self._kind, self._reader, self._blobs, self._life = kind, reader, blobs, life
+        self._condensed, self._alone = Condensed(), threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"OfLedger({self._kind}, {self._reader!r})"
+
+    def _look(self) -> Look:
+        with self._alone:
+            look = self._reader.look(self._condensed.newest)
+            self._condensed.add(look.found.rows)
+            return Look(replace(look.found, rows=self._condensed.rows), look.expires)
+
+    def look(self) -> Facts:
+        look, life = self._look(), self._life
+        found = status(look.found, set(life.reported(look.found)), life.address, life.troubles)
+        spans, round_s = (life.journal.spans, life.journal.round_s()) if life.journal is not None else ({}, None)
+        return Facts(
+            self._kind,
+            found,
+            self._condensed.lines,
+            self._condensed.totals,
+            look.expires,
+            spans,
+            tuple(life.faults),
+            dict(life.fault_totals),
+            round_s,
+        )
+
+    def attention(self, unit: str) -> Attention:
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._attention(unit)
+            except Damaged:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attention(self, unit: str) -> Attention:
+        found = self._look().found
+        slot = next((slot for slot in found.slots if slot.key == MATRICES), None)
+        if slot is None:
+            return no_attention(status(found, set())["method"]) if found.record.round else Attention((), (), (), "", TOO_EARLY)
+        from attune.common.wire.files import TensorFile
+
+        with TensorFile(self._blobs.open(blob_of(slot))) as file:
+            return read_attention(file, unit)
+
+    def stuck(self) -> str:
+        return self._life.stuck()
+
+    def trouble(self) -> str:
+        return self._life.trouble()
+
+    def close(self) -> None:
+        with self._alone:
+            self._reader.close()
+
+
+def read_attention(saved: Any, unit: str) -> Attention:
+    """One matrix of what an aggregator has stored; saved: name -> tensor."""
+    from attune.fedserver.lab.aggregators import matrices
+
+    names, found = matrices.read(saved)
+    if not found:
+        return Attention(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
+    shown = unit if unit in found else next(iter(found))
+    rows = [[round(value, 4) for value in row] for row in found[shown].double().tolist()]
+    return Attention(names, rows, list(found), shown)
+
+
+def no_attention(method: str) -> Attention:
+    return Attention((), (), (), "", NO_ATTENTION.format(method))

@@ -1,0 +1,79 @@
+"""A page of made-up facts, served for real; and one simulated federation that several tests look at."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from attune.fedserver.web import serving
+from attune.fedserver.web.actions import Actions
+from attune.fedserver.web.facts import Attention, Facts
+from attune.fedserver.web.serving import Place
+
+TOKEN = "a-token-of-tests"
+
+
+@dataclass
+class Source:
+    """A source that says what it is told to say."""
+
+    facts: Facts
+    why: str = ""
+    stands: str = ""
+    shown: Attention = field(default_factory=lambda: Attention((), (), (), "", "none"))
+
+    def look(self):
+        return self.facts
+
+    def attention(self, unit):
+        return self.shown
+
+    def stuck(self):
+        return self.stands
+
+    def trouble(self):
+        return self.why
+
+    def close(self):
+        pass
+
+
+class Page:
+    """A client of a page that is served here. `ask` sends exactly what it is told to."""
+
+    def __init__(self, port):
+        self.port = port
+        self.own = f"127.0.0.1:{port}"
+
+    def ask(self, path, method="GET", body=None, token=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token is not None:
+            sent["authorization"] = f"Bearer {token}"
+        connection.putrequest(method, path, skip_host="host" in sent)
+        data = json.dumps(body).encode() if body is not None else b""
+        for name, value in ({"content-length": str(len(data))} | sent).items():
+            connection.putheader(name, value)
+        connection.endheaders(data)
+        answer = connection.getresponse()
+        answer.text = answer.read().decode()
+        connection.close()
+        return answer
+
+
+@pytest.fixture
+def served():
+    """served(source, actions) -> Page; all end with the test."""
+    import contextlib
+
+    with contextlib.ExitStack() as stack:
+
+        def serve(source, actions: Actions | None = None):
+            listener = serving.bind(Place())
+            stack.enter_context(serving.serving(listener, "127.0.0.1", TOKEN, source, actions))
+            return Page(listener.getsockname()[1])
+
+        yield serve

@@ -1,0 +1,195 @@
+"""The page in a real Chromium, of a real server with real devices: what people see, and what the buttons do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Federation, tabular_shard, until
+from tests.web.conftest import Page
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+WAIT_MS = 60_000
+SCRIPT = "<img src=x onerror=document.title='taken'>"
+
+
+def status_of(federation):
+    """Asked on another thread: Playwright has an event loop on this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(federation.status).result()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """open_page(address, width) -> (page, what went wrong in it); nothing is loaded from another host."""
+    contexts = []
+
+    def opened(address: str, width: int = 1280, dark: bool = False):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+        contexts.append(context)
+        page, wrong = context.new_page(), []
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+        page.on("request", lambda request: request.url.startswith("http://127.0.0.1:") or wrong.append(request.url))
+        page.goto(address)
+        return page, wrong
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Two tables of three devices; the server waits for the third before its first round."""
+    folder = tmp_path_factory.mktemp("browser")
+    found = Federation(folder)
+    found.shards = [tabular_shard(folder / name, seed=seed, samples=40) for seed, name in enumerate(("anna", "ben", "cleo"))]
+    flags = ("--method", "fedmcsa", "--rounds", "3", "--min-clients", "3")
+    server = found.server(*flags, "--set", "round.evaluate_every=1", "--dashboard", "0")
+    found.address = server.wait_for(r"^dashboard (\S+)")[1]
+    yield found
+    found.close()
+
+
+def test_a_federation_from_its_first_device_to_its_end(federation, open_page):
+    page, wrong = open_page(federation.address)
+    assert "token" not in page.url, "the secret leaves the address"
+    page.get_by_text("0 of at least 3 devices").wait_for()
+    federation.devices(federation.shards[:2])
+    page.get_by_text("2 of at least 3 devices").wait_for()
+    waiting = page.locator("#timeline li").first
+    assert "waiting" in waiting.inner_text()
+
+    # A round opens only after "Resume".
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.locator(".tile", has_text="paused").wait_for()
+    assert status_of(federation)["paused"]
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause").wait_for()
+
+    # A token by the button, with the keyboard alone; the third device joins with it.
+    page.get_by_role("button", name="New device").focus()
+    page.keyboard.press("Enter")
+    page.get_by_label("How many devices").fill("2")
+    page.keyboard.press("Enter")
+    line = page.locator("#join-line").inner_text().split()
+    assert line[:3] == ["fedclient", "join", "--server"]
+    page.keyboard.press("Escape")
+    federation.device(federation.shards[2], "--token", line[-1])
+
+    page.locator(".tile", has_text="done").wait_for()
+    assert page.title().startswith("3/3 done")
+    assert page.locator("#devices tbody tr").count() == 3
+    dots = page.locator("#devices svg.dots").first.get_attribute("aria-label")
+    said = {device["name"]: device for device in status_of(federation)["clients"]}
+    first = page.locator("#devices tbody th").first.inner_text()
+    assert f"personalized {said[first]['accuracy']:.3f}" in dots
+    page.locator("#heat").wait_for()
+    assert page.locator("#charts figure").count() == 4
+    assert page.locator("#part tbody tr").count() == 3
+    assert page.locator("#part i.trained").count() == 9
+    assert wrong == []
+
+
+def test_revoke_asks_first_and_shuts_the_device_out(federation, open_page):
+    page, wrong = open_page(federation.address)
+    button = page.get_by_role("button", name="Revoke ben")
+    button.click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    assert not any(device["state"] == "revoked" for device in status_of(federation)["clients"])
+    button.click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_text("ben is revoked").wait_for()
+    assert [device["name"] for device in status_of(federation)["clients"] if device["state"] == "revoked"] == ["ben"]
+    page.locator("#devices tr", has_text="ben").get_by_text("revoked by the operator").wait_for()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("width", [360, 800, 1600])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_sticks_out_at_any_width(federation, open_page, width, dark):
+    page, wrong = open_page(federation.address, width, dark)
+    page.locator("#devices tbody tr").first.wait_for()
+    page.locator("#heat").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert wrong == []
+
+
+def test_every_control_has_a_name_and_headings_are_in_order(federation, open_page):
+    page, _ = open_page(federation.address)
+    page.locator("#devices tbody tr").first.wait_for()
+    nameless = page.evaluate(
+        """[...document.querySelectorAll("button, select, input, [role=img]")].filter((each) => each.checkVisibility()
+        && !(each.textContent.trim() || each.getAttribute("aria-label") || each.labels?.length)).map((e) => e.outerHTML)"""
+    )
+    assert nameless == []
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").count() == 1
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+
+
+def test_what_devices_say_is_text(served, open_page):
+    """Names are checked when a device enrols; notes, faults and troubles are in a peer's words."""
+    from attune.fedserver.core.messages import Record
+    from attune.fedserver.core.records import Device
+    from attune.fedserver.federation.journal import Span, Stage
+    from attune.fedserver.ports.ledger import Snapshot
+    from attune.fedserver.view.status import status
+    from attune.fedserver.web.facts import Facts, Fault
+    from tests.web.conftest import TOKEN, Source
+
+    device = Device(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
+    said = status(Snapshot(None, None, Record(reason=SCRIPT), (device,), (), ()), set(), SCRIPT, [SCRIPT])
+    spans = {SCRIPT: [Span(Stage.WAITING, 1.0, SCRIPT)]}
+    here = served(Source(Facts("server", said, [], spans=spans, faults=[Fault(1.0, "error", SCRIPT)])))
+    page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}")
+    page.locator("#devices tbody tr").first.wait_for()
+    assert page.get_by_text(SCRIPT).count() >= 4
+    assert page.locator("img[src=x]").count() == 0
+    assert "taken" not in page.title()
+    assert wrong == []
+
+
+def test_a_page_that_lost_its_server_says_so(served, open_page):
+    """And shows what it has heard last."""
+    from attune.fedserver.web import serving
+    from attune.fedserver.web.serving import Place
+    from tests.web.conftest import TOKEN, Source
+    from tests.web.test_guard import EMPTY
+
+    listener = serving.bind(Place())
+    with serving.serving(listener, "127.0.0.1", TOKEN, Source(EMPTY)):
+        page, _ = open_page(f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}")
+        page.get_by_text("no server runs").first.wait_for()
+    page.get_by_text("The server does not answer").wait_for()
+
+
+def test_the_view_for_programs_is_what_the_page_shows(federation):
+    port, token = federation.address.removeprefix("http://127.0.0.1:").split("/?token=")
+    shown = json.loads(Page(int(port)).ask("/api/view", token=token).text)
+    assert shown["run"]["actions"] == ["token", "revoke", "pause", "resume"]
+    status = status_of(federation)
+    assert [device["name"] for device in shown["devices"]] == [client["name"] for client in status["clients"]]
+    assert until(lambda: Page(int(port)).ask("/readyz").status == 200, "it is ready")
+    assert Path(federation.home / "dashboard-token").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,100 @@
+"""What the page keeps of all reports: the status of it must be that of all of them, and its lines their means."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.records import Device, Row
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.status import status
+from attune.fedserver.view.verdict import gain_of, verdict_of
+from attune.fedserver.web.condensed import Condensed, Total
+from attune.fedserver.web.finished import row_of
+
+NAMES = ("anna", "ben", "cleo")
+share = st.none() | st.floats(0, 1)
+reported = st.fixed_dictionaries(
+    {
+        "accuracy_before": share,
+        "accuracy_after": share,
+        "accuracy_common": share,
+        "accuracy_constant": share,
+        "loss": st.none() | st.floats(0, 9),
+        "seconds": st.none() | st.floats(0, 9),
+        "bytes_up": st.none() | st.integers(0, 99),
+        "test_samples": st.none() | st.integers(1, 50),
+    }
+)
+keys = st.tuples(st.integers(1, 5), st.sampled_from(["train", "evaluate"]), st.sampled_from(NAMES))
+
+
+def in_time(rows):
+    return sorted(rows, key=lambda row: (row.round, row.work != "train", row.client))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(keys, reported, max_size=20), st.sampled_from(["fedtp", "fedmcsa"]), st.booleans())
+def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
+    rows = in_time(Row(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
+    condensed = Condensed()
+    for row in rows:
+        condensed.add([row, row])
+    devices = tuple(Device(name, name) for name in NAMES)
+    record = Record(phase=Phase.DONE if done else Phase.TRAINING, round=5)
+    overrides = {"method": {"name": method}, "round": {"rounds": 5}}
+    whole, kept = (Snapshot(overrides, None, record, devices, (), tuple(each)) for each in (rows, condensed.rows))
+    assert status(kept, set()) == status(whole, set())
+    assert len(condensed.rows) <= 8 * len(NAMES)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(keys, reported, max_size=20))
+def test_lines_and_totals_do_not_depend_on_how_often_the_newest_round_is_read(found):
+    rows = in_time(Row(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
+    once, often = Condensed(), Condensed()
+    once.add(rows)
+    for end in range(len(rows) + 1):
+        often.add([row for row in rows[:end] if row.round >= often.newest])
+    assert once.lines == often.lines
+    assert once.totals == often.totals
+    assert [line.round for line in once.lines] == sorted({row.round for row in rows})
+    for name in once.totals:
+        assert once.totals[name].sent_bytes == sum(row.bytes_up or 0 for row in rows if row.client == name)
+
+
+def test_a_line_by_hand():
+    rows = [
+        Row(round=3, work="train", client="anna", loss=1.0, accuracy_before=0.2, accuracy_after=0.4, seconds=2.0, bytes_up=10),
+        Row(round=3, work="train", client="ben", loss=3.0, accuracy_before=0.4, seconds=5.0, bytes_up=20, bytes_down=7),
+        Row(round=3, work="evaluate", client="ben", accuracy_before=0.5, accuracy_common=0.25, seconds=1.0),
+    ]
+    condensed = Condensed()
+    condensed.add(rows)
+    [line] = condensed.lines
+    assert (line.trained, line.evaluated) == (("anna", "ben"), ("ben",))
+    assert (line.loss, line.before, line.after) == (2.0, pytest.approx(0.3), 0.4)
+    assert (line.accuracy, line.common, line.seconds) == (0.5, 0.25, 5.0)
+    assert (line.bytes_up, line.bytes_down) == (30, 7)
+    assert condensed.totals == {"anna": Total(10, 0, 2.0), "ben": Total(20, 7, 6.0)}
+
+
+def test_a_line_of_metrics_csv_is_the_row_that_was_written():
+    row = Row(round=2, work="evaluate", client="anna", samples=7, accuracy_before=0.5, kept="common", bytes_up=0)
+    cells = {name: "" if value is None else str(value) for name, value in msgspec.structs.asdict(row).items()}
+    assert row_of(cells) == row
+
+
+def test_verdicts_by_hand():
+    """12 of 14 against 2: p = 0.013, of two rivals 0.026 at most; 3 against 1 says nothing."""
+    better = {"better_than_local": 12, "worse_than_local": 2, "better_than_common": 14, "worse_than_common": 0}
+    assert verdict_of(better) == "better"
+    assert verdict_of(better | {"better_than_common": 3, "worse_than_common": 1}) == "unclear"
+    assert verdict_of(better | {"better_than_common": 0, "worse_than_common": 14}) == "worse"
+    assert verdict_of({"better_than_local": None, "worse_than_local": None}) is None
+    assert gain_of(better | {"test_samples": 40}) == 0.25
+    assert gain_of({"better_than_common": 1, "worse_than_common": 3, "test_samples": 20}) == -0.1
+    assert gain_of({"test_samples": 20}) is None
