@@ -13,6 +13,7 @@ from attune.common.errors import AttuneError, DiskFull, LimitExceeded, OrderClos
 from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
 from attune.common.wire.blobs import Blob
+from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Order, OrderId, Update
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
@@ -140,7 +141,7 @@ class Updates:
             raise
         except AttuneError as refusal:
             if not can_pass(refusal):
-                await self._members.excuse(name, f"update refused: {refusal}")
+                await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise
         with self._told_of_full_disk():
             await self._executors.disk(self._coordinator.inbox.accept, order.id, row, blobs)

@@ -105,6 +105,8 @@ class Registrar:
         Errors: TokenRefused, NameTaken, SettingError for an impossible name, RequestRefused, TooMany.
         """
         check_name(name)
+        if await self._ledger.device(name) is None:  # nothing is signed for a token that is over
+            _check_live(await self._token(bootstrap_fingerprint, name))
         pem = self.authority.issue_device(csr_der, name, self._days)
         key = key_fingerprint_of(pem)
         async with self._turn:  # of two devices that ask for one name at once, or for a token's last use, one is first
