@@ -194,12 +194,16 @@ class Device:
             plan = msgspec.json.decode(plan_json, type=Plan)
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
-        check_plan(plan, self.store, self.options.allow_models)
-        await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
-        name = self.link.name
-        slot = await self.worker.do(
-            LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
-        )
+        try:
+            check_plan(plan, self.store, self.options.allow_models)
+            await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
+            name = self.link.name
+            slot = await self.worker.do(
+                LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
+            )
+        except AttuneError as error:  # this device ends with it; its operator is not the only one who must know
+            await self.link.decline(str(error))
+            raise
         # The plan counts once the model was built from it: a home must not be bound to what cannot work.
         self.store.keep_plan(plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")

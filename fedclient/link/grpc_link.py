@@ -33,6 +33,7 @@ _blobs: Any = BlobsStub
 
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 FIRST_WORD_S = 30.0  # from opening the stream to the first message on it
+LAST_WORD_S = 5.0  # to a server that does not answer it
 
 
 class GrpcLink:
@@ -43,7 +44,8 @@ class GrpcLink:
         self._keep = keep
         self.open = asyncio.Event()
         self.inline_bytes, self.waits = 0, False
-        self._outbox: asyncio.Queue[pb.DeviceMessage] = asyncio.Queue(OUTBOX)
+        self._outbox: asyncio.Queue[pb.DeviceMessage | None] = asyncio.Queue(OUTBOX)
+        self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wire = self._new_wire()
@@ -101,6 +103,7 @@ class GrpcLink:
 
     async def control(self, software: str, profile: Profile, handle: Handle) -> NoReturn:
         self._outbox, self._pulse = asyncio.Queue(OUTBOX), Pulse()
+        self._over.clear()
         self.inline_bytes, self.waits = 0, False
         profile_json = msgspec.json.encode(profile)
         hello = pb.Hello(protocol=PROTOCOL, software=software, profile_json=profile_json)
@@ -125,6 +128,7 @@ class GrpcLink:
                         await handle(event)
         finally:
             self.open.clear()
+            self._over.set()
             waiting.cancel()
             for task in tasks:
                 task.cancel()
@@ -154,7 +158,15 @@ class GrpcLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._tell(pb.DeviceMessage(trouble=pb.Trouble(order_id=order_id, reason=reason[:500])))
 
-    def _tell(self, message: pb.DeviceMessage) -> None:
+    async def decline(self, reason: str) -> None:
+        """The last word on the stream: the server answers it by ending the stream, so that it has been heard by then."""
+        self._tell(pb.DeviceMessage(trouble=pb.Trouble(reason=reason[:500])))
+        self._tell(None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._over.wait()
+
+    def _tell(self, message: pb.DeviceMessage | None) -> None:
         if self.open.is_set():
             with contextlib.suppress(asyncio.QueueFull):
                 self._outbox.put_nowait(message)
@@ -206,8 +218,9 @@ class GrpcLink:
         return bool(receipt.status == pb.Receipt.STATUS_ACCEPTED)
 
 
-async def _speak(call: Any, outbox: asyncio.Queue[pb.DeviceMessage]) -> None:
-    """Says what is in the outbox until the stream ends, which whoever reads it hears as well."""
+async def _speak(call: Any, outbox: asyncio.Queue[pb.DeviceMessage | None]) -> None:
+    """Says what is in the outbox until the stream ends, which whoever reads it hears as well. None: nothing more is said."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        while True:
-            await call.write(await outbox.get())
+        while (message := await outbox.get()) is not None:
+            await call.write(message)
+        await call.done_writing()

@@ -99,6 +99,9 @@ class LocalLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._say(order_id, reason)
 
+    async def decline(self, reason: str) -> None:
+        """Whoever is beside the device in this process hears the error itself."""
+
     def _say(self, order_id: str, what: float | str) -> None:
         if self.open.is_set():
             with contextlib.suppress(asyncio.QueueFull):

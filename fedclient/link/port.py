@@ -58,6 +58,9 @@ class Link(Protocol):
     def trouble(self, order_id: str, reason: str) -> None:
         """Dropped while there is no stream: the server sends the order again on the next one."""
 
+    async def decline(self, reason: str) -> None:
+        """Says that this device takes no part, and why, and ends the stream; at once or after a moment, heard or not."""
+
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
         """Hands the blob's bytes from `offset` on to `take`, in order. Errors: Broken, UnknownBlob, Forbidden."""
 

@@ -160,10 +160,19 @@ class Members:
             await self._coordinator.dispatch(events.Progressed(name, self._clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
-        """A device says that it cannot carry out an order."""
+        """A device says that it cannot carry out an order; without an order, that it takes no part at all."""
+        if not order_id:
+            LOG.warning("%s takes no part: %s", name, reason)
+            await self._coordinator.turn(self._declined, name, reason)
+            return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self._coordinator.book.order(name, order_id)
             await self.excuse(name, reason, troubled=True)
+
+    async def _declined(self, name: str, reason: str) -> None:
+        """It ends its stream next, and counts as a device that left: one that comes back in time gets its order again."""
+        await self._update(name, note=reason[:MAX_NOTE])
+        self._journal.enter(name, Stage.ABSENT, reason)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
