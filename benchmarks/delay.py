@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import click
@@ -148,14 +149,26 @@ class Proxy:
 @contextlib.contextmanager
 def through(port: int, way: Way) -> Iterator[tuple[int, Proxy]]:
     """A proxy to `port` in a thread of this process, so that what went through can be asked; and the port it listens on."""
-    loop, proxy = asyncio.new_event_loop(), Proxy(port, way)
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    proxy, started = Proxy(port, way), Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]()
+
+    async def run() -> None:
+        """Until it is told to end; then asyncio.run ends the connections too."""
+        ended = asyncio.Event()
+        try:
+            started.set_result((await proxy.start(), asyncio.get_running_loop(), ended))
+        except OSError as error:
+            started.set_exception(error)
+            return
+        await ended.wait()
+        proxy.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
+    here, loop, ended = started.result(10)
     try:
-        yield asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(10), proxy
+        yield here, proxy
     finally:
-        loop.call_soon_threadsafe(proxy.close)
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(ended.set)
         thread.join(10)
 
 
