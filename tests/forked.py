@@ -90,7 +90,8 @@ class Forked:
             assert Path(words[0]).is_file(), f"{words[0]} is not installed"
             entry = ENTRIES[Path(words[0]).name]
         environment = os.environ if environment is None else environment
-        self._status, theirs = os.pipe()
+        status, theirs = os.pipe()
+        self._status, self._reading = os.fdopen(status, "rb"), threading.Lock()
         try:
             with Path(os.devnull).open("rb") as nothing:
                 fds = [nothing.fileno() if reads is None else reads, out.fileno(), err.fileno(), theirs]
@@ -106,12 +107,13 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Errors: subprocess.TimeoutExpired."""
+        """Several threads may wait. Errors: subprocess.TimeoutExpired."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            self.returncode = int(os.read(self._status, 20))
-            os.close(self._status)
+            with self._reading:
+                if self.returncode is None:
+                    self.returncode = int(self._status.read())
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -167,7 +169,9 @@ def hosts() -> Iterator[None]:
     from attune.fedclient.work.processes import host
 
     def popen(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
-        return Forked(command, sys.__stdout__.buffer, sys.__stderr__.buffer, env, "tests.forked:holds_learners", ROOT, *pass_fds)
+        return Forked(
+            command, sys.__stdout__.buffer, sys.__stderr__.buffer, env, "tests.forked:holds_learners", ROOT, *pass_fds
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
