@@ -40,6 +40,7 @@ class Case:
     rtt_ms: float = 0.0
     method: str = "fedavg"
     warm_up: int = 3  # rounds before those that count
+    hosted: bool = False  # all devices in one process, each with a connection of its own
 
 
 class ServerWatch:
@@ -87,9 +88,10 @@ def measure(case: Case) -> dict[str, Any]:
     watch = ServerWatch()
     with tempfile.TemporaryDirectory(prefix="attune-round-") as folder:
         work = Path(folder)
+        shards = make_shards(work, case.clients)
         with federation(
             work,
-            make_shards(work, case.clients),
+            [work / "shard*"] if case.hosted else shards,
             [*server_arguments, "--min-clients", str(case.clients)],
             ["--allow-model", FACTORY],
             case.rtt_ms,
@@ -127,6 +129,7 @@ def measure(case: Case) -> dict[str, Any]:
 @click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Rounds before those.")
 @click.option("--rtt-ms", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Round-trip time to add.")
 @click.option("--method", default="fedavg", show_default=True, help="Any whose parts need no layers of a certain kind.")
+@click.option("--hosted", is_flag=True, help="All devices in one process.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(as_json: bool, **given: Any) -> None:
     """Measures the wall time of a round in which there is nothing to compute."""
