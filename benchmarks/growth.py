@@ -56,17 +56,21 @@ def fitted(along: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
 
 @click.command()
 @click.option("--most", default=MOST, show_default=True, help="Numbers that all devices together hand in; larger cases go.")
+@click.option(
+    "--series", "chosen", multiple=True, type=click.Choice(list(SERIES)), default=tuple(SERIES), help="All if not said."
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file, written after each case.")
-def main(most: int, out: Path | None) -> None:
-    """Measures every case once, also where it is in two series, and fits."""
+def main(most: int, chosen: tuple[str, ...], out: Path | None) -> None:
+    """Measures every case once, also where it is in two series, and fits; other series of the file stay."""
     found: dict[Case, dict[str, Any]] = {}
     report: dict[str, Any] = {
         "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "series": {},
+        "series": json.loads(out.read_text())["series"] if out is not None and out.exists() else {},
     }
-    for name, (along, cases) in SERIES.items():
+    for name in chosen:
+        along, cases = SERIES[name]
         rows = []
         for case in (case for case in cases if case.clients * case.parameters <= most):
             if case not in found:

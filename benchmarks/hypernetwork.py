@@ -1,6 +1,6 @@
 """A step of FedTP's hypernetwork at its published size, against the bytes that it must touch, in one run.
 
-S clients hand in changes of W generated weights (8 blocks, 1.57 M numbers); the network has 151 W weights (237.5 M). A step must
+S clients hand in changes of W generated weights (8 blocks, 1.57 M); the network has 151 W weights (237.5 M). A step must
 read and write every weight and every moment once: 16 bytes a weight for SGD with momentum, 24 for Adam. The roof is the time
 that a copy in memory takes for as many bytes. Times are CPU times of one thread; each is the best of several, taken in turn.
 """

@@ -27,7 +27,7 @@ from benchmarks.usage import cpu_s, reset_peak, status_bytes
 
 PLAN = re.compile(r"\bplan: ")
 CLOSED = re.compile(r"\bround \d+/\d+ closed")
-START_S = 180.0  # until the first round has closed
+START_S = 600.0  # until the first round has closed
 ROUND_S = 120.0
 
 
