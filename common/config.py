@@ -83,6 +83,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
     certificate_days: Days = 90.0
     threads: CountOrZero = 0  # for tensors; 0: one fewer than the machine has cores, which leaves one to the network
+    device: str = "auto"  # for the aggregators' large products: auto (a GPU, if there is one), cpu, cuda, cuda:N or mps
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

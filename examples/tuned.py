@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from attune.common import hardware
 from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import FineTuneSettings
 from attune.common.models.registry import build
@@ -20,7 +21,6 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.work import hardware
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.trainer import Trainer

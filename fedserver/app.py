@@ -86,7 +86,7 @@ async def _serve(
     blobs = FolderBlobs(home.path)
     blobs.sweep()
     registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
-    lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes)
+    lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes, settings.server.device)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
     desk = Desk(ledger, home.audit, "operator over the network")
     door = Door(settings.server, registrar, desk, Refusals(ledger, home.audit), coordinator, ledger, blobs, executors)

@@ -20,6 +20,7 @@ from torch import Tensor
 from attune.common.config import TrainSettings
 from attune.common.durable import PUBLIC, committed_folder, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
+from attune.common.hardware import choose
 from attune.common.methods.registry import method_from_options
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
@@ -31,7 +32,6 @@ from attune.fedclient.data.prepare import Standardiser, check_columns, check_lab
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.work.blend import Member, classes_of
 from attune.fedclient.work.build import objective_for, predictor_for
-from attune.fedclient.work.hardware import choose
 from attune.fedclient.work.predictors.model import Model as PlainModel
 from attune.fedclient.work.trainer import Tensors, Trainer
 from attune.fedclient.work.worker import AnyLearner

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from attune.common import hardware
 from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
 from attune.common.faults import fail_at
 from attune.common.methods.method import assign, options_of
@@ -32,7 +33,7 @@ from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
-from attune.fedclient.work import baselines, hardware
+from attune.fedclient.work import baselines
 from attune.fedclient.work.blend import Member, blended_logits, classifying
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.holdings import Holdings

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 class ThreadLab:
     """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one.
 
-    max_model_bytes: of the model of a new federation; 0: no limit.
+    max_model_bytes: of the model of a new federation; 0: no limit. device: for large products (server.device).
     """
 
-    def __init__(self, blobs: Blobs, executors: Executors, threads: int = 0, max_model_bytes: int = 0) -> None:
+    def __init__(
+        self, blobs: Blobs, executors: Executors, threads: int = 0, max_model_bytes: int = 0, device: str = "cpu"
+    ) -> None:
         self._blobs, self._executors, self._max_model_bytes = blobs, executors, max_model_bytes
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
+        self._device = device
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
@@ -39,9 +42,11 @@ class ThreadLab:
     def _start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         import torch
 
+        from attune.fedserver.lab import accelerator
         from attune.fedserver.lab.recovery import take_up
 
         torch.set_num_threads(self._threads)
+        accelerator.use(self._device)
         if self._max_model_bytes and not slots:
             from attune.fedserver.lab.size import check_size
 

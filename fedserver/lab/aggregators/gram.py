@@ -39,11 +39,11 @@ def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> t
     throughout. Distances are the same from any origin, and exact only from one that is near: hence `from_first`.
     """
     S, D = X_SD.shape
-    G_SS = torch.zeros(S, S, dtype=torch.float64)
+    G_SS = torch.zeros(S, S, dtype=torch.float64, device=X_SD.device)
     exact = exact or D < EXACT or X_SD.dtype == torch.float64
-    product_SS = torch.empty(S, S, dtype=torch.float64 if exact else torch.float32)
+    product_SS = torch.empty(S, S, dtype=torch.float64 if exact else torch.float32, device=X_SD.device)
     for X_SB in torch.split(X_SD, BLOCK, dim=1):
-        block_SB = X_SB - X_SB[:1] if from_first else X_SB
+        block_SB = X_SB - X_SB.narrow(0, 0, 1) if from_first else X_SB
         block_SB = block_SB.to(product_SS.dtype)
         torch.mm(block_SB, block_SB.T, out=product_SS)
         G_SS += product_SS
@@ -52,9 +52,9 @@ def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> t
 
 def mix_(X_SD: torch.Tensor, A_SS: torch.Tensor) -> None:
     """X <- A X in place, block of columns by block: each is copied into the cache and multiplied back to its place."""
-    A_SS = A_SS.to(X_SD.dtype)
-    copy_SB = torch.empty(len(X_SD), min(BLOCK, X_SD.shape[1]), dtype=X_SD.dtype)
+    A_SS = A_SS.to(X_SD)
+    copy_SB = X_SD.new_empty(len(X_SD), min(BLOCK, X_SD.shape[1]))
     for X_SB in torch.split(X_SD, BLOCK, dim=1):
-        block_SB = copy_SB[:, : X_SB.shape[1]]
-        block_SB.copy_(X_SB)
+        block_SB = copy_SB.narrow(1, 0, X_SB.shape[1])
+        torch.mul(X_SB, 1, out=block_SB)
         torch.mm(A_SS, block_SB, out=X_SB)

@@ -14,6 +14,7 @@ import torch
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
+from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
@@ -22,6 +23,7 @@ from attune.fedserver.lab.aggregators.optimisers import optimiser_of
 
 INITIAL, NETWORK = "initial", "network"
 GRADIENT, FEATURES = "gradient", "features"
+HEAD = "head."  # what the names of the heads' own tensors begin with
 FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
 BLOCK_ROWS = 2_048
 ROWS = " from row "  # in the name of a unit, behind its head's
@@ -45,7 +47,7 @@ class _Round:
 
     F_SH: torch.Tensor
     slope: torch.Tensor  # dF, (S, H): the gradient where the heads begin
-    square: float = 0.0  # of the mean change
+    square: torch.Tensor  # of the mean change, float64
 
 
 class Hypernetwork:
@@ -63,6 +65,7 @@ class Hypernetwork:
         self._optimiser = optimiser_of(settings)
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
+        self._device = accelerator.used()
         self._state: _State | None = None
         self._round: _Round | None = None
 
@@ -73,7 +76,8 @@ class Hypernetwork:
         """Fresh weights for the tensors given, drawn from the seed."""
         self._state = state = self._blank({name: tensor.detach().clone() for name, tensor in initial.items()})
         seed = derive(self._seed, "hypernetwork")
-        state.network = initialise(self._settings, state.heads, state.initial, _dtype(state.initial), seed)
+        drawn = initialise(self._settings, state.heads, state.initial, _dtype(state.initial), seed)
+        state.network = {name: self._placed(name, tensor) for name, tensor in drawn.items()}
         write(self._vault, INITIAL, state.initial)
         self._save(state)
 
@@ -135,18 +139,20 @@ class Hypernetwork:
         with torch.enable_grad():
             F_SH = features(mlp, z_SE)
         # In C order, which features are not in: sums into it are then seven times as fast.
-        self._round = gathered = _Round(F_SH.detach(), F_SH.new_zeros(F_SH.shape))
+        placed_SH = F_SH.detach().to(self._device)
+        nothing = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._round = gathered = _Round(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
         for unit in self.units():
             combined = self.combine(unit, [self.partial(block, updates) for block in unit.blocks], updates)
             for block in unit.blocks if phi else ():
                 for _ in self.apply(block, combined, updates):
                     pass
-        dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope)
+        dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope.cpu())
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
         if self._settings.embedding == "trained":
             state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
-        return {"mean_change_norm": gathered.square**0.5}
+        return {"mean_change_norm": float(gathered.square) ** 0.5}
 
     def units(self) -> list[Unit]:
         """A unit of one block for so many rows of a head: its weights and moments are used for dF and stepped while they are in
@@ -176,18 +182,19 @@ class Hypernetwork:
         """
         (block,), (G_SB,) = unit.blocks, (partial[GRADIENT] for partial in partials)
         state, gathered = self._load(), self._gathered()
-        gathered.square += float(G_SB.sum(dim=0).double().square().sum())
-        gathered.slope.addmm_(G_SB, state.network[self._head(block).weight][slice(*_rows(block))])
+        G_SB = G_SB.to(self._device)
+        gathered.square += G_SB.sum(dim=0).double().square().sum()
+        gathered.slope.addmm_(G_SB, _within(state.network[self._head(block).weight], block))
         # Transposed, as it lies in memory: a product's bits depend on the order of its factors' numbers there.
         return {GRADIENT: G_SB, FEATURES: gathered.F_SH.T}
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         """Steps these rows of a head and of its bias in place; nothing goes to the vault yet."""
-        state, head, rows = self._load(), self._head(block), slice(*_rows(block))
+        state, head = self._load(), self._head(block)
         G_SB, F_SH = combined[GRADIENT], combined[FEATURES].T
-        weight, bias = ([moment[rows] for moment in self._moments(state, name)] for name in (head.weight, head.bias))
-        self._optimiser.outer_(state.network[head.weight][rows], G_SB, F_SH, weight, state.step)
-        self._optimiser.dense_(state.network[head.bias][rows], G_SB.sum(dim=0), bias, state.step)
+        weight, bias = ([_within(moment, block) for moment in self._moments(state, name)] for name in (head.weight, head.bias))
+        self._optimiser.outer_(_within(state.network[head.weight], block), G_SB, F_SH, weight, state.step)
+        self._optimiser.dense_(_within(state.network[head.bias], block), G_SB.sum(dim=0), bias, state.step)
         return iter(())
 
     def _admit_others(self, clients: Sequence[str]) -> None:
@@ -216,10 +223,14 @@ class Hypernetwork:
         embeddings = Embeddings(self._seed, self._settings.embedding_dim, _dtype(initial), self._optimiser.moments)
         return _State(initial, heads_of(initial, self._components), {}, {}, embeddings)
 
+    def _placed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Heads, nearly all of it, lie where they are computed with; the rest, which autograd goes through, on the CPU."""
+        return tensor.to(self._device) if name.startswith(HEAD) else tensor
+
     def _save(self, state: _State) -> None:
-        tensors = dict(state.network)
+        tensors = {name: tensor.cpu() for name, tensor in state.network.items()}
         for kind, moments in state.moments.items():
-            tensors.update({f"{kind}/{name}": moment for name, moment in moments.items()})
+            tensors.update({f"{kind}/{name}": moment.cpu() for name, moment in moments.items()})
         tensors["step"] = torch.tensor(state.step, dtype=torch.int64)
         write(self._vault, NETWORK, tensors | state.embeddings.tensors())
 
@@ -230,10 +241,10 @@ class Hypernetwork:
             state = self._blank({name: tensor.clone() for name, tensor in self._vault.read(INITIAL).items()})
             for name in saved:
                 kind, _, parameter = name.partition("/")
-                if name.startswith(("mlp.", "head.")):
-                    state.network[name] = saved[name].clone()
+                if name.startswith(("mlp.", HEAD)):
+                    state.network[name] = self._placed(name, saved[name].clone())
                 elif kind in self._optimiser.moments:
-                    state.moments.setdefault(kind, {})[parameter] = saved[name].clone()
+                    state.moments.setdefault(kind, {})[parameter] = self._placed(parameter, saved[name].clone())
             state.step = int(saved["step"])
             state.embeddings.load(saved)
             self._state = state
@@ -249,7 +260,10 @@ def _generated(state: _State, z_SE: torch.Tensor) -> Iterator[Tensors]:
     """W of each row, at most FORWARD_ROWS of them."""
     padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
     F_SH = features(state.network, padded_SE)
-    W = {head: affine(F_SH, state.network[head.weight], state.network[head.bias]) for head in state.heads}
+    W = {}
+    for head in state.heads:
+        weight_RH, bias_R = state.network[head.weight], state.network[head.bias]
+        W[head] = affine(F_SH.to(weight_RH.device), weight_RH, bias_R).cpu()
     for i in range(len(z_SE)):
         pieces = {name: piece for head in state.heads for name, piece in head.split(W[head][i])}
         yield {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
@@ -258,6 +272,12 @@ def _generated(state: _State, z_SE: torch.Tensor) -> Iterator[Tensors]:
 def _rows(block: Block) -> tuple[int, int]:
     assert block.rows is not None  # noqa: S101 (`units` made it)
     return block.rows
+
+
+def _within(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+    """The view of a block's rows; not by an index, which fake tensors of a GPU do not take where there is none."""
+    start, end = _rows(block)
+    return tensor.narrow(0, start, end - start)
 
 
 def _span(tensors: Mapping[str, torch.Tensor], name: str, start: int, end: int) -> torch.Tensor:

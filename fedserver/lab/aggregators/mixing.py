@@ -14,6 +14,7 @@ import torch
 
 from attune.common.methods.settings.aggregators import MixedSettings
 from attune.common.wire.tensors import DTYPES, Manifest
+from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import (
     Block,
     Put,
@@ -51,6 +52,7 @@ class Mixing:
         self._cap, self._floor = settings.attention_cap, settings.self_floor
         self._vault = vault
         self._units = dict(units)
+        self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
@@ -115,10 +117,10 @@ class Mixing:
 
     def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
         """The inner products of these columns, (S, S) float64."""
-        X_SD = stack(updates, _floating(block, updates))
+        X_SD = stack(updates, _floating(block, updates)).to(self._device)
         if len(self._units[block.unit]) == 1:
             self._held = block, X_SD  # read once where the block is applied next
-        return {GRAM: gram(X_SD, self.exact, self.from_first)}
+        return {GRAM: gram(X_SD, self.exact, self.from_first).cpu()}
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
         """A of the unit, from the sum of its inner products in the order of the blocks."""
@@ -133,12 +135,12 @@ class Mixing:
         A_SS, first = combined[WEIGHTS], manifest_in(updates[0].tensors)
         keys, names = [self._key(update.client) for update in updates], _floating(block, updates)
         held, self._held = self._held, None
-        X_SD = held[1] if held is not None and held[0] == block else stack(updates, names)
+        X_SD = held[1] if held is not None and held[0] == block else stack(updates, names).to(self._device)
         mix_(X_SD, A_SS)
         pieces_SN = torch.split(X_SD, [math.prod(first[name].shape) for name in names], dim=1)
         for name, piece_SN in zip(names, pieces_SN, strict=True):
             for key, row_N in zip(keys, piece_SN, strict=True):
-                yield key, name, row_N.view(first[name].shape).to(DTYPES[first[name].dtype])
+                yield key, name, row_N.view(first[name].shape).to(DTYPES[first[name].dtype]).cpu()
         for name in block.names:
             if name not in names:
                 for key, row_S in zip(keys, A_SS.tolist(), strict=True):

@@ -112,4 +112,4 @@ def affine(x_SI: torch.Tensor, W_RI: torch.Tensor, b_R: torch.Tensor) -> torch.T
     In this order a client's result has the same bits whichever column is its own and whoever has the others (for 8
     columns, in float32 and float64; tried with MKL, where x W^T depends on the place).
     """
-    return torch.addmm(b_R[:, None], W_RI, x_SI.T).T
+    return torch.addmm(b_R.unsqueeze(1), W_RI, x_SI.T).T

@@ -1,4 +1,4 @@
-"""Which processor trains, and with how many threads."""
+"""Which processor computes with tensors, and with how many threads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import torch
 from attune.common.errors import SettingError
 
 
-def choose(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps` as a torch device. Errors: SettingError if this machine has no such device."""
+def choose(name: str, where: str = "--device") -> torch.device:
+    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps` as a torch device. where: what asked for it.
+
+    Errors: SettingError if this machine has no such device.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        raise SettingError(f"--device takes auto, cpu, cuda, cuda:N or mps, not {name!r}")
+        raise SettingError(f"{where} takes auto, cpu, cuda, cuda:N or mps, not {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingError(f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices; try --device auto")
+        raise SettingError(f"{where} {name}: this machine shows {torch.cuda.device_count()} CUDA devices; try {where} auto")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise SettingError("--device mps: not available on this machine; try --device auto")
+        raise SettingError(f"{where} mps: not available on this machine; try {where} auto")
     return device
 
 

@@ -1,0 +1,99 @@
+"""Aggregators on another processor than the CPU, with torch's fake tensors: no GPU is needed to find tensors that are on two.
+
+A fake tensor has a shape and a device and no numbers, so what is computed is tested on the CPU, by all other tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attune.common.errors import SettingError
+from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, HypernetworkSettings
+from attune.fedserver.lab import accelerator
+from attune.fedserver.lab.aggregators.attention import Attention
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.gram import gram, mix_
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _generated, _Round
+from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
+
+GPU = torch.device("cuda", 0)
+PARTS = {"a": ["a"], "b": ["b"]}
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Aggregators that are made now compute on a GPU that is not there."""
+    monkeypatch.setattr(accelerator, "_used", GPU)
+    with FakeTensorMode():
+        yield
+
+
+def updates(count: int = 3) -> list[Update]:
+    return [Update(f"c{index}", 1 + index, {"a": torch.randn(5, 2), "b": torch.randn(7)}) for index in range(count)]
+
+
+def devices(tensors) -> set[str]:
+    return {tensor.device.type for tensor in tensors}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("from_first", [False, True])
+def test_inner_products_and_mixing_stay_where_the_cohort_is(on_gpu, exact, from_first):
+    X_SD = torch.randn(3, 70_000).to(GPU)
+    assert gram(X_SD, exact, from_first).device == GPU
+    mix_(X_SD, torch.eye(3, dtype=torch.float64))
+
+
+def test_a_mixture_on_two_processors_would_be_found(on_gpu):
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.mm(torch.randn(3, 3), torch.randn(3, 4).to(GPU))
+
+
+@pytest.mark.parametrize(
+    ("made", "settings"), [(Attention, AttentionSettings()), (HeurAmp, HeurAmpSettings()), (Amp, AmpSettings(sigma=1.0))]
+)
+def test_a_mixed_cohort_comes_back_from_the_gpu(on_gpu, made, settings):
+    aggregator, cohort = made(settings, MemoryVault(), 0, PARTS), updates()
+    for unit in aggregator.units():
+        partials = [aggregator.partial(block, cohort) for block in unit.blocks]
+        assert devices(partial["gram"] for partial in partials) == {"cpu"}, "sums of blocks are taken where the round is held"
+        combined = aggregator.combine(unit, partials, cohort)
+        for block in unit.blocks:
+            assert devices(value for _, _, value in aggregator.apply(block, combined, cohort)) == {"cpu"}
+    assert aggregator._device == GPU
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_hypernetworks_heads_lie_and_step_on_the_gpu_and_all_else_on_the_cpu(monkeypatch, optimiser):
+    settings = HypernetworkSettings(server_optimiser=optimiser, hidden=6)
+    monkeypatch.setattr(accelerator, "_used", GPU)
+    made, cohort = Hypernetwork(settings, MemoryVault(), 0, PARTS), updates()
+    monkeypatch.setattr(accelerator, "_used", torch.device("cpu"))
+    whole = Hypernetwork(settings, MemoryVault(), 0, PARTS)
+    whole.start({"a": torch.randn(5, 2), "b": torch.randn(7)})
+    state = whole._load()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        faked = {name: mode.from_tensor(tensor) for name, tensor in state.network.items()}
+        state.network = {name: made._placed(name, tensor) for name, tensor in faked.items()}
+        made._state = state
+        made._begin_step(state)
+        assert {name for name, tensor in state.network.items() if tensor.device == GPU} == {
+            name for name in state.network if name.startswith("head.")
+        }
+        slope = torch.zeros(3, 6, device=GPU)
+        made._round = _Round(torch.randn(3, 6).to(GPU), slope, torch.zeros((), dtype=torch.float64, device=GPU))
+        for unit in made.units():
+            combined = made.combine(unit, [made.partial(block, cohort) for block in unit.blocks], cohort)
+            assert devices(combined.values()) == {"cuda"}
+            for block in unit.blocks:
+                assert list(made.apply(block, combined, cohort)) == []
+        generated = list(_generated(state, torch.randn(2, settings.embedding_dim)))
+        assert len(generated) == 2 and devices(tensor for each in generated for tensor in each.values()) == {"cpu"}
+
+
+def test_a_processor_that_is_not_there_is_named():
+    with pytest.raises(SettingError, match=r"server\.device cuda:99: this machine shows \d+ CUDA devices"):
+        accelerator.use("cuda:99")
+    assert accelerator.used() == torch.device("cpu")
