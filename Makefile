@@ -6,7 +6,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto bench bench-quick bench-links clean
+.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto bench bench-quick bench-links gpu clean
 
 install: .venv/installed
 
@@ -84,6 +84,10 @@ bench: install
 	$(BIN)/python -m benchmarks.growth --out $(RESULTS)/growth.json
 	$(BIN)/python -m benchmarks.published_size --out $(RESULTS)/published_size.json
 	$(if $(FLOWER),$(BIN)/python -m benchmarks.against_flower --python $(FLOWER) --out $(RESULTS)/against_flower.json)
+
+# The aggregators on this machine's GPU and on its processor; where there is none, it says so.
+gpu: install
+	$(BIN)/python -m benchmarks.gpu --out $(RESULTS)/gpu.json
 
 # Under two minutes on a quiet machine: some of these figures against the committed ones, as ratios. Fails nothing.
 bench-quick: install

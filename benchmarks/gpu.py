@@ -1,0 +1,88 @@
+"""What this machine's GPU makes of the aggregators' heavy parts, beside one thread of its processor; in one command (`make gpu`).
+
+Seconds of wall time, best of several, until the GPU is done. Where there is none, nothing is measured, and that is said.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import torch
+
+from attune.common.methods.settings.aggregators import HypernetworkSettings
+from attune.fedserver.lab import accelerator
+from attune.fedserver.lab.aggregators.attention import attention, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.gram import gram, mix_
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from benchmarks.hypernetwork import BLOCK, BLOCKS
+from benchmarks.machine import machine
+from benchmarks.mcsa import CASES
+
+CLIENTS = 5
+
+
+def wall_s(work: Callable[[], object], repeats: int) -> float:
+    """The best of `repeats`, after one that does not count."""
+    best = float("inf")
+    for repeat in range(repeats + 1):
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        if repeat:
+            best = min(best, time.perf_counter() - began_s)
+    return round(best, 4)
+
+
+def mixing(device: torch.device, clients: int, weights: int, repeats: int) -> float:
+    """Inner products, attention and mixture of a cohort that lies on the device."""
+    X_SD = torch.randn(clients, weights, generator=torch.Generator().manual_seed(0)).to(device)
+    return wall_s(lambda: mix_(X_SD, attention(cosines(gram(X_SD).cpu()), 50.0)), repeats)
+
+
+def hypernetwork(name: str, repeats: int) -> dict[str, float]:
+    """A step at the published size, and the weights of a cohort."""
+    accelerator.use(name)
+    draw = torch.Generator().manual_seed(0)
+    initial = {f"blocks.{index}.qkv": torch.randn(BLOCK, generator=draw) * 0.05 for index in range(BLOCKS)}
+    made = Hypernetwork(HypernetworkSettings(), MemoryVault(), 0, {part: [part] for part in initial})
+    accelerator.use("cpu")
+    made.start(initial)
+    names = [f"{index:02}" for index in range(CLIENTS)]
+    updates = [Update(each, 1, {key: 1e-3 * torch.randn(BLOCK, generator=draw) for key in initial}) for each in names]
+    with torch.no_grad():
+        return {
+            "step_s": wall_s(lambda: made._descend(updates, phi=True), repeats),
+            "generate_s": wall_s(lambda: list(made.generate(names)), repeats),
+        }
+
+
+@click.command()
+@click.option("--repeats", default=5, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
+def main(repeats: int, out: Path | None) -> None:
+    """Measures everything here that a GPU takes over, on both."""
+    if not torch.cuda.is_available():
+        click.echo("this machine has no GPU that torch can use: nothing measured")
+        return
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "machine": machine()}
+    for name in ("cpu", "cuda"):
+        device = torch.device(name)
+        cohorts = [{"clients": s, "weights": d, "seconds": mixing(device, s, d, repeats)} for s, d in CASES]
+        found[name] = {"hypernetwork": hypernetwork(name, repeats), "mcsa": cohorts}
+        click.echo(msgspec.json.encode(found[name]).decode())
+    if out is not None:
+        command = {"command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}".strip()}
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(command | found)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
