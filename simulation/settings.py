@@ -22,8 +22,8 @@ def overrides(
 ) -> dict[str, Any]:
     """In the shape of a federation.toml; what was not given is absent, but for `min_clients`: all devices take part.
 
-    settings: by section ({"round": {"clients": 5}}) or by dotted names ({"round.clients": 5}). config: a federation.toml; how many
-    devices its server waits for is left out. Errors: SettingError.
+    settings: by section ({"round": {"clients": 5}}) or by dotted names ({"round.clients": 5}). config: a federation.toml; the
+    `min_clients` in it is for its server. Errors: SettingError.
     """
     filed = load_settings(Path(config), (), {}) if config else {}
     found = merge(merge(filed, {"round": {"min_clients": devices}}), by_section(settings))

@@ -59,7 +59,10 @@ def svg() -> str:
     ]
     for middle, (name, colour) in zip((180, 430, 680), DEVICES, strict=True):
         parts += device(middle, name, colour)
-    parts += [text(WIDTH / 2, 374, "hospitals, phones, machines: everybody asks a similar question about different data", 13), "</svg>"]
+    parts += [
+        text(WIDTH / 2, 374, "hospitals, phones, machines: everybody asks a similar question about different data", 13),
+        "</svg>",
+    ]
     return "\n".join(parts) + "\n"
 
 

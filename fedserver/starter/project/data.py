@@ -23,6 +23,8 @@ def make_up(folder: Path) -> None:
     for site in ("kiel", "lund", "oslo"):
         x = rng.normal(size=(160, 8))
         ill = np.tanh(x @ common) @ rng.normal(1.0, 1.0, size=3) + rng.normal(0.0, 0.3, size=160) > 0
-        rows = [",".join([*(f"{value:.3f}" for value in row), "yes" if sick else "no"]) for row, sick in zip(x, ill)]
+        rows = [
+            ",".join([*(f"{value:.3f}" for value in row), "yes" if sick else "no"]) for row, sick in zip(x, ill, strict=True)
+        ]
         header = ",".join([*(f"m{number}" for number in range(1, 9)), LABEL])
         (folder / f"{site}.csv").write_text("\n".join([header, *rows]) + "\n")

@@ -11,9 +11,9 @@ CONFIG = HERE / "federation.toml"
 HOMES = HERE / "homes"  # what server and devices must not forget
 os.environ.setdefault("ATTUNE_HOME", str(HOMES))
 
-import attune  # noqa: E402
-import data  # noqa: E402
-import model  # noqa: E402
+import attune
+import data
+import model
 
 
 def simulate() -> None:
