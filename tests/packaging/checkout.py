@@ -26,7 +26,7 @@ def package_folders() -> set[Path]:
 
 
 def shipped() -> set[Path]:
-    """The files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, the dashboard, a new project."""
+    """The files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, data of packages."""
     folders = package_folders() - {Path()}
     code = {path for path in files() if path.parent in folders}
     top = {path for path in files() if path.parent == Path() and (path.suffix == ".py" or path.name == "py.typed")}

@@ -18,11 +18,11 @@ def train(model, data, context):
     """One site's training in one round. Without this function Attune trains by itself: SGD on cross-entropy."""
     settings = context.settings
     optimizer = torch.optim.AdamW(context.parameters(), lr=settings.lr)
-    for epoch in range(settings.epochs):
+    for epoch in range(settings.local_epochs):
         for x, y in data.batches(settings.batch_size):
             loss = cross_entropy(model(x), y, label_smoothing=0.05) + context.penalty()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        context.progress((epoch + 1) / settings.epochs)
+        context.progress((epoch + 1) / settings.local_epochs)
     return float(loss.detach())
