@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from attune.common.durable import PRIVATE, disk_errors, sync
+from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.wire.blobs import Blob
 from attune.fedserver.home import LEFT_ASIDE, Home
@@ -61,7 +61,7 @@ def back_up(home: Home, out: Path) -> Iterator[str]:
         with disk_errors(out):
             files = _copied(aside, out)
             whole = Manifest(VERSION, time.time(), found.record.round, files)
-            _write(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
+            write_file(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             sync(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -126,7 +126,7 @@ def _link_rest(home: Home, aside: Path) -> None:
     log = home.audit.path
     if log.exists():  # grows while it is read: whole lines only
         data = log.read_bytes()
-        _write(aside / log.name, data[: data.rfind(b"\n") + 1])
+        write_file(aside / log.name, data[: data.rfind(b"\n") + 1], durable=False)
 
 
 def _link(path: Path, to: Path) -> None:
@@ -157,17 +157,9 @@ def _copy(path: Path, to: Path) -> File:
         while block := source.read(1 << 20):
             digest.update(block)
             target.write(block)
-        target.flush()
-        os.fsync(target.fileno())
         size = target.tell()
+    sync(to)
     return File(size, digest.hexdigest())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def restore_to(source: Path, home: Home) -> Iterator[str]:
