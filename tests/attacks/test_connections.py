@@ -86,7 +86,7 @@ def test_connections_that_come_again_and_again_do_not_stop_it_either(narrow: tup
             for each in held[::2]:
                 each.close()
 
-    threads = [threading.Thread(target=flood) for _ in range(4)]
+    threads = [threading.Thread(target=flood) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:
