@@ -165,7 +165,7 @@ class Members:
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order; without an order, that it takes no part at all."""
         if not order_id:
-            LOG.warning("%s takes no part: %s", name, reason)
+            LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
             await self._coordinator.turn(self._declined, name, reason)
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
