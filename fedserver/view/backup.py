@@ -26,6 +26,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
 from attune.fedserver.lab.recipe import Recipe, name_of
 from attune.fedserver.ports.blobs import INBOX, blob_of
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.age import is_later
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import ENTRY
 from attune.fedserver.stores.tables import Tables
@@ -82,7 +83,7 @@ def _taken_aside(home: Home, aside: Path) -> Snapshot:
         except FileNotFoundError:  # a round was committed meanwhile
             time.sleep(PAUSE_S)
             continue
-        _link_inbox(home, aside)
+        _link_inbox(home, aside, found.record.round)
         _link_rest(home, aside)
         return found
     raise LedgerBusy("rounds close faster than their state can be set aside: pause the federation (`fedserver pause`) for this")
@@ -111,9 +112,13 @@ def _state_of(home: Home, found: Snapshot) -> list[str]:
     return sorted({*(blob.name for blob in wanted), *([name] if recipe else [])})
 
 
-def _link_inbox(home: Home, aside: Path) -> None:
-    """Whole updates only, and one that goes away meanwhile need not be there: its device hands it in again."""
-    for entry in sorted((home.path / INBOX).glob(f"*/{ENTRY}")):
+def _link_inbox(home: Home, aside: Path, closed: int) -> None:
+    """Whole updates only, and one that goes away meanwhile need not be there: its device hands it in again.
+
+    Answers to rounds that the copied database does not know yet stay out: beside them it would count as an old copy.
+    """
+    entries = sorted((home.path / INBOX).glob(f"*/{ENTRY}"))
+    for entry in (each for each in entries if not is_later(each.relative_to(home.path).as_posix(), closed)):
         with contextlib.suppress(FileNotFoundError):
             for path in [*(path for path in entry.parent.iterdir() if path != entry), entry]:
                 _link(path, aside / path.relative_to(home.path))
