@@ -1,9 +1,10 @@
-"""Draws `idea.svg`, the picture of the README: `python docs/img/idea.py`."""
+"""Draws `docs/img/idea.svg`, the picture of the README: `python -m benchmarks.idea`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+OUT = Path(__file__).parents[1] / "docs/img/idea.svg"
 WIDTH, HEIGHT = 860, 390
 INK, PAPER, SOFT = "#1f2933", "#ffffff", "#f1f4f8"
 DEVICES = (("kiel", "#c2410c"), ("lund", "#0f766e"), ("oslo", "#4338ca"))  # name, colour of its model
@@ -22,7 +23,9 @@ def box(x: float, y: float, width: float, height: float, fill: str = SOFT, line:
 
 
 def arrow(x: float, y1: float, y2: float, colour: str) -> str:
-    return f"<line x1='{x}' y1='{y1}' x2='{x}' y2='{y2}' stroke='{colour}' stroke-width='3' marker-end='url(#tip)'/>"
+    back = y2 + (10 if y1 > y2 else -10)  # where the tip begins
+    line = f"<line x1='{x}' y1='{y1}' x2='{x}' y2='{back}' stroke='{colour}' stroke-width='3'/>"
+    return f"{line}<path d='M{x - 7} {back} L{x + 7} {back} L{x} {y2} z' fill='{colour}'/>"
 
 
 def device(middle: float, name: str, colour: str) -> list[str]:
@@ -45,8 +48,6 @@ def svg() -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' role='img'>",
         "<title>Data stay on the devices; weights go to the server, and each device gets weights made for it</title>",
-        "<defs><marker id='tip' viewBox='0 0 10 10' refX='6' refY='5' markerWidth='5' markerHeight='5' orient='auto'>"
-        "<path d='M0 0 L10 5 L0 10 z' fill='context-stroke'/></marker></defs>",
         f"<rect width='{WIDTH}' height='{HEIGHT}' fill='{PAPER}'/>",
         box(180, 22, 500, 105),
         text(WIDTH / 2, 54, "server", 16, "bold"),
@@ -67,4 +68,4 @@ def svg() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_suffix(".svg").write_text(svg(), encoding="utf-8")
+    OUT.write_text(svg(), encoding="utf-8")
