@@ -61,8 +61,12 @@ class Method:
             raise SettingError(f"unknown preset {name!r}{nearest(name, (EVERYDAY, PUBLISHED))}")
         if not self.published:
             raise SettingError(f"method {self.name} has no settings as published; docs/methods says what its paper uses")
-        unbounded = {"method": UNBOUNDED} if set(self.kinds) != {"private"} else {}
-        return merge(merge(self.published, self.published_with.get(model or "", {})), unbounded)
+        return merge(merge(self.published, self.published_with.get(model or "", {})), {"method": self.unbounded})
+
+    @property
+    def unbounded(self) -> Mapping[str, float]:
+        """The settings under which what a device hands in has no bound; none where it hands in nothing."""
+        return UNBOUNDED if set(self.kinds) != {"private"} else {}
 
     @property
     def kinds(self) -> tuple[PartKind, ...]:
