@@ -24,7 +24,8 @@ check: install
 	$(BIN)/lint-imports
 
 # Files of tests are dealt to as many processes as there are cores; the tests of one file run in turn in one process.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# A process of tests that dies ends the run as red: xdist would start another one, and may then wait for ever.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: check
 	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance

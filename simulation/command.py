@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from attune.common.config import load_settings
-from attune.simulation.executors import NAMES
+from attune.simulation.executor_names import NAMES
 
 if TYPE_CHECKING:
     from attune.simulation.result import Result

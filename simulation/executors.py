@@ -10,14 +10,11 @@ from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
 from attune.fedclient.work.processes.pool import Pool, processes
 from attune.fedclient.work.together import SideBySide
-from attune.simulation.worlds import SEQUENTIAL, begun, reconciled, record
+from attune.simulation.executor_names import AUTO, NAMES, PROCESSES, STACKED
+from attune.simulation.worlds import begun, reconciled, record
 
 if TYPE_CHECKING:
     from attune.fedclient.work.stacked.advice import Advice
-
-STACKED, AUTO, PROCESSES = "stacked", "auto", "processes"
-NAMES = (SEQUENTIAL, STACKED, AUTO, PROCESSES)
-SPREAD = (PROCESSES,)  # over other processes: what these cannot import cannot be used
 
 
 def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | Pool | None:

@@ -14,9 +14,10 @@ from attune.fedclient.work.inline import Executor
 from attune.fedclient.work.processes.pool import Pool
 from attune.fedclient.work.together import SideBySide
 from attune.fedserver.view.status import status
+from attune.simulation.executor_names import SEQUENTIAL
 from attune.simulation.federation import Ended
 from attune.simulation.table import Row, Table, row_of
-from attune.simulation.worlds import SEQUENTIAL, World
+from attune.simulation.worlds import World
 
 if TYPE_CHECKING:
     from attune.common.pictures.page import Section

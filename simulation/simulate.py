@@ -13,7 +13,8 @@ from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.processes.pool import Pool
 from attune.simulation import settings as given_settings
-from attune.simulation.executors import SPREAD, executor_of
+from attune.simulation.executor_names import SPREAD
+from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.garbage import seldom_collected
 from attune.simulation.own_models import name_of

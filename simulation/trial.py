@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attune.common.config import by_section, merge
-from attune.simulation.executors import PROCESSES, STACKED, importable
+from attune.simulation.executor_names import PROCESSES, SEQUENTIAL, STACKED
+from attune.simulation.executors import importable
 from attune.simulation.settings import Method
 from attune.simulation.shards import Shards, named
 from attune.simulation.simulate import NO_SETTINGS, simulate
-from attune.simulation.worlds import SEQUENTIAL
 
 if TYPE_CHECKING:
     from torch import nn

@@ -18,11 +18,10 @@ from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.ledger import Ledger, Reader
 from attune.fedserver.stores.memory import MemoryBlobs
 from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.simulation.executor_names import SEQUENTIAL
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
-
-SEQUENTIAL = "sequential"
 
 
 class World(Protocol):

@@ -10,10 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import msgspec
 
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.faults import SERVER, fail_at
@@ -23,20 +20,21 @@ from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.advice import for_devices
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.records import Row
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.barred import Barred
 from attune.fedserver.federation.clock import Clock
+from attune.fedserver.federation.closing import Closing, Closings
 from attune.fedserver.federation.journal import Journal, Stage
 from attune.fedserver.federation.orders import Orders
+from attune.fedserver.federation.resuming import taken_up
 from attune.fedserver.federation.standing import Standing
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.federation.troubles import Troubles
 from attune.fedserver.federation.turns import Turns
 from attune.fedserver.ports.blobs import Blobs, Damaged
-from attune.fedserver.ports.lab import Lab, Outcome
+from attune.fedserver.ports.lab import Lab
 from attune.fedserver.ports.ledger import Ledger, Snapshot
 from attune.fedserver.stores.age import check_age
 from attune.fedserver.stores.inbox import Inbox
@@ -47,17 +45,6 @@ PLANNING = "making the plan"  # the name of a trouble
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Closing:
-    """What a round came to, before it is committed."""
-
-    number: int
-    rows: Sequence[Row]
-    marks: Mapping[str, Mapping[str, int]]
-    outcome: Outcome
-    setback: str = ""  # why its updates make no state
 
 
 class Coordinator:
@@ -89,6 +76,7 @@ class Coordinator:
         self._standing = Standing(ledger, self.troubles)
         self._orders = Orders(settings, ledger, self.streams, lab, blobs, executors, self.journal)
         self.book = self._orders.book
+        self._closings = Closings(settings.adaptation, self.inbox, lab, self._orders, executors)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -109,12 +97,7 @@ class Coordinator:
         await self._ledger.disconnect_all(self.clock.unix())
         found = await self._ledger.snapshot()
         await self._executors.disk(check_age, self._blobs, found.record.round)
-        await self._executors.disk(self.inbox.clear_except, *found.record.open_orders, found.record.round)
-        handed_in = await self._executors.disk(self.inbox.names, *found.record.open_orders)
-        reported = await self._reported(found)
-        record = _reopened(found.record, handed_in - reported.keys())
-        losses = {name: row.loss for name, row in reported.items() if row.work == "train" and row.loss is not None}
-        self.round = Round.of(record, reported, self._finished(found), losses)
+        self.round = await taken_up(found, self._rules, self.inbox, self._executors)
         for device in found.devices:
             if device.revoked:  # maybe while no server ran
                 self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
@@ -140,20 +123,6 @@ class Coordinator:
         if self.round.record.phase is events.Phase.DONE:
             self.finished.set()
         self.ready.set()
-
-    async def _reported(self, found: Snapshot) -> dict[str, Row]:
-        """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
-        record = found.record
-        if record.revive().phase is events.Phase.DONE:
-            return {row.client: row for row in found.rows if (row.work, row.round) == ("evaluate", record.round)}
-        entries = await self._executors.disk(self.inbox.entries, *record.open_orders)
-        return {name: entry.row for name, entry in entries.items()}
-
-    def _finished(self, found: Snapshot) -> set[str]:
-        """Who has evaluated the end, or what adaptations have made of it where they change what everybody is served."""
-        rounds = self._rules.settings.rounds
-        first = max(found.record.round, rounds) if self._rules.common else rounds
-        return {row.client for row in found.rows if row.work == "evaluate" and row.round >= first}
 
     async def stop(self) -> None:
         """What is under way is left: a restart takes it up."""
@@ -304,7 +273,7 @@ class Coordinator:
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(step_name, lambda: self._aggregated(number, cohort, spoiled))
+            closing = await self.troubles.overcome(step_name, lambda: self._closings.make(self.round, number, cohort, spoiled))
         except Exception as error:
             failed = error
             await self.turn(lambda: self._fail(failed))
@@ -316,27 +285,6 @@ class Coordinator:
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
         await self._executors.disk(self.inbox.clear, "train", number)
         fail_at(SERVER, number, "inbox-cleared")
-
-    async def _aggregated(self, number: int, cohort: frozenset[str], spoiled: str) -> Closing:
-        """What the round came to, written beside the present state. Doing it again writes the same."""
-        record = self.round.record
-        found = await self._executors.disk(self.inbox.entries, "train", number)
-        entries = {name: entry for name, entry in found.items() if name in self.round.reported}  # others are late
-        updates = {name: entry for name, entry in entries.items() if name in cohort}
-        marks = await self._orders.fetched(record, entries, number - 1, "train")
-        if spoiled:
-            outcome = await self.lab.go_back()
-            if not outcome.slots:
-                spoiled = f"{spoiled}; but the state before it is not known any more, so it stays"
-            return Closing(number, [entry.row for entry in entries.values()], marks, outcome, spoiled)
-        founders = await self._orders.founders(updates)
-        if record.adapting and self.settings.adaptation is not None:
-            outcome = await self.lab.adapt(updates, self.settings.adaptation, founders)
-        else:
-            outcome = await self.lab.aggregate(updates, founders)
-        for name in updates if not outcome.refused else ():
-            marks.setdefault(name, {})["contributed"] = number
-        return Closing(number, [entry.row for entry in entries.values()], marks, outcome, outcome.refused)
 
     async def _commit(self, closing: Closing) -> bool:
         """The commit point of a round: the new state, the record and the metrics become durable together; then True."""
@@ -420,13 +368,3 @@ class Coordinator:
 
     async def _tick(self) -> None:
         await self.dispatch(events.Tick(self.clock.monotonic()))
-
-
-def _reopened(record: events.Record, damaged: set[str]) -> events.Record:
-    """The record at start. A round that was about to be closed is open again if an update of it is damaged.
-
-    Its device sends it once more, and the state gets the same bits as without the damage.
-    """
-    if damaged and record.revive().phase is events.Phase.AGGREGATING:
-        return msgspec.structs.replace(record.revive(), phase=events.Phase.TRAINING)
-    return record

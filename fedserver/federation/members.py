@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -148,7 +149,9 @@ class Members:
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
-        """A device says how far it is with an order; written down at each quarter."""
+        """A device says how far it is with an order; written down at each quarter. What is no number says nothing."""
+        if math.isnan(done):
+            return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             order = self._coordinator.book.order(name, order_id)
             self._journal.enter(name, WORK[order.id.work])
@@ -162,7 +165,7 @@ class Members:
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order; without an order, that it takes no part at all."""
         if not order_id:
-            LOG.warning("%s takes no part: %s", name, reason)
+            LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
             await self._coordinator.turn(self._declined, name, reason)
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):

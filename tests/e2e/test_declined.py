@@ -15,7 +15,7 @@ def test_a_missing_allow_model_is_said_on_the_server(federation_at):
     refusing = federation.device(ben)
     assert refusing.code() == 2
     assert f"start with --allow-model {MODEL}" in refusing.text
-    server.wait_for(f"^ben takes no part: .* start with --allow-model {MODEL}$")
+    server.wait_for(f" device=ben ben takes no part: .* start with --allow-model {MODEL}$")
     ben_now = federation.await_status(lambda found: found["clients"][1]["state"] == "disconnected")["clients"][1]
     assert f"start with --allow-model {MODEL}" in ben_now["note"]
     # Started again as it was told to, it takes part, and the note goes.
@@ -32,4 +32,4 @@ def test_a_device_that_was_begun_under_another_plan_says_so(federation_at):
     [plan] = federation.folder.glob("attune/devices/*/anna-*/plan.json")
     plan.write_bytes(plan.read_bytes().replace(b'"seed":0', b'"seed":1'))
     assert federation.device(shards[0]).code() == 4
-    server.wait_for("^anna takes no part: the server's plan differs from the one this device trained under")
+    server.wait_for(" device=anna anna takes no part: the server's plan differs from the one this device trained under")

@@ -146,10 +146,10 @@ def test_training_that_outlives_the_deadline_stops_at_it_and_the_next_order_is_c
     bench.server.deadline_s = 0.5
     real, calls = Trainer.training, []
 
-    def endless(self, theta, received, x, y, seeds, progress, cancelled, trains=()):
+    def endless(self, theta, received, x, y, seeds, progress, cancelled, *rest):
         calls.append(1)
         if len(calls) > 1:
-            return real(self, theta, received, x, y, seeds, progress, cancelled, trains)
+            return real(self, theta, received, x, y, seeds, progress, cancelled, *rest)
         for _ in range(1000):
             if cancelled():
                 bench.server.deadline_s = 60.0

@@ -26,12 +26,13 @@ def package_folders() -> set[Path]:
 
 
 def shipped() -> set[Path]:
-    """The files that an installed `attune` consists of, relative to the root: code, stubs, the typing mark, the protos."""
+    """The files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, the dashboard."""
     folders = package_folders() - {Path()}
     code = {path for path in files() if path.parent in folders}
     top = {path for path in files() if path.parent == Path() and (path.suffix == ".py" or path.name == "py.typed")}
     protos = {path for path in files() if path.parts[0] == "proto" and path.suffix == ".proto"}
-    return code | top | protos
+    page = {path for path in files() if path.parent == Path("fedserver/web/page")}
+    return code | top | protos | page
 
 
 def pyproject() -> dict[str, Any]:
