@@ -18,7 +18,8 @@ LARGEST = 1.7e308
 
 Choice = Literal["personalized", "common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
-Accuracy = Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Accuracy = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
