@@ -11,7 +11,7 @@ TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install develop test walk conformance attacks lowest chaos chaos-quick check demo proto benchmark bench-links clean
+.PHONY: install develop test walk site conformance attacks lowest chaos chaos-quick check demo proto benchmark bench-links clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -97,6 +97,17 @@ benchmark: develop
 # Federations over narrow, long links: some six minutes.
 bench-links: develop
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
+
+# The documentation as a site in build/site; a link that leads nowhere is an error.
+site: .venv/documenting
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	git ls-files -z --cached --others --exclude-standard | grep -zv '^tests/\|^\.' | xargs -0 cp --parents -t build/pages
+	$(BIN)/mkdocs build --strict
+
+.venv/documenting: .venv/installed
+	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 clean:
 	rm -rf .venv .venv-lowest .venv-proto demo-out build *.egg-info
