@@ -6,7 +6,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto benchmark bench-links clean
+.PHONY: install test conformance attacks fuzz lowest chaos chaos-quick check demo proto benchmark bench-links clean
 
 install: .venv/installed
 
@@ -37,6 +37,12 @@ conformance: install
 # What a hostile peer can try, each with what it is answered.
 attacks: install
 	$(BIN)/pytest tests/attacks -v
+
+# Inputs that nobody thought of, ten minutes for each target; what is found is kept in tests/fuzz/found, which `make test` reads.
+FUZZ_SECONDS ?= 600
+fuzz: install
+	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
 # The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
 # federation. Warnings are not shown: what is old uses what newer libraries deprecate.

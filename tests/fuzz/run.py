@@ -1,7 +1,7 @@
 """Fuzzes every target by coverage, keeps a small corpus and writes down what it came to: `python -m tests.fuzz.run`.
 
 Needs atheris (`make fuzz` installs it). Each target has a process of its own, which begins with the seeds and with the inputs
-of tests/fuzz/found. At its end the inputs that reach different code are kept there, and one that crashed, whose trace is printed.
+of tests/fuzz/found. At its end the inputs that reach different code are kept there. A crash is printed, and its input kept.
 """
 
 from __future__ import annotations

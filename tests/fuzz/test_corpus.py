@@ -28,7 +28,7 @@ def test_what_was_a_crash_is_none(what: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_was_found_is_refused_by_name_or_whole(target: str) -> None:
     inputs = kept(target)
-    assert len(inputs) > 10
+    assert inputs
     for data in (*inputs, *seeds(target), b""):
         throw(target, data)
 
