@@ -13,7 +13,7 @@ def from_json(text: bytes | str, kind: type[T]) -> T:
     """Errors: msgspec.DecodeError, also for what is no UTF-8 or too deep, for which msgspec has other errors."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"it is no UTF-8 ({error.reason} at byte {error.start} of a text)") from None
+    except UnicodeError:
+        raise msgspec.DecodeError("it is no UTF-8") from None
     except RecursionError:
         raise msgspec.DecodeError("it is too deep") from None

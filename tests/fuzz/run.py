@@ -43,7 +43,7 @@ def small(target: str, folder: Path) -> int:
     """Keeps the inputs that are needed for the coverage of all; how many."""
     least = folder / f"{target}.least"
     least.mkdir()
-    command = [sys.executable, "-m", "tests.fuzz.fuzz", target, str(least), "-merge=1", str(folder / target)]
+    command = [sys.executable, "-m", "tests.fuzz.fuzz", target, str(folder / target), "-merge=1", str(least)]
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     crashes = folder.glob(f"crash-{target}-*")
     return keep(target, [path.read_bytes() for path in (*crashes, *least.iterdir())])
