@@ -11,7 +11,7 @@ TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install develop test walk site conformance attacks lowest chaos chaos-quick check demo proto benchmark bench-links clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto benchmark bench-links clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -54,6 +54,12 @@ conformance: develop
 # What a hostile peer can try, each with what it is answered.
 attacks: develop
 	$(BIN)/pytest tests/attacks -v
+
+# Inputs that nobody thought of, ten minutes for each target; what is found is kept in tests/fuzz/found, which `make test` reads.
+FUZZ_SECONDS ?= 600
+fuzz: develop
+	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
 # The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
 # federation. Warnings are not shown: what is old uses what newer libraries deprecate.
