@@ -166,6 +166,7 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 @click.option(
     "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
 )
+@click.option("--stay", is_flag=True, help="After the last round wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
 )
@@ -207,6 +208,7 @@ def _train(given: dict[str, Any]) -> None:
         keep=given["keep"],
         baseline=given["baseline"],
         limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        stay=given["stay"],
         train=hooks.train,
         evaluate=hooks.evaluate,
         label=given["label"],

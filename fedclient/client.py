@@ -36,7 +36,8 @@ class Client:
     several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
     (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
     options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. limits: on what the
-    server may ask of this device. The rest as the options of `fedclient`.
+    server may ask of this device. stay: wait for the federation's next run instead of returning. The rest as the options of
+    `fedclient`.
     Errors: SettingError, ShardError.
     """
 
@@ -58,6 +59,7 @@ class Client:
         label: str = "",
         table: Mapping[str, Any] = NO_OPTIONS,
         limits: Limits = NO_OTHER_LIMITS,
+        stay: bool = False,
     ) -> None:
         address = Address.parse(server)
         self._shard: LazyShard | None
@@ -81,6 +83,7 @@ class Client:
             keep=keep,
             baseline=baseline,
             limits=limits,
+            stay=stay,
             hooks=Hooks(train, evaluate),
             table=ReadOptions.of(label, **table),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),

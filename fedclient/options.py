@@ -28,6 +28,7 @@ class Options:
     keep: Literal["best", "personalized"] = "best"
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
+    stay: bool = False  # after the last round, for the federation's next run
     limits: Limits = DEFAULT_LIMITS
     hooks: Hooks = NONE  # the device's own training and scores
     table: ReadOptions = PLAIN  # where the data are a table: which column is what

@@ -29,6 +29,12 @@ class Store(Protocol):
 
     def keep_plan(self, plan_json: bytes) -> None: ...
 
+    def put_aside(self, run: str, orders: int) -> str:
+        """Plan, orders and model of this run make place for the next; where they are kept. orders: carried out in it."""
+
+    def spent(self) -> int:
+        """Orders carried out in runs that were put aside."""
+
     def orders(self, who: str) -> OrderStore:
         """Of the device `who`. torch is imported, so this belongs to the thread of tensors."""
 
@@ -55,6 +61,12 @@ class FolderStore:
     def keep_plan(self, plan_json: bytes) -> None:
         write_file(self._home.plan, plan_json, PUBLIC)
 
+    def put_aside(self, run: str, orders: int) -> str:
+        return str(self._home.put_aside(run, orders))
+
+    def spent(self) -> int:
+        return self._home.spent()
+
     def orders(self, who: str) -> OrderStore:
         from attune.fedclient.work.state import Orders
 
@@ -73,6 +85,7 @@ class MemoryStore:
         self.model: tuple[ModelInfo, Mapping[Choice, Mapping[str, Tensor]]] | None = None
         self._plan: bytes | None = None
         self._orders: OrderStore | None = None
+        self._spent = 0
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._orders})"
@@ -86,6 +99,14 @@ class MemoryStore:
 
     def keep_plan(self, plan_json: bytes) -> None:
         self._plan = plan_json
+
+    def put_aside(self, run: str, orders: int) -> str:
+        self._plan = self._orders = None
+        self._spent += orders
+        return "nowhere: it was in memory"
+
+    def spent(self) -> int:
+        return self._spent
 
     def orders(self, who: str) -> OrderStore:
         if self._orders is None:
