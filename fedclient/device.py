@@ -41,6 +41,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import Options
 from attune.fedclient.store import Store
+from attune.fedclient.thrift import until_met
 from attune.fedclient.work.worker import LearnerSlot, Lost, Work, Worker
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ class Device:
         from attune.fedclient.work.trainer import Cancelled
 
         try:
+            await until_met(self.options.thrift.when, self.console.say)
             async with self.worker.turn:
                 result = await self._result_of(order, stop)
         except Cancelled:
@@ -300,6 +302,7 @@ class Device:
         if learner is None:
             learner = await self.worker.do(slot.awake)
         missing = learner.missing(order)
+        self.store.check_room(self.options.thrift, learner.size_bytes + sum(ref.size for ref, _ in missing))
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
         fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))

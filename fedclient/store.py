@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attune.common.durable import PUBLIC, write_file
 from attune.fedclient.home import Home
+from attune.fedclient.thrift import Thrift
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,9 @@ class Store(Protocol):
 
     def spent(self) -> int:
         """Orders carried out in runs that were put aside."""
+
+    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+        """Errors: LimitExceeded where so much more is too much for the device's owner."""
 
     def orders(self, who: str) -> OrderStore:
         """Of the device `who`. torch is imported, so this belongs to the thread of tensors."""
@@ -66,6 +70,9 @@ class FolderStore:
 
     def spent(self) -> int:
         return self._home.spent()
+
+    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+        thrift.check_disk(self._home.path, coming_bytes)
 
     def orders(self, who: str) -> OrderStore:
         from attune.fedclient.work.state import Orders
@@ -107,6 +114,9 @@ class MemoryStore:
 
     def spent(self) -> int:
         return self._spent
+
+    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+        """Nothing is written."""
 
     def orders(self, who: str) -> OrderStore:
         if self._orders is None:

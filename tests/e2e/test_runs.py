@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from attune.common.errors import HomeBusy
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
 from tests.e2e.harness import Federation, tabular_shard, until
 
 FIRST = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "2", "--set", "train.local_epochs=1")
-SECOND = ("--method", "fedper", "--model", "dnn", "--min-clients", "2", "--rounds", "1", "--set", "model.width=4")
+SECOND = ("--method", "fedper", "--model", "dnn", "--min-clients", "2", "--rounds", "1")
 
 
 def done(federation: Federation, devices: int) -> None:
@@ -35,7 +36,7 @@ def test_a_fleet_takes_part_in_the_next_run_without_enrolling_again(
     assert comes_back.code() == 0, comes_back.text
     stays.wait_for("^waiting for the next run of this federation$")
     done(federation, 2)
-    federation.command("fedserver", "run", "new", "second", *SECOND, code=6)  # a server runs
+    federation.command("fedserver", "run", "new", "second", *SECOND, code=HomeBusy.exit_code)
     assert server.stop() == 0
     first = {path.name: path.read_bytes() for path in federation.model(shards[0]).iterdir()}
     certificates = {each.fingerprint for each in snapshot(Home(federation.home)).certificates}

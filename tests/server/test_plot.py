@@ -131,7 +131,7 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
     assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
     assert page.row("1")[4:] == ["24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
-    assert page.row("vm-shard3")[:6] == ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"]
+    assert ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"] in page.rows
     assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text
     assert page.row("a constant answer: over all test samples")[1] == "0.5000"
     assert page.row("clients whose model is no better than a constant answer")[1] == "24", "served: 0.25 against 0.5"
@@ -151,7 +151,7 @@ def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
     """`Metrics` alone names the numbers: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875; nobody reports a loss."""
     federation(clients=4).plot(tmp_path / "out", "metrics")
     page = check_pictures(tmp_path / "out", {"metrics"})
-    table = page.rows[page.rows.index(page.row("metric")) + 1 :]
+    table = page.rows[page.rows.index(page.row("metric")) + 1 : page.rows.index(page.row("figure"))]
     assert table == [
         ["accuracy_before", "training", "1", "4", "0.2500", "0.2500", "0.2500"],
         ["accuracy_before", "training", "2", "4", "0.2500", "0.2500", "0.2500"],
@@ -213,8 +213,8 @@ def test_attention_has_one_scale_from_0_to_1_with_an_equal_share_marked(monkeypa
     assert {(image.norm.vmin, image.norm.vmax) for image in images} == {(0.0, 1.0)}
     shades = images[0].norm(nearly_SS)
     assert float(shades.max() - shades.min()) * 256 < 2.5
-    bar = images[0].colorbar.ax
-    assert [line.get_ydata()[0] for line in bar.lines] == [pytest.approx(1 / clients)]
+    (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "weight"]
+    assert 1 / clients in [pytest.approx(line.get_ydata()[0]) for line in bar.lines]
     assert any(text.get_text() == "equal share" for text in bar.texts)
 
 
@@ -365,7 +365,7 @@ def test_an_x_axis_that_cannot_be_says_why(federation, tmp_path, x, message):
 
 
 def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_path):
-    with pytest.raises(SettingError, match="not a folder that `fedserver export` wrote"):
+    with pytest.raises(SettingError, match=r"not a folder that `fedserver export` or Result\.save wrote"):
         plot.plot_runs([str(tmp_path)], "train.lr", tmp_path / "out")
     folder = exported(federation(), tmp_path / "a", fedtp=None)
     with pytest.raises(SettingError, match=r"set round\.evaluate_every"):
