@@ -133,10 +133,10 @@ def membership(home: Home, address: Address | None) -> Iterator[Finding]:
     if address is not None:
         from attune.fedclient.link.diagnose import LETS_IN, diagnose
 
-        error = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
-        lets_in = isinstance(error, Unreachable) and LETS_IN in str(error)
+        answer = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
+        lets_in = isinstance(answer, Unreachable) and LETS_IN in str(answer)
         yield (
-            Finding("ok", "server", f"{address} lets {identity.name} in") if lets_in else Finding("FAIL", "server", str(error))
+            Finding("ok", "server", f"{address} lets {identity.name} in") if lets_in else Finding("FAIL", "server", str(answer))
         )
 
 

@@ -423,6 +423,27 @@ def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json:
 
 @cli.command()
 @HOME
+@click.argument("runs", nargs=-1, metavar="[NAME=]RUN...")
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A folder of event files.")
+@click.option("--mlflow", metavar="URI", help="A tracking server, or a database: sqlite:///runs.db.")
+def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, mlflow: str | None) -> None:
+    """Writes the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""
+    from attune.fedserver.view import compare as comparison
+
+    if tensorboard is None and mlflow is None:
+        raise click.UsageError("Missing option '--tensorboard' or '--mlflow'.")
+    place = _place(home)
+    from attune.fedserver.view import writers
+
+    for each in comparison.read(runs or (str(place.path),), place):
+        if tensorboard is not None:
+            click.echo(f"{each.name}: {writers.to_tensorboard(each, tensorboard)}")
+        if mlflow is not None:
+            click.echo(f"{each.name}: run {writers.to_mlflow(each, mlflow)} in MLflow")
+
+
+@cli.command()
+@HOME
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Of a page that is not served yet (default: a free one)."
 )
@@ -441,6 +462,17 @@ def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
     if folder is None:
         place.require()
     command.show(folder or place.path, Place(port=port), click.echo)
+
+
+@cli.command("tls-name")
+@HOME
+def tls_name(home: Path | None) -> None:
+    """Prints the TLS name of this federation, by which a proxy tells several behind one port apart."""
+    from attune.common.identity.credential import server_name
+
+    place = _place(home)
+    place.require()
+    click.echo(server_name(place.open_authority().certificate_pem))
 
 
 @cli.command()

@@ -78,7 +78,7 @@ def _shown(image_HWC: Floats) -> Floats:
 
 def _in_shares(map_hw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """In multiples of an equal share: the mean is 1."""
-    return map_hw * (map_hw.size / map_hw.sum())
+    return np.asarray(map_hw * (map_hw.size / map_hw.sum()))
 
 
 def _overlay(axes: Any, image_HWC: Floats, map_hw: npt.NDArray[np.float64], most: float) -> Any:

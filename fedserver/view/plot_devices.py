@@ -114,7 +114,8 @@ def _models(axes: Any, listed: Sequence[Client]) -> None:
 
 
 def _gains(axes: Any, listed: Sequence[Client]) -> None:
-    for verdict, label in (("better", "helped"), ("unclear", "unclear"), ("worse", "not helped")):
+    named: dict[Finding, str] = {"better": "helped", "unclear": "unclear", "worse": "not helped"}
+    for verdict, label in named.items():
         found = [(at, client) for at, client in enumerate(listed) if client.verdict == verdict]
         if found:
             axes.bar([at for at, _ in found], [c.gain for _, c in found], width=0.7, color=SHADES[verdict], label=label)
