@@ -80,16 +80,21 @@ class Forked:
         environment: Mapping[str, str] | None = None,
         entry: str | None = None,
         folder: Path | None = None,
+        reads: int | None = None,
     ) -> None:
-        """words: its command line, the first of which is the path of an installed command if there is no entry."""
+        """words: its command line, the first of which is the path of an installed command if there is no entry.
+
+        reads: the descriptor that is its standard input; None: there is nothing to read.
+        """
         if entry is None:
             assert Path(words[0]).is_file(), f"{words[0]} is not installed"
             entry = ENTRIES[Path(words[0]).name]
         environment = os.environ if environment is None else environment
-        self._status, theirs = os.pipe()
+        status, theirs = os.pipe()
+        self._status, self._reading = os.fdopen(status, "rb"), threading.Lock()
         try:
             with Path(os.devnull).open("rb") as nothing:
-                fds = [nothing.fileno(), out.fileno(), err.fileno(), theirs]
+                fds = [nothing.fileno() if reads is None else reads, out.fileno(), err.fileno(), theirs]
                 self.pid = zygote().fork(entry, words, environment, folder or Path.cwd(), fds)
         finally:
             os.close(theirs)
@@ -102,12 +107,13 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Errors: subprocess.TimeoutExpired."""
+        """Several threads may wait. Errors: subprocess.TimeoutExpired."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            self.returncode = int(os.read(self._status, 20))
-            os.close(self._status)
+            with self._reading:
+                if self.returncode is None:
+                    self.returncode = int(self._status.read())
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -148,6 +154,28 @@ class Popen(Forked):
         self.stdout = os.fdopen(ours, encoding="utf-8")
         with os.fdopen(theirs, "wb") as out:
             super().__init__(command, out, out, env, folder=cwd)
+
+
+def holds_learners() -> None:
+    """The life of a forked process of executor "processes"."""
+    from attune.fedclient.work.processes.child import main
+
+    main(0)
+
+
+@contextlib.contextmanager
+def hosts() -> Iterator[None]:
+    """Executor "processes" forks what it starts, within."""
+    from attune.fedclient.work.processes import host
+
+    def popen(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
+        return Forked(
+            command, sys.__stdout__.buffer, sys.__stderr__.buffer, env, "tests.forked:holds_learners", ROOT, *pass_fds
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
+        yield
 
 
 @contextlib.contextmanager

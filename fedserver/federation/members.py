@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -148,7 +149,9 @@ class Members:
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
-        """A device says how far it is with an order; written down at each quarter."""
+        """A device says how far it is with an order; written down at each quarter. What is no number says nothing."""
+        if math.isnan(done):
+            return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             order = self._coordinator.book.order(name, order_id)
             self._journal.enter(name, WORK[order.id.work])

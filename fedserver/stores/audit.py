@@ -20,7 +20,7 @@ from typing import Any
 import filelock
 import msgspec
 
-from attune.common.durable import PRIVATE, disk_errors
+from attune.common.durable import PRIVATE, disk_errors, sync, sync_with_name
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.faults import SERVER, fail_at
 
@@ -73,9 +73,12 @@ class Audit:
                 os.ftruncate(fd, os.fstat(fd).st_size - len(torn))
                 last = _add(fd, last, "cut off", "server", {"unfinished": torn.decode(errors="replace")})
             _add(fd, last, event, by, facts)
-            os.fsync(fd)
         finally:
             os.close(fd)
+        if last:
+            sync(self.path)
+        else:  # the file may be new
+            sync_with_name(self.path)
 
 
 def _tail(fd: int) -> tuple[bytes, bytes]:

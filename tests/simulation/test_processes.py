@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from attune.fedclient.work.processes import host
 from attune.fedclient.work.processes.pipe import receive, send
 from attune.simulation.result import Result
 from tests.e2e.hosted import host as hosted
+from tests.forked import hosts
 from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -34,6 +36,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
     "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16"}}),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_hosts() -> Iterator[None]:
+    """No process here imports torch once more: they are forked. That the program starts is shown below."""
+    with hosts():
+        yield
 
 
 def models(result: Result, folder: Path, names: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
@@ -89,11 +98,15 @@ def test_learners_that_are_put_away_come_back_with_the_same_bits() -> None:
 
 
 def kills(spec: ModelSpec) -> nn.Module:
-    """A model whose use ends the process, as one that needs too much memory would."""
+    """A model whose training ends the process, as one that needs too much memory would.
+
+    Only its training: before that the server, which is this process, lets every model score two samples.
+    """
 
     class Killing(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self.training:
+                os.kill(os.getpid(), signal.SIGKILL)
             return super().forward(x)
 
     return nn.Sequential(nn.Flatten(), Killing(4, spec.classes))
@@ -125,6 +138,13 @@ def test_a_home_keeps_that_devices_are_spread(tmp_path: Path) -> None:
 def test_models_that_only_this_process_knows_are_refused() -> None:
     with pytest.raises(SettingError, match="found by its name"):
         attune.simulate(CLOUDS, "fedavg", nn.Linear(4, 3), 1, executor="processes")
+
+
+def test_the_program_of_such_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "subprocess", subprocess)
+    started = host.Process()
+    assert started.cleared() and started.life == 1
+    os.kill(started.pid, signal.SIGKILL)
 
 
 def test_a_fleet_over_the_network_has_the_same_bits_too(
