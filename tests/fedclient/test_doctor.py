@@ -16,7 +16,7 @@ from attune.fedclient.read_options import PLAIN
 def shard(folder, test=True):
     folder.mkdir()
     for part in ("train", "test")[: 1 + test]:
-        np.savez(folder / f"{part}.npz", x=np.random.default_rng(0).random((40, 3)), y=np.arange(40) % 2)
+        np.savez(folder / f"{part}.npz", x=np.random.default_rng(0).random((80, 3)), y=np.arange(80) % 2)
     return folder
 
 
@@ -28,9 +28,9 @@ def test_a_device_that_can_take_part(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         found = by_name(doctor.examine(shard(tmp_path / "s"), address, tmp_path / "home", PLAIN))
-    assert (found["data"].verdict, found["data"].text) == ("ok", "tabular, 40 samples, 40 to test on")
+    assert (found["data"].verdict, found["data"].text) == ("ok", "tabular, 80 samples, 80 to test on")
     assert found["torch"].verdict == "ok"
-    assert found["identity"].verdict == "warn" and "needs a token" in found["identity"].text
+    assert found["identity"].verdict == "warn" and "a token of the server is needed" in found["identity"].text
     assert found["server"].verdict == "ok"
     assert not (tmp_path / "home").exists(), "it changes nothing"
 
@@ -46,10 +46,9 @@ def test_what_is_in_the_way_ends_with_1(tmp_path):
     assert "cannot be reached" in lines["server"]
 
 
-def test_a_shard_without_a_test_part_is_a_warning(tmp_path):
+def test_a_shard_without_a_test_part_has_one_made(tmp_path):
     found = doctor.shard(shard(tmp_path / "s", test=False), PLAIN)
-    assert found.verdict == "ok"
-    assert found.text == "tabular, 32 samples, 8 to test on", "every fifth sample is kept aside"
+    assert (found.verdict, found.text) == ("ok", "tabular, 60 samples, 20 to test on"), "a part is kept aside for testing"
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(1 << 20, "warn"), (1 << 40, "ok")])
