@@ -6,6 +6,7 @@ import msgspec
 
 from attune.common.errors import HomeMismatch, SettingError, WireError
 from attune.common.identity.names import check_name
+from attune.common.json_text import from_json
 from attune.common.peer_text import clean
 from attune.common.plan import Plan
 from attune.fedclient.store import Store
@@ -25,7 +26,7 @@ def check_plan(plan: Plan, store: Store, allow_models: tuple[str, ...]) -> Plan 
     kept = store.plan()
     if kept is not None:
         try:
-            stored = msgspec.json.decode(kept, type=Plan)
+            stored = from_json(kept, Plan)
         except msgspec.DecodeError as error:
             raise HomeMismatch(f"the plan in {store.where} is damaged ({error}); restore it, or use another --home") from None
         if stored.federation != plan.federation:

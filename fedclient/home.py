@@ -15,6 +15,7 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
+from attune.common.json_text import from_json
 from attune.fedclient.address import Address
 
 ORDERS_DONE = "orders-done"  # a number in the folder of a run that was put aside
@@ -83,7 +84,7 @@ class Home:
         """device.json. Errors: HomeMismatch if it is damaged."""
         path = self.path / "device.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=DeviceInfo)
+            return from_json(path.read_bytes(), DeviceInfo)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:

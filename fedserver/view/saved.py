@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from attune.common.errors import SettingError
+from attune.common.json_text import from_json
 from attune.fedserver.core.records import Row
 from attune.fedserver.view.summary import Summary
 
@@ -18,7 +19,7 @@ NOT_ONE = "{} is not a folder that `fedserver export` or Result.save wrote: {}"
 def read_summary(folder: Path) -> Summary:
     """Errors: SettingError for another folder."""
     try:
-        return msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
+        return from_json((folder / "summary.json").read_bytes(), Summary)
     except (OSError, msgspec.DecodeError) as error:
         raise SettingError(NOT_ONE.format(folder, error)) from None
 
