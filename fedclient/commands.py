@@ -13,12 +13,11 @@ from attune.fedclient.cli import (
     _home,
     _home_option,
     _server_option,
-    _table,
-    _table_options,
     _token,
     _token_file_option,
     reported,
 )
+from attune.fedclient.table_options import read_options, table_options
 
 
 @click.command()
@@ -63,14 +62,14 @@ def serve(host: str, port: int, token_file: str | None, server: str | None, home
 @click.command()
 @_data_option("The shard that this device would train on.")
 @_server_option()
-@_table_options
+@table_options
 @_home_option
 def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given: Any) -> None:
     """Looks whether this device can take part: machine, data, home, server; exit code 1 if something is in the way."""
     with reported():
         from attune.fedclient.doctor import examine
 
-        found = list(examine(Path(data[0]) if data else None, server, home, _table(given)))
+        found = list(examine(Path(data[0]) if data else None, server, home, read_options(given)))
         for each in found:
             click.echo(f"{each.verdict:<5} {each.what}: {each.text}")
         sys.exit(1 if any(each.verdict == "FAIL" for each in found) else 0)
