@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from attune.common.errors import UpdateRefused
+from attune.common.json_text import from_json
 from attune.common.peer_text import clean
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
@@ -55,6 +56,6 @@ def metrics_of(source: Metrics) -> Metrics:
 def read_metrics(text: bytes, who: str) -> Metrics:
     """A peer's report. Errors: UpdateRefused that names the number and what is wrong with it."""
     try:
-        return msgspec.json.decode(text, type=Metrics)
+        return from_json(text, Metrics)
     except msgspec.DecodeError as error:
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from attune.common.errors import HomeMismatch, SettingError
+from attune.common.json_text import from_json
 from attune.common.plan import Plan
 from attune.fedclient.store import Store
 
@@ -14,7 +15,7 @@ def check_plan(plan: Plan, store: Store, allow_models: tuple[str, ...]) -> None:
     kept = store.plan()
     if kept is not None:
         try:
-            stored = msgspec.json.decode(kept, type=Plan)
+            stored = from_json(kept, Plan)
         except msgspec.DecodeError as error:
             raise HomeMismatch(f"the plan in {store.where} is damaged ({error}); restore it, or use another --home") from None
         if stored.federation != plan.federation:

@@ -20,6 +20,7 @@ import click
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.fedclient.table_options import NAMES, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
@@ -107,34 +108,12 @@ def _token(text: str | None, file: str | None) -> str | None:
         raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
-def _table_options(command: F) -> F:
-    """What is said of a table, where --data is one."""
-    for option in (
-        click.option("--label", default="", metavar="NAME", help="Of a table (.csv, .parquet): the column with the classes."),
-        click.option("--columns", default="", metavar="A,B", help="Of a table: its features, in order.  [default: all others]"),
-        click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
-        click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
-        click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
-        click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
-    )[::-1]:
-        command = option(command)
-    return command
-
-
-def _table(given: dict[str, Any]) -> ReadOptions:
-    """What `_table_options` found. Errors: SettingError."""
-    from attune.fedclient.read_options import ReadOptions
-
-    names = ("label", "apart", "missing", "columns", "split", "group")
-    return ReadOptions.of(**{name: given[name] for name in names})
-
-
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @_data_option(
     "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
 )
 @_server_option()
-@_table_options
+@table_options
 @_home_option
 @_name_option
 @click.option("--token", help="A join token, if this device is not enrolled yet.")
@@ -210,7 +189,7 @@ def _train(given: dict[str, Any]) -> None:
         train=hooks.train,
         evaluate=hooks.evaluate,
         label=given["label"],
-        table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
+        table={name: given[name] for name in NAMES if name != "label"},
     )
     fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
     screen = console()
@@ -314,12 +293,12 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
 @_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @_server_option()
 @_home_option
-@_table_options
+@table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
-        table = _table(given)
+        table = read_options(given)
         from attune.fedclient import shards
         from attune.fedclient.model import evaluate as evaluation
 
@@ -433,7 +412,7 @@ def plot(
 @main.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
-@_table_options
+@table_options
 @click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sample of text.")
 @click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
@@ -445,7 +424,7 @@ def shard(source: Path, out: Path, text: str, length: int, size: str, grey: bool
         from attune.fedclient.data.makers.make import make
         from attune.fedclient.data.makers.options import MakeOptions
 
-        made = make(source, MakeOptions.of(_table(given), text, length, size, grey, classes), out)
+        made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes), out)
         for warning in made.warnings:
             click.echo(f"warning: {warning}")
         click.echo(f"{out}: {made.described}")

@@ -32,6 +32,7 @@ from attune.common.errors import (
     WireError,
 )
 from attune.common.faults import fail_at
+from attune.common.json_text import from_json
 from attune.common.models.options import cautions
 from attune.common.plan import Plan
 from attune.fedclient import messages, session
@@ -191,7 +192,7 @@ class Device:
 
     async def _prepare(self, plan_json: bytes) -> None:
         try:
-            plan = msgspec.json.decode(plan_json, type=Plan)
+            plan = from_json(plan_json, Plan)
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         try:

@@ -15,6 +15,7 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, sweep, sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
+from attune.common.json_text import from_json
 from attune.fedclient.address import Address
 
 
@@ -80,7 +81,7 @@ class Home:
         """device.json. Errors: HomeMismatch if it is damaged."""
         path = self.path / "device.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=DeviceInfo)
+            return from_json(path.read_bytes(), DeviceInfo)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:

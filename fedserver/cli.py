@@ -178,6 +178,17 @@ def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) 
 
 
 @cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Writes a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
+    from attune.fedserver.starter.write import write_project
+
+    for path in write_project(folder):
+        click.echo(path)
+    click.echo(f"now: cd {folder}; python run.py")
+
+
+@cli.command()
 @HOME
 @click.argument("name")
 def revoke(home: Path | None, name: str) -> None:

@@ -26,6 +26,11 @@ MAX_NOTE = 500
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
 
 
+def quarter_of(done: float) -> float | None:
+    """How much of an order is done, in quarters; None for what is no number."""
+    return None if math.isnan(done) else int(min(max(done, 0.0), 1.0) * 4) / 4
+
+
 class Members:
     """What the services call when a device says something on its stream, or the stream ends."""
 
@@ -150,12 +155,12 @@ class Members:
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         """A device says how far it is with an order; written down at each quarter. What is no number says nothing."""
-        if math.isnan(done):
+        quarter = quarter_of(done)
+        if quarter is None:
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             order = self._coordinator.book.order(name, order_id)
             self._journal.enter(name, WORK[order.id.work])
-            quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
             stream = self._streams.get(name)
             if stream is not None and stream.progress != quarter:
                 stream.progress = quarter

@@ -23,6 +23,7 @@ import msgspec
 from attune.common.durable import PRIVATE, disk_errors, sync, sync_with_name
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.faults import SERVER, fail_at
+from attune.common.json_text import from_json
 
 FIRST = "0" * 64  # what the first line names
 LOCK_S = 10.0
@@ -90,7 +91,7 @@ def _tail(fd: int) -> tuple[bytes, bytes]:
 
 
 def _add(fd: int, last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:
-    number = msgspec.json.decode(last, type=Entry).number + 1 if last else 1
+    number = from_json(last, Entry).number + 1 if last else 1
     at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
     line = msgspec.json.encode(Entry(number, at, event, by, facts, digest_of(last) if last else FIRST))
     os.lseek(fd, 0, os.SEEK_END)
@@ -110,7 +111,7 @@ def entries(path: Path) -> Iterator[tuple[Entry, str]]:
     previous = FIRST
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            entry = msgspec.json.decode(line, type=Entry)
+            entry = from_json(line, Entry)
         except msgspec.MsgspecError as error:
             raise HomeMismatch(f"{path}, line {number}: it is no entry ({error}): restore the file from a backup") from None
         if (entry.number, entry.previous) != (number, previous):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import HomeMismatch
+from attune.common.json_text import from_json
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
@@ -307,7 +308,7 @@ class Tables:
 
 def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return msgspec.json.decode(row[0], type=kind) if row else None
+    return from_json(row[0], kind) if row else None
 
 
 def devices_in(db: sqlite3.Connection) -> list[Device]:
@@ -332,7 +333,7 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         value_in(db, "record", Record) or Record(),
         tuple(devices_in(db)),
         tuple(Slot(*row) for row in slots),
-        tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
+        tuple(from_json(row[0], Row) for row in rows),
         tuple(certificates_in(db)),
         tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
     )

@@ -20,6 +20,7 @@ import msgspec
 
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
+from attune.common.json_text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.home import LEFT_ASIDE, Home
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
@@ -194,7 +195,7 @@ def _verified(source: Path) -> Manifest:
     """Errors: HomeMismatch that names what is damaged, missing or too much."""
     try:
         with (source / MANIFEST).open("rb") as file:
-            manifest = msgspec.json.decode(file.read(LONGEST_MANIFEST), type=Manifest)
+            manifest = from_json(file.read(LONGEST_MANIFEST), Manifest)
     except FileNotFoundError:
         raise HomeMismatch(f"{source} is no backup, or one that was not finished: {MANIFEST} is missing") from None
     except msgspec.MsgspecError as error:

@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from attune.common.errors import NoModel, SettingError, nearest
+from attune.common.json_text import from_json
 from attune.common.pictures import page
 from attune.common.wire.files import TensorFile
 from attune.fedserver.core import planning
@@ -154,7 +155,7 @@ def read_run(text: str, x: str | None) -> plot_accuracy.Run:
     place = _number(before) if equals else None
     folder = Path(text if place is None else rest)
     try:
-        found = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
+        found = from_json((folder / "summary.json").read_bytes(), Summary)
     except (OSError, msgspec.DecodeError) as error:
         raise SettingError(f"{folder} is not a folder that `fedserver export` wrote: {error}") from None
     if found.fedtp is None:
