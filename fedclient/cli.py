@@ -28,17 +28,30 @@ if TYPE_CHECKING:
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
+    from attune.fedclient.thrift import Thrift
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 DEFAULT_TIMEOUT_S = 300.0
 MAX_TOKEN_FILE = 4096  # characters; a token has 76
+BESIDE = ("doctor", "export", "serve")  # commands of fedclient.commands
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Group(click.Group):
     """The main command is the group itself; an unknown word or option is answered with the nearest known one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *BESIDE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in BESIDE:
+            return super().get_command(ctx, cmd_name)
+        from attune.fedclient import commands
+
+        command: click.Command = getattr(commands, cmd_name)
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -145,6 +158,14 @@ def _token(text: str | None, file: str | None) -> str | None:
 @click.option(
     "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
 )
+@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by so much.")
+@click.option("--max-memory", type=click.IntRange(1 << 28), metavar="BYTES", help="Of this process's own memory.")
+@click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Of this device's home.")
+@click.option("--max-rate", type=click.FloatRange(1024), metavar="BYTES", help="To and from the server, in a second.")
+@click.option(
+    "--only-when", multiple=True, type=click.Choice(["idle", "charging"]), help="Train only then (may be given twice)."
+)
+@click.option("--stay", is_flag=True, help="After the last round wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
 )
@@ -186,6 +207,8 @@ def _train(given: dict[str, Any]) -> None:
         keep=given["keep"],
         baseline=given["baseline"],
         limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        stay=given["stay"],
+        thrift=_thrift(given),
         train=hooks.train,
         evaluate=hooks.evaluate,
         label=given["label"],
@@ -201,6 +224,7 @@ def _train(given: dict[str, Any]) -> None:
         os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")
         os._exit(128 + signum)
 
+    client.options.thrift.apply()
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
@@ -210,6 +234,14 @@ def _train(given: dict[str, Any]) -> None:
             _train_fleet(fleet, screen, given["executor"])
     finally:
         screen.close()
+
+
+def _thrift(given: dict[str, Any]) -> Thrift:
+    from attune.fedclient.thrift import Thrift
+
+    return Thrift(
+        given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
+    )
 
 
 def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:

@@ -63,6 +63,11 @@ class Home:
         return self.path / "uploads"
 
     @property
+    def runs(self) -> Path:
+        """Earlier runs of this home's devices, each a folder that can be looked at like a home."""
+        return self.path / "runs"
+
+    @property
     def audit(self) -> Audit:
         return Audit(self.path / "audit.jsonl")
 

@@ -144,6 +144,30 @@ class Tables:
     def put_record(self, record: Record) -> None:
         self._put("record", record)
 
+    # --- runs, while no server runs
+
+    def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
+        """The members stay; plan, record, state and metrics go. Until `left` the snapshot is leaving: the blobs must go too."""
+        with self._transaction():
+            self._db.execute("DELETE FROM meta WHERE key IN ('plan', 'record')")
+            for table in ("slots", "metrics", "refusals"):
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
+            self._db.execute(
+                "UPDATE devices SET founder = 1, connected = 0, samples = NULL, contributed = 0, fetched = -1, progress = 0, "
+                "note = '', labels = ''"
+            )
+            self._put("run", name)
+            self._put("overrides", overrides)
+            self._put("leaving", True)
+
+    def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
+        with self._transaction():
+            self._put("record", record)
+            self._put("overrides", overrides)
+
+    def left(self) -> None:
+        self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
+
     def commit_round(
         self,
         record: Record,
@@ -336,6 +360,8 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         tuple(from_json(row[0], Row) for row in rows),
         tuple(certificates_in(db)),
         tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
+        value_in(db, "run", str) or "",
+        bool(value_in(db, "leaving", bool)),
     )
 
 
