@@ -3,21 +3,34 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOWEST := .venv-lowest/bin
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
+# What users see while gigabytes come.
+PIP_SHOWN := pip install --disable-pip-version-check
+# cpu, or cuda: PyPI has the builds for NVIDIA cards, with gigabytes of their libraries.
+TORCH ?= cpu
+TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.pytorch.org/whl/cpu)
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto bench bench-quick bench-links gpu clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto bench bench-quick bench-links gpu paper-gpu clean
 
+# The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
 
-# torch first and pinned: an unpinned one may pull gigabytes that nobody asked for.
+# torch first: with --no-deps, its index is asked for nothing else. "2.13.0+cpu" counts as newer than "2.13.0".
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	$(BIN)/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
+	$(BIN)/$(PIP_SHOWN) --constraint constraints.txt --editable '.[data]'
+	touch $@
+
+# What tests and benchmarks need besides.
+develop: .venv/developed
+
+.venv/developed: .venv/installed
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-check: install
+check: develop
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -28,15 +41,25 @@ check: install
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: check
-	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance
+	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/walk
+
+# The README and the tutorial, command by command. WALK=--real also installs into a new environment, and runs the demo.
+walk: develop
+	$(BIN)/pytest tests/walk $(WALK)
 
 # Every method over gRPC and mutual TLS, and simulated: a minute or two.
-conformance: install
+conformance: develop
 	$(BIN)/pytest $(PARALLEL) tests/conformance
 
 # What a hostile peer can try, each with what it is answered.
-attacks: install
+attacks: develop
 	$(BIN)/pytest tests/attacks -v
+
+# Inputs that nobody thought of, ten minutes for each target; what is found is kept in tests/fuzz/found, which `make test` reads.
+FUZZ_SECONDS ?= 600
+fuzz: develop
+	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
 # The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
 # federation. Warnings are not shown: what is old uses what newer libraries deprecate.
@@ -52,11 +75,11 @@ lowest: .venv-lowest/installed
 # Federations under faults, from seeds: nothing lost, nothing hung, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a
 # silence). Results are appended to chaos.jsonl as they come.
 CHAOS := PYTHONPATH=.package:. $(BIN)/python -m tests.chaos
-chaos: install
+chaos: develop
 	$(CHAOS)
 
 # What CI runs: twice every kind of fault. The machine may be busy, so a seed counts as red when it was red twice.
-chaos-quick: install
+chaos-quick: develop
 	$(CHAOS) --runs 40 --longest 4 --tries 2
 
 demo: install
@@ -76,7 +99,7 @@ proto: .venv-proto/installed
 # What docs/performance.md shows, each figure beside its roof of the same run: an hour on a quiet machine. With FLOWER, the python of
 # an environment with flwr, the same exchange with Flower too.
 RESULTS := benchmarks/results
-bench: install
+bench: develop
 	$(BIN)/python -m benchmarks.table --out $(RESULTS)
 	$(BIN)/python -m benchmarks.floor --out $(RESULTS)/floor.json
 	$(BIN)/python -m benchmarks.mcsa --out $(RESULTS)/mcsa.json
@@ -86,16 +109,33 @@ bench: install
 	$(if $(FLOWER),$(BIN)/python -m benchmarks.against_flower --python $(FLOWER) --out $(RESULTS)/against_flower.json)
 
 # The aggregators on this machine's GPU and on its processor; where there is none, it says so.
-gpu: install
+gpu: develop
 	$(BIN)/python -m benchmarks.gpu --out $(RESULTS)/gpu.json
 
 # Under two minutes on a quiet machine: some of these figures against the committed ones, as ratios. Fails nothing.
-bench-quick: install
+bench-quick: develop
 	$(BIN)/python -m benchmarks.quick
 
 # Federations over narrow, long links: some six minutes.
-bench-links: install
+bench-links: develop
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
 
+# The documentation as a site in build/site; a link that leads nowhere is an error.
+site: .venv/documenting
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	git ls-files -z --cached --others --exclude-standard | grep -zv '^tests/\|^\.' | xargs -0 cp --parents -t build/pages
+	$(BIN)/mkdocs build --strict
+
+.venv/documenting: .venv/installed
+	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# FedTP's Table II in full, on an accelerator, in order of weight; goes on where it was interrupted. Says so if there is none.
+CIFAR10 ?= cifar10.npz
+CIFAR100 ?= cifar100.npz
+paper-gpu: develop
+	$(BIN)/python -m benchmarks.paper fedtp-2-full --data cifar10=$(CIFAR10) --data cifar100=$(CIFAR100) --scratch paper-gpu-out
+
 clean:
-	rm -rf .venv .venv-lowest .venv-proto demo-out build *.egg-info
+	rm -rf .venv .venv-lowest .venv-proto demo-out paper-gpu-out build *.egg-info

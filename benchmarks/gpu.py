@@ -1,4 +1,4 @@
-"""What this machine's GPU makes of the aggregators' heavy parts, beside one thread of its processor; in one command (`make gpu`).
+"""What this machine's GPU makes of the heavy parts of aggregators, beside one thread of its processor (`make gpu`).
 
 Seconds of wall time, best of several, until the GPU is done. Where there is none, nothing is measured, and that is said.
 """

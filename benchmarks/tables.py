@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from attune.common.config import Count, convert, read_toml
+from attune.common.methods.registry import get
 from benchmarks.grid import Grid, Settings, alternatives
 
 FOLDER = Path(__file__).parent / "papers"
@@ -32,6 +34,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: list[str] = []
     own: list[list[str]] = msgspec.field(default_factory=lambda: [[]])
     common: str = ""  # the printed row of this method's common model
+    seeds: tuple[int, ...] | None = None  # only these of a column's; none: all of them
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +57,14 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grid: Choice | None = None
     figure: str = "bmta_over_samples"  # of benchmarks/rows.py: what the paper prints
     common_figure: str = "common_over_samples"
+    over_clients: str = "bmta"  # the same figure as a mean over clients
+    against: str = ""  # of a reduced table: the row that the others are above or below, instead of near a printed cell
+    executor: Literal["sequential", "stacked", "auto"] = "stacked"
+    device: str = "cpu"
+
+    def seeds(self, row: Row, column: Column) -> list[int]:
+        """The seeds with which a row is run in a column."""
+        return [seed for seed in column.seeds if row.seeds is None or seed in row.seeds]
 
 
 def load(name: str) -> Table:
@@ -77,3 +88,9 @@ def trials(table: Table, row: Row) -> list[Settings]:
         return [(*row.set, *own) for own in row.own]
     grid = Grid(rounds=table.grid.rounds, seed=table.grid.seed, train=table.grid.train, own={row.name: row.own})
     return [(*row.set, *each) for each in alternatives(grid, row.name)]
+
+
+def given(table: Table, column: Column, row: Row, settings: Settings) -> Settings:
+    """All settings of a run. No paper bounds what a device hands in, or takes a round back."""
+    bounds = (f"method.{name}={value:g}" for name, value in get(row.method).unbounded.items())
+    return ("round.take_back=0", *bounds, *table.set, *column.set, *settings)

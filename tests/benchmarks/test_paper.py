@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment
-from attune.fedserver.core.planning import resolve
+from attune.common.methods.method import options_of
+from attune.fedserver.core.planning import ResolvedSettings, resolve
 from benchmarks import paper, report, tables
 from benchmarks.grid import SHARED
 
@@ -29,16 +30,24 @@ SMALL = {
 }
 
 
+def resolved_of(table: tables.Table, column: tables.Column, row: tables.Row, settings: tables.Settings) -> ResolvedSettings:
+    said: dict = {"method": {"name": row.method}}
+    for key, value in map(parse_assignment, tables.given(table, column, row, settings)):
+        said.setdefault(key[0], {})[key[1]] = value
+    return resolve(said)
+
+
 @pytest.mark.parametrize("name", tables.names())
 def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_columns(name):
     table = tables.load(name)
     for column in table.column:
         for row in table.row:
             for settings in tables.trials(table, row):
-                said: dict = {"method": {"name": row.method}}
-                for key, value in map(parse_assignment, (*table.set, *column.set, *settings)):
-                    said.setdefault(key[0], {})[key[1]] = value
-                assert resolve(said).method.name == row.method
+                resolved = resolved_of(table, column, row, settings)
+                assert resolved.method.name == row.method
+                bounds = options_of(resolved.method, resolved.method_options).aggregators.values()
+                assert all(each.bound == each.bound_samples == 0 for each in bounds), "no paper bounds what a device hands in"
+                assert resolved.round.take_back == 0
     rows = {row.name for row in table.row} | {row.common for row in table.row}
     assert {(row in rows, column in {each.name for each in table.column}) for row, column in tables.printed(name)} <= {
         (True, True)
@@ -120,6 +129,38 @@ def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
 )
 def test_a_printed_cell_holds_within_a_point(ours, seeds, verdict):
     assert report.Line("FedAvg", 80.0, ours, (), seeds, "").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("printed", "ours", "seeds", "verdict"),
+    [
+        (80.0, (60.0,), 1, "holds"),
+        (80.0, (72.0,), 1, "does not"),
+        (80.0, (70.9,), 1, "not decided"),
+        (95.0, (72.0,), 1, "holds"),
+        (80.0, (60.0,), 3, "holds (1 of 3 seeds)"),
+        (None, (60.0,), 1, ""),
+        (80.0, (), 1, ""),
+    ],
+)
+def test_of_a_reduced_table_the_side_of_one_row_is_judged(printed, ours, seeds, verdict):
+    reference = report.Line("FedTP", 90.0, (70.0,), (), 1, "")
+    assert report.Line("FedAvg-T", printed, ours, (), seeds, "").direction(reference) == verdict
+    assert reference.direction(reference) == ""
+
+
+def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so():
+    table = tables.load("fedtp-2")
+    found = {(c.row.name, c.column.name, c.seed) for c in paper.cells("fedtp-2", table, (), (), ())}
+    assert ("FedTP", "cifar10/pathological/50", 2) in found and ("FedAvg-T", "cifar10/pathological/50", 0) in found
+    assert len(found) == 4 * 3 + 4 + 8
+
+
+def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    ended = CliRunner().invoke(paper.main, ["fedtp-2-full", "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
+    assert ended.exit_code == 1 and "no accelerator at hand, so nothing was run" in ended.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
