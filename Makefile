@@ -6,7 +6,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto benchmark bench-links clean
+.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto ray benchmark bench-links clean
 
 install: .venv/installed
 
@@ -63,6 +63,16 @@ demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
 # The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.
+# Executor "ray" in a cluster of two workers on this machine, in an environment of its own: a minute or two.
+ray: .venv-ray/installed
+	.venv-ray/bin/pytest tests/simulation/test_ray.py
+
+.venv-ray/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' pytest pytest-timeout pytest-xdist
+	touch $@
+
 proto: .venv-proto/installed
 	.venv-proto/bin/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
 		--python_out=.package --pyi_out=.package --grpc_python_out=.package \
@@ -82,4 +92,4 @@ bench-links: install
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
 
 clean:
-	rm -rf .venv .venv-lowest .venv-proto demo-out build *.egg-info
+	rm -rf .venv .venv-lowest .venv-proto .venv-ray demo-out build *.egg-info
