@@ -148,7 +148,8 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential", show_default=True,
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
+    show_default=True,
     help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
     "faster; or spread over a process for each processor, or over the workers of a Ray cluster.",
 )  # fmt: skip

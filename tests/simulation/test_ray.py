@@ -56,20 +56,26 @@ def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any,
     from attune.fedclient.work.processes import ray_host
     from attune.fedclient.work.processes.messages import CarryOut, Place
 
-    asked: list[Any] = []
+    orders = 0
+    placed: list[tuple[str, int, int]] = []
     killed: list[int] = []
 
     class Watched(ray_host.RayHost):
         """Of the fourth order and of the seventh the worker dies."""
 
+        dying = False
+
         def ask(self, life: int, request: Any, *more: Any) -> Any:
-            asked.append(request)
-            if isinstance(request, CarryOut) and sum(isinstance(each, CarryOut) for each in asked) in (4, 7):
-                self.dying = True
+            nonlocal orders
+            if isinstance(request, Place):
+                placed.append((request.name, id(self), life))
+            elif isinstance(request, CarryOut):
+                orders += 1
+                self.dying = orders in (4, 7)
             return super().ask(life, request, *more)
 
         def _answer(self, *arguments: Any) -> Any:
-            if getattr(self, "dying", False):
+            if self.dying:
                 self.dying = False
                 killed.append(cluster.get(self.worker.__ray_call__.remote(lambda held: os.getpid())))
                 os.kill(killed[-1], signal.SIGKILL)
@@ -81,13 +87,8 @@ def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any,
     assert len(set(killed)) == 2
     one = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings)
     assert found.digests == one.digests
-    placed = [request.name for request in asked if isinstance(request, Place)]
-    assert len(CLOUDS) < len(placed) <= len(CLOUDS) + 2 * len(CLOUDS), "again only where a worker died"
-
-    asked.clear()
-    monkeypatch.setattr(Watched, "_answer", ray_host.RayHost._answer)
-    attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="ray", workers=2)
-    assert sorted(request.name for request in asked if isinstance(request, Place)) == sorted(CLOUDS)
+    assert len(placed) == len(set(placed)), "a shard travels to a worker once in the worker's life"
+    assert {name for name, *_ in placed} == set(CLOUDS) and len(placed) > len(CLOUDS)
 
 
 def test_what_ends_every_worker_and_what_fails_in_one_ends_the_simulation_with_its_device(cluster: Any) -> None:

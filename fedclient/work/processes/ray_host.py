@@ -1,4 +1,4 @@
-"""One worker of a Ray cluster that holds learners: asked one thing at a time, and started again, wherever there is room, when it has died.
+"""One worker of a Ray cluster that holds learners: asked one thing at a time, and started again when it has died.
 
 Everything between the two ends travels as it does between processes of one machine (pipe.py): a cluster is one operator's own.
 """
@@ -56,7 +56,7 @@ def read(pieces: Pieces) -> Any:
 
 
 class Holder:
-    """What lives in the worker. `answer` has a thread of its own: whether it is to stop, and how far it is, can be said meanwhile."""
+    """What lives in the worker. `answer` and `watch` have a thread each: work can be followed and stopped."""
 
     def __init__(self) -> None:
         from attune.fedclient.work.processes.seats import Seats
