@@ -3,21 +3,34 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOWEST := .venv-lowest/bin
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
+# What users see while gigabytes come.
+PIP_SHOWN := pip install --disable-pip-version-check
+# cpu, or cuda: PyPI has the builds for NVIDIA cards, with gigabytes of their libraries.
+TORCH ?= cpu
+TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.pytorch.org/whl/cpu)
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install test conformance attacks lowest chaos chaos-quick check demo proto ray benchmark bench-links clean
+.PHONY: install develop test walk conformance attacks fuzz lowest chaos chaos-quick check demo proto ray benchmark bench-links clean
 
+# The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
 
-# torch first and pinned: an unpinned one may pull gigabytes that nobody asked for.
+# torch first: with --no-deps, its index is asked for nothing else. "2.13.0+cpu" counts as newer than "2.13.0".
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	$(BIN)/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
+	$(BIN)/$(PIP_SHOWN) --constraint constraints.txt --editable '.[data]'
+	touch $@
+
+# What tests and benchmarks need besides.
+develop: .venv/developed
+
+.venv/developed: .venv/installed
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-check: install
+check: develop
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -28,15 +41,25 @@ check: install
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: check
-	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance
+	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/walk
+
+# The README and the tutorial, command by command. WALK=--real also installs into a new environment, and runs the demo.
+walk: develop
+	$(BIN)/pytest tests/walk $(WALK)
 
 # Every method over gRPC and mutual TLS, and simulated: a minute or two.
-conformance: install
+conformance: develop
 	$(BIN)/pytest $(PARALLEL) tests/conformance
 
 # What a hostile peer can try, each with what it is answered.
-attacks: install
+attacks: develop
 	$(BIN)/pytest tests/attacks -v
+
+# Inputs that nobody thought of, ten minutes for each target; what is found is kept in tests/fuzz/found, which `make test` reads.
+FUZZ_SECONDS ?= 600
+fuzz: develop
+	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
 # The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
 # federation. Warnings are not shown: what is old uses what newer libraries deprecate.
@@ -52,11 +75,11 @@ lowest: .venv-lowest/installed
 # Federations under faults, from seeds: nothing lost, nothing hung, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a
 # silence). Results are appended to chaos.jsonl as they come.
 CHAOS := PYTHONPATH=.package:. $(BIN)/python -m tests.chaos
-chaos: install
+chaos: develop
 	$(CHAOS)
 
 # What CI runs: twice every kind of fault. The machine may be busy, so a seed counts as red when it was red twice.
-chaos-quick: install
+chaos-quick: develop
 	$(CHAOS) --runs 40 --longest 4 --tries 2
 
 demo: install
@@ -69,7 +92,7 @@ ray: .venv-ray/installed
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
 	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' pytest pytest-timeout pytest-xdist
 	touch $@
 
@@ -83,12 +106,12 @@ proto: .venv-proto/installed
 	.venv-proto/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt grpcio-tools
 	touch $@
 
-benchmark: install
+benchmark: develop
 	$(BIN)/python -m benchmarks.table --out benchmarks/results
 	$(BIN)/python -m benchmarks.floor --out benchmarks/results/floor.json
 
 # Federations over narrow, long links: some six minutes.
-bench-links: install
+bench-links: develop
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
 
 clean:

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import click
@@ -96,6 +97,7 @@ class Proxy:
         self.way, self._to = way, port
         self._modems: list[tuple[Modem, Modem]] = []
         self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Future[None]] = set()
 
     @property
     def counted(self) -> Counted:
@@ -114,27 +116,36 @@ class Proxy:
         await self._server.serve_forever()
 
     def close(self) -> None:
+        """No new connections, and an end of those there are."""
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.cancel()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A task of our own: of one that asyncio makes here, Python 3.11 logs its cancellation as an error."""
+        connection = asyncio.ensure_future(self._carry(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its opening to the end of both directions."""
         up, down = Modem(self.way), Modem(self.way)
         self._modems.append((up, down))
+        with contextlib.closing(writer), contextlib.suppress(OSError):  # nobody listens there now
+            there_reader, there_writer = await self._connected()
+            with contextlib.closing(there_writer):
+                await asyncio.gather(up.pipe(reader, there_writer), down.pipe(there_reader, writer), return_exceptions=True)
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         there = self._socket()
-        there.setblocking(False)
         try:
+            there.setblocking(False)
             await asyncio.get_running_loop().sock_connect(there, ("127.0.0.1", self._to))
-            there_reader, there_writer = await asyncio.open_connection(sock=there, limit=self.way.chunk_bytes)
-        except OSError:  # nobody listens there now
+            return await asyncio.open_connection(sock=there, limit=self.way.chunk_bytes)
+        except BaseException:
             there.close()
-            writer.close()
-            return
-        try:
-            await asyncio.gather(up.pipe(reader, there_writer), down.pipe(there_reader, writer), return_exceptions=True)
-        finally:
-            for each in (writer, there_writer):
-                each.close()
+            raise
 
     def _socket(self) -> socket.socket:
         """Of a limited link the kernel holds little, or the queue would be in its buffers and not in the modem's."""
@@ -148,14 +159,26 @@ class Proxy:
 @contextlib.contextmanager
 def through(port: int, way: Way) -> Iterator[tuple[int, Proxy]]:
     """A proxy to `port` in a thread of this process, so that what went through can be asked; and the port it listens on."""
-    loop, proxy = asyncio.new_event_loop(), Proxy(port, way)
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    proxy, started = Proxy(port, way), Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]()
+
+    async def run() -> None:
+        """Until it is told to end; then asyncio.run ends the connections too."""
+        ended = asyncio.Event()
+        try:
+            started.set_result((await proxy.start(), asyncio.get_running_loop(), ended))
+        except OSError as error:
+            started.set_exception(error)
+            return
+        await ended.wait()
+        proxy.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
+    here, loop, ended = started.result(10)
     try:
-        yield asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(10), proxy
+        yield here, proxy
     finally:
-        loop.call_soon_threadsafe(proxy.close)
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(ended.set)
         thread.join(10)
 
 

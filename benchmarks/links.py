@@ -7,9 +7,7 @@ directions against those of the blobs, as the devices and the server wrote them 
 
 from __future__ import annotations
 
-import csv
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,11 +19,13 @@ from typing import Any
 
 import click
 
+from attune.fedserver.home import Home
+from attune.fedserver.view.beside import snapshot
 from benchmarks.delay import Counted, Proxy, Way, through
 from benchmarks.machine import machine
 from benchmarks.model import FACTORY
-from benchmarks.processes import BIN, environment, federation
-from benchmarks.round import make_shards
+from benchmarks.processes import federation
+from benchmarks.round import PLAN, make_shards
 
 HANDSHAKE_BYTES = 20_000  # of each connection: TLS, certificates in both directions, HTTP/2 settings
 RATES_MBIT_S = (1.0, 5.0, 20.0)
@@ -66,7 +66,7 @@ def measure(case: Case) -> dict[str, Any]:
         work = Path(folder)
         shards, own = make_shards(work, case.clients), ["--allow-model", FACTORY]
         with federation(work, shards, server_arguments, own, between=between) as (server, devices):
-            server.wait_for("^plan: ", 120.0, devices)
+            server.wait_for(PLAN.pattern, 120.0, devices)
             began_s = time.monotonic()
             codes = [each.process.wait(case.patience_s) for each in (*devices, server)]
             seconds = time.monotonic() - began_s
@@ -89,13 +89,8 @@ def measure(case: Case) -> dict[str, Any]:
 
 def _payload_bytes(work: Path) -> tuple[int, int]:
     """(up, down): the bytes of all blobs that counted."""
-    out = work / "export"
-    subprocess.run(
-        [str(BIN / "fedserver"), "export", "--out", str(out)], check=True, env=environment(work), capture_output=True
-    )
-    rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
-    up, down = (sum(int(row[name] or 0) for row in rows) for name in ("bytes_up", "bytes_down"))
-    return up, down
+    rows = snapshot(Home(work / "server")).rows
+    return sum(row.bytes_up or 0 for row in rows), sum(row.bytes_down or 0 for row in rows)
 
 
 @click.command()

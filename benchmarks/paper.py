@@ -21,7 +21,7 @@ from benchmarks.machine import machine
 from benchmarks.rows import COLUMNS as FIGURES
 from benchmarks.rows import TRIAL, figures, trial_figures
 from benchmarks.study import Results, Study, Task, cut, named, validation
-from benchmarks.tables import Column, Row, Table, load, names, trials
+from benchmarks.tables import Column, Row, Table, given, load, names, trials
 
 Executor = Literal["sequential", "stacked", "auto"]
 OUT = Path(__file__).parent / "results" / "papers"
@@ -135,8 +135,8 @@ class Paper:
         return row
 
     def federation(self, cell: Cell, shards: Path, settings: Iterable[str], rounds: int) -> Ended:
-        given = (*self.table.set, *cell.column.set, *settings)
-        return simulated(cell.row.method, shards, given, rounds, cell.seed, executor=self.executor)
+        everything = given(self.table, cell.column, cell.row, tuple(settings))
+        return simulated(cell.row.method, shards, everything, rounds, cell.seed, executor=self.executor)
 
     def made(self, cell: Cell) -> dict[str, str]:
         return {"method": cell.row.method, "command": cell.command, "commit": commit(), "machine": here()}

@@ -1,4 +1,4 @@
-"""The tables of docs/reference.md and docs/choosing.md, written from the CSV files of `benchmarks.paper` and of the recipes.
+"""The tables of docs/reference.md, choosing.md and security.md, written from the CSV files in benchmarks/results.
 
 `python -m benchmarks.report` rewrites what lies between two marks of the page; `--check` says whether that is up to date.
 A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds.
@@ -13,7 +13,7 @@ from statistics import fmean
 
 import click
 
-from benchmarks import recipe_tables
+from benchmarks import recipe_tables, robust_tables
 from benchmarks.paper import CELLS, OUT, Cell, cells
 from benchmarks.study import Results
 from benchmarks.tables import Column, Table, load, names, printed
@@ -145,6 +145,7 @@ def papers(results: Path = OUT) -> str:
 PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference.md": papers,
     DOCS / "choosing.md": lambda: "\n".join(recipe_tables.sections()),
+    DOCS / "security.md": lambda: "\n".join(robust_tables.sections()),
 }
 
 
@@ -160,7 +161,7 @@ def page(path: Path) -> str:
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit status 1 if a page is not up to date.")
 def main(check: bool) -> None:
-    """Writes the tables into docs/reference.md and docs/choosing.md."""
+    """Writes the tables into the pages."""
     for path in PAGES:
         made = page(path)
         if made == path.read_text(encoding="utf-8"):

@@ -25,7 +25,8 @@ from benchmarks.model import FACTORY
 from benchmarks.processes import Speaker, federation
 from benchmarks.usage import cpu_s, reset_peak, status_bytes
 
-CLOSED = re.compile(r"round \d+/\d+ closed")
+PLAN = re.compile(r"\bplan: ")
+CLOSED = re.compile(r"\bround \d+/\d+ closed")
 START_S = 180.0  # until the first round has closed
 ROUND_S = 120.0
 
@@ -49,7 +50,7 @@ class ServerWatch:
         self.idle_bytes = self.start_peak_bytes = self.peak_bytes = 0
 
     def hear(self, pid: int, at_s: float, line: str) -> None:
-        if line.startswith("plan: "):
+        if PLAN.search(line):
             self.idle_bytes, self.start_peak_bytes = status_bytes(pid, "VmRSS"), status_bytes(pid, "VmHWM")
             reset_peak(pid)
         elif CLOSED.search(line):

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from attune.common.config import Count, convert, read_toml
+from attune.common.methods.registry import get
 from benchmarks.grid import Grid, Settings, alternatives
 
 FOLDER = Path(__file__).parent / "papers"
@@ -77,3 +78,9 @@ def trials(table: Table, row: Row) -> list[Settings]:
         return [(*row.set, *own) for own in row.own]
     grid = Grid(rounds=table.grid.rounds, seed=table.grid.seed, train=table.grid.train, own={row.name: row.own})
     return [(*row.set, *each) for each in alternatives(grid, row.name)]
+
+
+def given(table: Table, column: Column, row: Row, settings: Settings) -> Settings:
+    """All settings of a run. No paper bounds what a device hands in, or takes a round back."""
+    bounds = (f"method.{name}={value:g}" for name, value in get(row.method).unbounded.items())
+    return ("round.take_back=0", *bounds, *table.set, *column.set, *settings)

@@ -80,6 +80,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16  # 1 Mbit/s carries it within a beat
     keepalive_s: Positive = 2.0
+    handshake_s: Positive = 10.0  # from a connection to its first call
     watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
     certificate_days: Days = 90.0
     threads: CountOrZero = 0  # for tensors; 0: one fewer than the machine has cores, which leaves one to the network

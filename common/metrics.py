@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from attune.common.errors import UpdateRefused
+from attune.common.json_text import from_json
 from attune.common.peer_text import clean
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
@@ -19,6 +20,7 @@ LARGEST = 1.7e308
 Choice = Literal["personalized", "common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Accuracy = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
@@ -38,6 +40,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worse_than_local: Count | None = None
     accuracy_kept: Accuracy | None = None  # of what the device predicts with: one of these models, or a blend of them
     kept: Choice | None = None  # which of these models the device predicts with, or counts most; evaluations only
+    dial_mean: Share | None = None  # share of the attended components that stand at the common value; evaluations only
+    dial_own: Share | None = None  # at the device's own value
     test_samples: Count | None = None
     seconds: Seconds | None = None  # of work on the device
     bytes_up: Count | None = None
@@ -52,6 +56,6 @@ def metrics_of(source: Metrics) -> Metrics:
 def read_metrics(text: bytes, who: str) -> Metrics:
     """A peer's report. Errors: UpdateRefused that names the number and what is wrong with it."""
     try:
-        return msgspec.json.decode(text, type=Metrics)
+        return from_json(text, Metrics)
     except msgspec.DecodeError as error:
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None

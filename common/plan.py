@@ -77,3 +77,4 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     train: TrainSettings
     scale: Scale | None = None  # None: no device of round 1 had columns to fold
     column_names: list[str] = []  # in the order in which every device must have them; empty: not known
+    run: str = ""  # which of several runs over one enrolled fleet; empty: the first

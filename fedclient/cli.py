@@ -20,6 +20,7 @@ import click
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.fedclient.table_options import NAMES, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
@@ -27,17 +28,30 @@ if TYPE_CHECKING:
     from attune.fedclient.home import Home
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
+    from attune.fedclient.thrift import Thrift
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 DEFAULT_TIMEOUT_S = 300.0
 MAX_TOKEN_FILE = 4096  # characters; a token has 76
+BESIDE = ("doctor", "export", "serve")  # commands of fedclient.commands
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Group(click.Group):
     """The main command is the group itself; an unknown word or option is answered with the nearest known one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *BESIDE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in BESIDE:
+            return super().get_command(ctx, cmd_name)
+        from attune.fedclient import commands
+
+        command: click.Command = getattr(commands, cmd_name)
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -107,34 +121,12 @@ def _token(text: str | None, file: str | None) -> str | None:
         raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
-def _table_options(command: F) -> F:
-    """What is said of a table, where --data is one."""
-    for option in (
-        click.option("--label", default="", metavar="NAME", help="Of a table (.csv, .parquet): the column with the classes."),
-        click.option("--columns", default="", metavar="A,B", help="Of a table: its features, in order.  [default: all others]"),
-        click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
-        click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
-        click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
-        click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
-    )[::-1]:
-        command = option(command)
-    return command
-
-
-def _table(given: dict[str, Any]) -> ReadOptions:
-    """What `_table_options` found. Errors: SettingError."""
-    from attune.fedclient.read_options import ReadOptions
-
-    names = ("label", "apart", "missing", "columns", "split", "group")
-    return ReadOptions.of(**{name: given[name] for name in names})
-
-
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @_data_option(
     "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
 )
 @_server_option()
-@_table_options
+@table_options
 @_home_option
 @_name_option
 @click.option("--token", help="A join token, if this device is not enrolled yet.")
@@ -167,6 +159,14 @@ def _table(given: dict[str, Any]) -> ReadOptions:
 @click.option(
     "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
 )
+@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by so much.")
+@click.option("--max-memory", type=click.IntRange(1 << 28), metavar="BYTES", help="Of this process's own memory.")
+@click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Of this device's home.")
+@click.option("--max-rate", type=click.FloatRange(1024), metavar="BYTES", help="To and from the server, in a second.")
+@click.option(
+    "--only-when", multiple=True, type=click.Choice(["idle", "charging"]), help="Train only then (may be given twice)."
+)
+@click.option("--stay", is_flag=True, help="After the last round wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
 )
@@ -208,10 +208,12 @@ def _train(given: dict[str, Any]) -> None:
         keep=given["keep"],
         baseline=given["baseline"],
         limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        stay=given["stay"],
+        thrift=_thrift(given),
         train=hooks.train,
         evaluate=hooks.evaluate,
         label=given["label"],
-        table={name: given[name] for name in ("apart", "missing", "columns", "split", "group")},
+        table={name: given[name] for name in NAMES if name != "label"},
     )
     fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
     screen = console()
@@ -223,6 +225,7 @@ def _train(given: dict[str, Any]) -> None:
         os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")
         os._exit(128 + signum)
 
+    client.options.thrift.apply()
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
@@ -232,6 +235,14 @@ def _train(given: dict[str, Any]) -> None:
             _train_fleet(fleet, screen, given["executor"])
     finally:
         screen.close()
+
+
+def _thrift(given: dict[str, Any]) -> Thrift:
+    from attune.fedclient.thrift import Thrift
+
+    return Thrift(
+        given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
+    )
 
 
 def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
@@ -315,12 +326,12 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
 @_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @_server_option()
 @_home_option
-@_table_options
+@table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
     with reported():
-        table = _table(given)
+        table = read_options(given)
         from attune.fedclient import shards
         from attune.fedclient.model import evaluate as evaluation
 
@@ -434,7 +445,7 @@ def plot(
 @main.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
-@_table_options
+@table_options
 @click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sample of text.")
 @click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
@@ -446,7 +457,7 @@ def shard(source: Path, out: Path, text: str, length: int, size: str, grey: bool
         from attune.fedclient.data.makers.make import make
         from attune.fedclient.data.makers.options import MakeOptions
 
-        made = make(source, MakeOptions.of(_table(given), text, length, size, grey, classes), out)
+        made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes), out)
         for warning in made.warnings:
             click.echo(f"warning: {warning}")
         click.echo(f"{out}: {made.described}")

@@ -18,6 +18,7 @@ from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import Limits
 from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.thrift import NO_BOUNDS, Thrift
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
@@ -36,7 +37,9 @@ class Client:
     several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
     (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
     options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. limits: on what the
-    server may ask of this device. The rest as the options of `fedclient`.
+    server may ask of this device. stay: wait for the federation's next run instead of returning. thrift: what of
+    the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`. The rest
+    as the options of `fedclient`.
     Errors: SettingError, ShardError.
     """
 
@@ -58,6 +61,8 @@ class Client:
         label: str = "",
         table: Mapping[str, Any] = NO_OPTIONS,
         limits: Limits = NO_OTHER_LIMITS,
+        stay: bool = False,
+        thrift: Thrift = NO_BOUNDS,
     ) -> None:
         address = Address.parse(server)
         self._shard: LazyShard | None
@@ -81,6 +86,8 @@ class Client:
             keep=keep,
             baseline=baseline,
             limits=limits,
+            stay=stay,
+            thrift=thrift,
             hooks=Hooks(train, evaluate),
             table=ReadOptions.of(label, **table),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),

@@ -32,6 +32,7 @@ from attune.common.errors import (
     WireError,
 )
 from attune.common.faults import fail_at
+from attune.common.json_text import from_json
 from attune.common.models.options import cautions
 from attune.common.plan import Plan
 from attune.fedclient import messages, session
@@ -41,12 +42,14 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import Options
 from attune.fedclient.store import Store
+from attune.fedclient.thrift import until_met
 from attune.fedclient.work.worker import LearnerSlot, Lost, Work, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import Result
 
 PROGRESS_S = 1.0
+FIRST_RUN = "first"  # what people call the run that has no name
 RENEWAL_LOOK_S = 10.0  # between looks whether the certificate is due; certificates may live a minute
 
 
@@ -66,7 +69,7 @@ class Device:
     def __init__(self, options: Options, shard: LazyShard, store: Store, link: Link, console: Console, worker: Worker) -> None:
         self.options, self.shard, self.store, self.console, self.worker = options, shard, store, console, worker
         self.link = link
-        self.session = session.Session(connect_timeout_s=options.connect_timeout_s)
+        self.session = session.Session(connect_timeout_s=options.connect_timeout_s, stay=options.stay)
         self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
         self.job: Job | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
@@ -78,7 +81,10 @@ class Device:
         return f"<Device {self.link.name}: {self.session}>"
 
     async def run(self) -> Path | None:
-        """Until the model is kept; returns where, if it is in files. Errors: AttuneError."""
+        """Until the model is kept; returns where, if it is in files. Errors: AttuneError.
+
+        One that stays keeps the model of every run, and waits for the next one.
+        """
         try:
             self._spawn(self._stream(0.0))
             self._spawn(self._keep_renewed())
@@ -87,7 +93,7 @@ class Device:
                 if isinstance(event, BaseException):
                     raise event
                 for effect in self.session.on(event):
-                    if isinstance(effect, messages.Keep):
+                    if isinstance(effect, messages.Keep) and not self.options.stay:
                         return await self._keep(effect.message)
                     await self._perform(effect)
         finally:
@@ -101,6 +107,9 @@ class Device:
         match effect:
             case messages.Say(text):
                 self.console.say(text)
+            case messages.Keep(text):
+                await self._keep(text)
+                self.console.say("waiting for the next run of this federation")
             case messages.Prepare(plan_json):
                 await self._prepare(plan_json)
             case messages.Start(order):
@@ -191,12 +200,14 @@ class Device:
 
     async def _prepare(self, plan_json: bytes) -> None:
         try:
-            plan = msgspec.json.decode(plan_json, type=Plan)
+            plan = from_json(plan_json, Plan)
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         try:
-            check_plan(plan, self.store, self.options.allow_models)
+            before = check_plan(plan, self.store, self.options.allow_models)
             await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
+            if before is not None:
+                await self._leave(before, plan)
             name = self.link.name
             slot = await self.worker.do(
                 LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
@@ -213,12 +224,24 @@ class Device:
             for line in slot.orders.damage:
                 self.console.say(f"warning: {line}")
         self.slot = slot
-        if slot.newest is not None:
-            self.session.finished = slot.newest.order_id
+        self.session.finished = slot.newest.order_id if slot.newest is not None else None
+
+    async def _leave(self, before: Plan, plan: Plan) -> None:
+        """The federation goes on with another run: what this device has of the last one is put aside."""
+        old, new = before.run or FIRST_RUN, plan.run or FIRST_RUN
+        kept = await self.worker.do(self._put_aside, old)
+        self.slot = None
+        self.console.say(
+            f"the run {new} of this federation begins, with {plan.method}; what there is of {old} is kept in {kept}"
+        )
+
+    def _put_aside(self, run: str) -> str:
+        newest = self.store.orders(self.link.name).newest()
+        return self.store.put_aside(run, newest.sequence if newest is not None else 0)
 
     def _start(self, order: messages.Order) -> None:
         newest = self._ready().newest
-        self.options.limits.check_order(newest.sequence if newest is not None else 0)
+        self.options.limits.check_order(self.store.spent() + (newest.sequence if newest is not None else 0))
         stop = threading.Event()
         self.job = Job(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)
@@ -247,6 +270,7 @@ class Device:
         from attune.fedclient.work.trainer import Cancelled
 
         try:
+            await until_met(self.options.thrift.when, self.console.say)
             async with self.worker.turn:
                 result = await self._result_of(order, stop)
         except Cancelled:
@@ -279,6 +303,7 @@ class Device:
         if learner is None:
             learner = await self.worker.do(slot.awake)
         missing = learner.missing(order)
+        self.store.check_room(self.options.thrift, learner.size_bytes + sum(ref.size for ref, _ in missing))
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
         fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))

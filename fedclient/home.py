@@ -12,10 +12,13 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from attune.common import homes
-from attune.common.durable import PUBLIC, sweep, sweep_files, write_file
+from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
+from attune.common.json_text import from_json
 from attune.fedclient.address import Address
+
+ORDERS_DONE = "orders-done"  # a number in the folder of a run that was put aside
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -44,6 +47,7 @@ class Home:
         self.orders = path / "orders"
         self.model = path / "model"
         self.plan = path / "plan.json"
+        self.runs = path / "runs"  # earlier ones of this federation, each with the three above
 
     def __repr__(self) -> str:
         return f"<Home {self.path}>"
@@ -80,7 +84,7 @@ class Home:
         """device.json. Errors: HomeMismatch if it is damaged."""
         path = self.path / "device.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=DeviceInfo)
+            return from_json(path.read_bytes(), DeviceInfo)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -89,6 +93,32 @@ class Home:
     def remember(self, record: DeviceInfo) -> None:
         if record != self.record():
             write_file(self.path / "device.json", msgspec.json.format(msgspec.json.encode(record)), PUBLIC)
+
+    def put_aside(self, run: str, orders: int) -> Path:
+        """Model, orders and plan of a run go to a folder of their own; returns it. The plan goes last: until then it counts.
+
+        orders: how many were carried out in it. Errors: DiskFull.
+        """
+        place = _unused(self.runs / run)
+        with disk_errors(place):
+            place.mkdir(parents=True, exist_ok=True)
+            write_file(place / ORDERS_DONE, str(orders).encode(), PUBLIC)
+            for path in (self.model, self.orders, self.plan):
+                if path.exists():
+                    path.rename(place / path.name)
+            for folder in (place, place.parent, self.path):
+                sync(folder)
+        return place
+
+    def spent(self) -> int:
+        """Orders carried out in runs that were put aside. Errors: HomeMismatch if that is damaged."""
+        total = 0
+        for path in self.runs.glob(f"*/{ORDERS_DONE}"):
+            try:
+                total += int(path.read_text(encoding="ascii"))
+            except ValueError:
+                raise HomeMismatch(f"{path} is damaged; restore it, or use another --home") from None
+        return total
 
     def identity(self) -> Identity | None:
         """The enrolled identity, or None before enrolment. Errors: HomeMismatch if it is damaged."""
@@ -122,6 +152,15 @@ class Home:
             return False
         (joined.path / "device.json").unlink(missing_ok=True)
         return True
+
+
+def _unused(place: Path) -> Path:
+    """A run of this name that was put aside whole stays; one that was not is gone on with."""
+    number = 2
+    found = place
+    while (found / "plan.json").exists():
+        found, number = place.with_name(f"{place.name}.{number}"), number + 1
+    return found
 
 
 def check_name(home: Home, asked: str | None, identity: Identity) -> None:

@@ -10,6 +10,7 @@ from attune.fedclient.address import Address
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, Limits
 from attune.fedclient.read_options import PLAIN, ReadOptions
+from attune.fedclient.thrift import NO_BOUNDS, Thrift
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Options:
     keep: Literal["best", "personalized"] = "best"
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
+    stay: bool = False  # after the last round, for the federation's next run
     limits: Limits = DEFAULT_LIMITS
+    thrift: Thrift = NO_BOUNDS  # what of the machine it may use, and when
     hooks: Hooks = NONE  # the device's own training and scores
     table: ReadOptions = PLAIN  # where the data are a table: which column is what

@@ -7,6 +7,8 @@ stops no work, but results are handed in only on a stream on which the server ha
 
 from __future__ import annotations
 
+import math
+
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.messages import (
     Broke,
@@ -47,11 +49,14 @@ class Session:
 
     finished: id of the newest order whose result is on disk, if any.
     connect_timeout_s: give up after so long without a word from the server.
+    stay: at the end wait for the federation's next run, for as long as it takes.
     """
 
-    def __init__(self, finished: str | None = None, connect_timeout_s: float = 300.0) -> None:
+    def __init__(self, finished: str | None = None, connect_timeout_s: float = 300.0, *, stay: bool = False) -> None:
         self.finished = finished
         self.connect_timeout_s = connect_timeout_s
+        self.stay = stay
+        self.kept = False  # what came of this plan is kept: no need to keep it again
         self.plan_json: bytes | None = None
         self.working: str | None = None
         self.sending: str | None = None
@@ -66,7 +71,7 @@ class Session:
         return f"<Session {phase}, sending {self.sending}, finished {self.finished}, breaks {self.breaks}>"
 
     def on(self, event: Event) -> list[Effect]:
-        """The effects of `event`, in order. After Finished nothing has any effect."""
+        """The effects of `event`, in order. After Finished nothing has any effect, unless the device stays."""
         if self.over:
             return []
         match event:
@@ -80,8 +85,8 @@ class Session:
             case Ordered(order):
                 return self._ordered(order)
             case Finished(message):
-                self.over = True
-                return [*self._stop(), Keep(message)]
+                before, self.kept, self.over = self.kept, True, not self.stay
+                return [] if before else [*self._stop(), Keep(message)]
             case Broke(reason, silent_s, lived_s):
                 return self._broke(reason, silent_s, lived_s)
             case Displaced(reason, lived_s):
@@ -98,12 +103,13 @@ class Session:
                 return self._expired(order_id)
 
     def _welcomed(self, plan_json: bytes) -> list[Effect]:
-        if self.plan_json is None:
-            self.plan_json = plan_json
-            return [Prepare(plan_json)]
-        if plan_json != self.plan_json:
-            return [Refuse("the server now describes another federation than it did before")]
-        return []
+        """Another plan than before is another run of the federation, or a reason to end: that shows when it is prepared."""
+        if plan_json == self.plan_json:
+            return []
+        if self.plan_json is not None:
+            self.finished = None
+        self.plan_json, self.kept = plan_json, False
+        return [*self._stop(), Prepare(plan_json)]
 
     def _ordered(self, order: Order) -> list[Effect]:
         if self.plan_json is None:
@@ -117,7 +123,7 @@ class Session:
         if order.id == self.finished:
             self.sending = order.id
             return [*effects, Send(order.id, resume=True)]
-        self.working = order.id
+        self.working, self.kept = order.id, False
         return [*effects, Start(order)]
 
     def _stop(self) -> list[Effect]:
@@ -165,7 +171,8 @@ class Session:
         return [StopWork(order_id), *self._failed(order_id, "the deadline passed")]
 
     def _broke(self, reason: str, silent_s: float, lived_s: float) -> list[Effect]:
-        if silent_s >= self.connect_timeout_s:
+        patient = self.stay and self.kept
+        if silent_s >= self.connect_timeout_s and not patient:
             return [GiveUp(reason)]
         if lived_s >= STEADY_S:
             self.breaks, self.displaced = 0, False
@@ -177,7 +184,8 @@ class Session:
             effects.append(StopSending(self.sending))
             self.sending = None
         # The last try falls on the end of the connect timeout, not far behind it.
-        return [*effects, Reconnect(min(backoff_s(self.breaks), self.connect_timeout_s - silent_s))]
+        left_s = math.inf if patient else self.connect_timeout_s - silent_s
+        return [*effects, Reconnect(min(backoff_s(self.breaks), left_s))]
 
     def _displaced(self, reason: str, lived_s: float) -> list[Effect]:
         # A stream of our own that broke a moment ago may reach a busy server after the one that we opened in its place.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attune.common.durable import PUBLIC, write_file
 from attune.fedclient.home import Home
+from attune.fedclient.thrift import Thrift
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,15 @@ class Store(Protocol):
         """As JSON; None before the first."""
 
     def keep_plan(self, plan_json: bytes) -> None: ...
+
+    def put_aside(self, run: str, orders: int) -> str:
+        """Plan, orders and model of this run make place for the next; where they are kept. orders: carried out in it."""
+
+    def spent(self) -> int:
+        """Orders carried out in runs that were put aside."""
+
+    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+        """Errors: LimitExceeded where so much more is too much for the device's owner."""
 
     def orders(self, who: str) -> OrderStore:
         """Of the device `who`. torch is imported, so this belongs to the thread of tensors."""
@@ -55,6 +65,15 @@ class FolderStore:
     def keep_plan(self, plan_json: bytes) -> None:
         write_file(self._home.plan, plan_json, PUBLIC)
 
+    def put_aside(self, run: str, orders: int) -> str:
+        return str(self._home.put_aside(run, orders))
+
+    def spent(self) -> int:
+        return self._home.spent()
+
+    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+        thrift.check_disk(self._home.path, coming_bytes)
+
     def orders(self, who: str) -> OrderStore:
         from attune.fedclient.work.state import Orders
 
@@ -73,6 +92,7 @@ class MemoryStore:
         self.model: tuple[ModelInfo, Mapping[Choice, Mapping[str, Tensor]]] | None = None
         self._plan: bytes | None = None
         self._orders: OrderStore | None = None
+        self._spent = 0
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._orders})"
@@ -86,6 +106,17 @@ class MemoryStore:
 
     def keep_plan(self, plan_json: bytes) -> None:
         self._plan = plan_json
+
+    def put_aside(self, run: str, orders: int) -> str:
+        self._plan = self._orders = None
+        self._spent += orders
+        return "nowhere: it was in memory"
+
+    def spent(self) -> int:
+        return self._spent
+
+    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+        """Nothing is written."""
 
     def orders(self, who: str) -> OrderStore:
         if self._orders is None:

@@ -9,6 +9,7 @@ import msgspec
 
 from attune.common import homes
 from attune.common.errors import AttuneError, NoModel
+from attune.common.json_text import from_json
 from attune.common.plan import Plan
 from attune.fedclient import shards
 from attune.fedclient.address import Address
@@ -27,7 +28,7 @@ def damages(home: Home) -> Iterator[str]:
         yield f"{home.identity_folder} is damaged ({error})"
     if home.plan.exists():
         try:
-            msgspec.json.decode(home.plan.read_bytes(), type=Plan)
+            from_json(home.plan.read_bytes(), Plan)
         except msgspec.DecodeError as error:
             yield f"{home.plan} is damaged ({error}): delete it, the server sends it again"
     yield from Orders(home.orders).damaged()

@@ -17,7 +17,7 @@ from typing import Any
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
-from attune.fedserver import logs
+from attune.fedserver import logs, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
@@ -71,7 +71,10 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
         executors = Executors()
         try:
             await ledger.check()
-            merged = planning.reconcile((await ledger.snapshot()).overrides, overrides)
+            found = await ledger.snapshot()
+            if found.leaving:  # a `fedserver run new` was killed
+                runs.tidy(home)
+            merged = planning.reconcile(found.overrides, overrides)
             authority = home.open_authority()
             await _serve(options, home, authority, ledger, executors, merged)
         finally:

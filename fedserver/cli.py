@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -20,8 +21,28 @@ if TYPE_CHECKING:
     from attune.fedserver.identity.desk import Desk
     from attune.fedserver.stores.sqlite import SqliteLedger
 
+F = TypeVar("F", bound=Callable[..., Any])
 ATTACHED = "attune.fedserver.commands"  # the group of entry points
 HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
+
+
+def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
+    """Options that say what a run is."""
+    options = (
+        click.option("--config", type=click.Path(path_type=Path), help="A federation.toml."),
+        click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp)."),
+        click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data)."),
+        click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40)."),
+        click.option("--min-clients", type=click.IntRange(1), help="Devices needed before a round starts (default 2)."),
+        click.option(
+            "--clients-per-round", type=click.IntRange(1), help="Devices sampled for a round (default: all connected)."
+        ),
+        click.option("--seed", type=int, help="Seed of every random draw (default 0)."),
+        click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def main() -> None:
@@ -62,14 +83,7 @@ class Group(click.Group):
 @click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: the home's last port, else 50051).")
 @click.option("--host", help="Address to listen on (default: the home's last one, else all).")
 @HOME
-@click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
-@click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp).")
-@click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
-@click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
-@click.option("--min-clients", type=click.IntRange(1), help="Devices needed before a round starts (default 2).")
-@click.option("--clients-per-round", type=click.IntRange(1), help="Devices sampled for a round (default: all connected).")
-@click.option("--seed", type=int, help="Seed of every random draw (default 0).")
-@click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
+@SETTINGS
 @click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
 @click.option(
     "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
@@ -175,6 +189,17 @@ def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) 
     click.echo(f"the token {id} is withdrawn")
     for name in revoked:
         click.echo(f"{name} is revoked")
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Writes a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
+    from attune.fedserver.starter.write import write_project
+
+    for path in write_project(folder):
+        click.echo(path)
+    click.echo(f"now: cd {folder}; python run.py")
 
 
 @cli.command()
@@ -303,9 +328,12 @@ def export(home: Path | None, out: Path) -> None:
 @HOME
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
 @click.option(
-    "--picture", "pictures", multiple=True, type=click.Choice(["accuracy", "clients", "attention", "embeddings", "metrics"]),
+    "--picture",
+    "pictures",
+    multiple=True,
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "training", "metrics"]),
     help="Only this one (may be repeated; default: all that the method has).",
-)  # fmt: skip
+)
 @click.option(
     "--labels", type=click.Path(path_type=Path), help="A CSV file, client,label: groups that embeddings are coloured by."
 )
@@ -324,6 +352,105 @@ def plot(
     lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(_place(home), out, labels, pictures)
     for line in lines:
         click.echo(line)
+
+
+@cli.group()
+def run() -> None:
+    """Several runs, one after the other, over the devices of one home: they need not enrol again."""
+
+
+@run.command("list")
+@HOME
+@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
+def list_runs(home: Path | None, as_json: bool) -> None:
+    """The present run and those before it; `status`, `export`, `plot` and `compare` read each of their folders."""
+    import msgspec
+
+    from attune.fedserver.view import runs
+
+    found = list(runs.listed(_place(home)))
+    click.echo(msgspec.json.encode(found) if as_json else runs.render(found))
+
+
+@run.command("new")
+@HOME
+@click.argument("name")
+@SETTINGS
+def new_run(home: Path | None, name: str, config: Path | None, assignments: tuple[str, ...], **flags: Any) -> None:
+    """Begins the run NAME, with these settings, at the server's next start. No server may run, and the last run is over."""
+    from attune.fedserver import runs
+    from attune.fedserver.core import planning
+    from attune.fedserver.identity.desk import user
+    from attune.fedserver.lab.declared import check_declared
+    from attune.fedserver.serve import of_flags
+
+    settings = load_settings(config, assignments, of_flags(**flags))
+    check_declared(planning.resolve(settings))
+    place = _place(home)
+    kept = runs.begin(place, name, settings, f"operator {user()}")
+    if kept:
+        click.echo(f"the run before is kept in {kept}")
+    click.echo(f"the run {name} begins when the server starts: fedserver --home {place.path}")
+
+
+@run.command("stop")
+@HOME
+def stop_run(home: Path | None) -> None:
+    """Ends the present run after the rounds that are closed. No server may run; at its next start devices get their models."""
+    from attune.fedserver import runs
+    from attune.fedserver.identity.desk import user
+
+    closed = runs.stop(_place(home), f"operator {user()}")
+    click.echo(f"the run is over after {closed} rounds; start the server once more, so that devices fetch their models")
+
+
+@cli.command()
+@HOME
+@click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Also draw a picture and a page into this folder."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
+def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Finished runs side by side: homes, exported or saved results, and runs of this home by their names."""
+    import msgspec
+
+    from attune.fedserver.view import compare as comparison
+
+    read = comparison.read(runs, _place(home))
+    found = comparison.compared(read)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        from attune.fedserver.view.compare_text import render
+
+        click.echo(render(found, read))
+    if out is not None:
+        from attune.fedserver.view import plot_compare
+
+        for line in plot_compare.write(found, read, out):
+            click.echo(line, err=as_json)
+
+
+@cli.command()
+@HOME
+@click.argument("runs", nargs=-1, metavar="[NAME=]RUN...")
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A folder of event files.")
+@click.option("--mlflow", metavar="URI", help="A tracking server, or a database: sqlite:///runs.db.")
+def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, mlflow: str | None) -> None:
+    """Writes the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""
+    from attune.fedserver.view import compare as comparison
+
+    if tensorboard is None and mlflow is None:
+        raise click.UsageError("Missing option '--tensorboard' or '--mlflow'.")
+    place = _place(home)
+    from attune.fedserver.view import writers
+
+    for each in comparison.read(runs or (str(place.path),), place):
+        if tensorboard is not None:
+            click.echo(f"{each.name}: {writers.to_tensorboard(each, tensorboard)}")
+        if mlflow is not None:
+            click.echo(f"{each.name}: run {writers.to_mlflow(each, mlflow)} in MLflow")
 
 
 @cli.command()
@@ -346,6 +473,17 @@ def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
     if folder is None:
         place.require()
     command.show(folder or place.path, Place(port=port), click.echo)
+
+
+@cli.command("tls-name")
+@HOME
+def tls_name(home: Path | None) -> None:
+    """Prints the TLS name of this federation, by which a proxy tells several behind one port apart."""
+    from attune.common.identity.credential import server_name
+
+    place = _place(home)
+    place.require()
+    click.echo(server_name(place.open_authority().certificate_pem))
 
 
 @cli.command()

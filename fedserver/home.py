@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
+from attune.common.json_text import from_json
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.stores.audit import Audit
 
@@ -60,6 +61,11 @@ class Home:
     @property
     def uploads(self) -> Path:
         return self.path / "uploads"
+
+    @property
+    def runs(self) -> Path:
+        """Earlier runs of this home's devices, each a folder that can be looked at like a home."""
+        return self.path / "runs"
 
     @property
     def audit(self) -> Audit:
@@ -119,7 +125,7 @@ class Home:
         """Where this home was served last. Errors: HomeMismatch if that is damaged."""
         path = self.path / "server.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Address)
+            return from_json(path.read_bytes(), Address)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:

@@ -40,6 +40,20 @@ def serve(
     """
     from attune.fedserver.app import Options, run
 
+    flags = of_flags(
+        method=method, model=model, rounds=rounds, min_clients=min_clients, clients_per_round=clients_per_round, seed=seed
+    )
+    overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), flags))
+    place = Path(home).expanduser() if home is not None else homes.server_home()
+    shown = None if dashboard is None else str(dashboard)
+    run_anywhere(run(Options(place, host, port, exit_when_done, say, shown, join_uses=join_uses), overrides))
+
+
+def of_flags(
+    method: str | None, model: str | None, rounds: int | None, min_clients: int | None, clients_per_round: int | None,
+    seed: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Settings by section, of what was given."""
     flags: dict[str, Any] = {
         "method.name": method,
         "model.name": model,
@@ -48,8 +62,4 @@ def serve(
         "round.clients": clients_per_round,
         "seed": seed,
     }
-    given = by_section({name: value for name, value in flags.items() if value is not None})
-    overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), given))
-    place = Path(home).expanduser() if home is not None else homes.server_home()
-    shown = None if dashboard is None else str(dashboard)
-    run_anywhere(run(Options(place, host, port, exit_when_done, say, shown, join_uses=join_uses), overrides))
+    return by_section({name: value for name, value in flags.items() if value is not None})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from attune.common.config import load_settings
+from attune.fedclient.table_options import table_options
 from attune.simulation.executor_names import NAMES
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*'); of a benchmark its data set."
 )
+@table_options
 @click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
 @click.option("--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them.")
 @click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
@@ -55,6 +57,8 @@ def simulate(
     home: Path | None,
     out: Path | None,
     dashboard: str | None,
+    label: str,
+    **table: Any,
 ) -> None:
     """Whole federations in this process, without a network: every method on the same shards, side by side."""
     if benchmark is not None:
@@ -68,12 +72,25 @@ def simulate(
     settings, results = load_settings(config, assignments, {}), {}
     names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
     if try_executors:
-        click.echo(repr(tried(data, names[0], model, seed, settings)))
+        click.echo(repr(tried(data, names[0], model, seed, settings, label=label, table=table)))
         return
     for method in names:
         click.echo(f"{method} ...", err=True)
         place = home / method if home else None
-        results[method] = run(data, method, model, rounds, seed, settings, baseline, place, executor, dashboard=dashboard)
+        results[method] = run(
+            data,
+            method,
+            model,
+            rounds,
+            seed,
+            settings,
+            baseline,
+            place,
+            executor,
+            dashboard=dashboard,
+            label=label,
+            table=table,
+        )
         if out is not None:
             results[method].save(out / method)
     for line in side_by_side(results):

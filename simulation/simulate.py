@@ -55,13 +55,15 @@ def simulate(
     label: str = "",
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
+    config: str | Path | None = None,
 ) -> Result:
     """Trains a federation of one device a shard, from the first round to every device's own model.
 
     shards: a pattern ("shards/*"), a folder or several, or name -> (x, y) arrays, (train_x, train_y, test_x, test_y), a torch
     Dataset or (train, test) of those. method: a name, or a description as in [method] of federation.toml. model: a name,
     "package.module:factory", a function of a ModelSpec, or a module, whose weights everybody starts from.
-    settings: as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}; `min_clients` is all devices.
+    settings: as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}; `min_clients` is all devices. config: a
+    federation.toml, below all that is given here.
     baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
     home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
     executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), "stacked" (side by
@@ -82,7 +84,7 @@ def simulate(
     """
     members = named(shards, ReadOptions.of(label, **table))
     name = None if model is None else name_of(model, home is not None, executor in SPREAD)
-    overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings)
+    overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings, config)
     common = Options(
         Path(),
         NOWHERE,
@@ -90,7 +92,7 @@ def simulate(
         threads=threads,
         keep=keep,
         baseline=baseline,
-        allow_models=(name,) if name else (),
+        allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # our own caller names it
         hooks=Hooks(train, evaluate),
     )
     page = place_of(dashboard)

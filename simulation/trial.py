@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attune.common.config import by_section, merge
+from attune.fedclient.read_options import ReadOptions
 from attune.simulation.executor_names import PROCESSES, SEQUENTIAL, STACKED
 from attune.simulation.executors import importable
 from attune.simulation.settings import Method
@@ -64,6 +65,8 @@ def try_executors(
     settings: Mapping[str, Any] = NO_SETTINGS,
     threads: int = 1,
     workers: int | None = None,
+    label: str = "",
+    table: Mapping[str, Any] = NO_SETTINGS,
 ) -> Trial:
     """Trains a few rounds with each executor and throws the results away. Arguments and errors as for `simulate`.
 
@@ -71,7 +74,8 @@ def try_executors(
     """
     settings = merge(by_section(settings), TRAINING_ALONE)
     names = [name for name in TRIED if name != PROCESSES or importable(model)]
-    return Trial([_tried(name, shards, method, model, seed, settings, threads, workers) for name in names])
+    read = {"label": label, "table": table}
+    return Trial([_tried(name, shards, method, model, seed, settings, threads, workers, read) for name in names])
 
 
 def _tried(
@@ -83,12 +87,15 @@ def _tried(
     settings: Mapping[str, Any],
     threads: int,
     workers: int | None,
+    read: Mapping[str, Any],
 ) -> Tried:
     answered: list[float] = []
     found = simulate(
         shards, method, model, ROUNDS, seed, settings,
         executor=executor, threads=threads, workers=workers, progress=lambda share: answered.append(time.perf_counter()),
+        **read,
     )  # fmt: skip
-    cohort = (len(answered) - len(named(shards))) // ROUNDS  # all devices evaluate after the last round
+    devices = len(named(shards, ReadOptions.of(read["label"], **read["table"])))
+    cohort = (len(answered) - devices) // ROUNDS  # all devices evaluate after the last round
     round_s = (answered[ROUNDS * cohort - 1] - answered[cohort - 1]) / (ROUNDS - 1)
     return Tried(executor, round_s, executor != STACKED, tuple(found.one_by_one))

@@ -19,14 +19,15 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.sources: list[str | None] = []
         self.rows: list[list[str]] = []
-        self._cell = False
+        self.heads: list[str] = []  # of sections
+        self._cell = self._head = False
         self.text = path.read_text(encoding="utf-8")
         self.feed(self.text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.sources += [value for name, value in attributes if name in ("src", "href")]
-        self._cell = tag in ("td", "th")
+        self._cell, self._head = tag in ("td", "th"), tag == "h2"
         if tag == "tr":
             self.rows.append([])
         if self._cell:
@@ -34,10 +35,13 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._cell = self._cell and tag not in ("td", "th")
+        self._head = False
 
     def handle_data(self, data: str) -> None:
         if self._cell:
             self.rows[-1][-1] += data
+        if self._head:
+            self.heads.append(data)
 
     def row(self, first: str) -> list[str]:
         """The first row that begins with this cell."""

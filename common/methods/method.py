@@ -16,7 +16,7 @@ import msgspec
 from attune.common.config import S, convert, merge
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
-from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings, AttentionSettings
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
@@ -61,8 +61,12 @@ class Method:
             raise SettingError(f"unknown preset {name!r}{nearest(name, (EVERYDAY, PUBLISHED))}")
         if not self.published:
             raise SettingError(f"method {self.name} has no settings as published; docs/methods says what its paper uses")
-        unbounded = {"method": UNBOUNDED} if set(self.kinds) != {"private"} else {}
-        return merge(merge(self.published, self.published_with.get(model or "", {})), unbounded)
+        return merge(merge(self.published, self.published_with.get(model or "", {})), {"method": self.unbounded})
+
+    @property
+    def unbounded(self) -> Mapping[str, float]:
+        """The settings under which what a device hands in has no bound; none where it hands in nothing."""
+        return UNBOUNDED if set(self.kinds) != {"private"} else {}
 
     @property
     def kinds(self) -> tuple[PartKind, ...]:
@@ -90,6 +94,12 @@ class MethodOptions:
     aggregators: Mapping[PartKind, AggregatorSettings]
     objective: ObjectiveSettings
     predictor: PredictorSettings
+
+    @property
+    def dial(self) -> AttentionSettings | None:
+        """Of the attended part, if each device chooses its own mixture of it."""
+        part = self.aggregators.get("attended")
+        return part if isinstance(part, AttentionSettings) and part.dial else None
 
 
 def custom_method(options: Mapping[str, Any]) -> Method:
@@ -132,7 +142,10 @@ def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
     def dealt(struct: type[S]) -> S:
         return convert(struct, {key: value for key, value in values.items() if key in _fields(struct)}, "method.")
 
-    return MethodOptions({kind: dealt(struct) for kind, struct in structs.items()}, dealt(objective), dealt(predictor))
+    found = MethodOptions({kind: dealt(struct) for kind, struct in structs.items()}, dealt(objective), dealt(predictor))
+    if found.dial and found.predictor.own_model:
+        raise SettingError(f"method.dial: a device of {method.name} predicts with a model of its own, which has no dial")
+    return found
 
 
 def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:

@@ -5,6 +5,7 @@ B samples, T steps, D width.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -37,9 +38,31 @@ class StackedLstm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x_BTD = self.embed(x)
         for layer in self.layers:
-            x_BTD, _ = layer(x_BTD)
+            x_BTD = _run(layer, x_BTD)
         logits: Tensor = self.head(x_BTD if self.per_position else x_BTD[:, -1])
         return logits
+
+
+def _run(layer: nn.Module, x_BTD: Tensor) -> Tensor:
+    """One layer's output. Under autocast to bfloat16 it computes in float32 where oneDNN has no such LSTM (RuntimeError)."""
+    if x_BTD.device.type != "cpu" or _bfloat16_lstm() or not torch.is_autocast_enabled("cpu"):
+        output_BTD, _ = layer(x_BTD)
+    else:
+        with torch.autocast("cpu", enabled=False):
+            output_BTD, _ = layer(x_BTD.float())
+    found: Tensor = output_BTD
+    return found
+
+
+@cache
+def _bfloat16_lstm() -> bool:
+    """Whether this processor computes an LSTM in bfloat16: tried once, for which instructions that takes is oneDNN's affair."""
+    try:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            nn.LSTM(1, 1)(torch.zeros(1, 1, 1))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _initialise(layer: nn.Module) -> None:

@@ -43,7 +43,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x_BPD = self.embed(self.patches(x_BCHW))
-        x_BPD = torch.cat([self.class_token.expand(len(x_BPD), -1, -1), x_BPD], dim=1)
+        x_BPD = torch.cat([self.class_token.expand(x_BPD.shape[0], -1, -1), x_BPD], dim=1)
         x_BPD = self.dropout(x_BPD + self.position)
         for block in self.blocks:
             x_BPD = block(x_BPD)

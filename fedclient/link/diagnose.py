@@ -22,6 +22,7 @@ from attune.common.identity.credential import Credential, check_dates, load_key,
 _OUT_OF_DATE = (9, 10)
 # A server that is killed between two packets closes the connection as a refusal does, but not three times in a row.
 _TRIES = 3
+LETS_IN = "lets this device in"  # in the text of what comes back where nothing is wrong any more
 
 
 class _Closed(Exception):
@@ -104,7 +105,7 @@ def _listen(secure: ssl.SSLSocket, address: str, deadline: float) -> AttuneError
         raise _Closed from error
     if not verdict:
         raise _Closed
-    return Unreachable(f"{address} broke the connection off but is there again, and lets this device in.")
+    return Unreachable(f"{address} broke the connection off but is there again, and {LETS_IN}.")
 
 
 def _left_s(deadline: float) -> float:

@@ -27,6 +27,7 @@ from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.link.protobuf import event_of, target_message, update_message
 from attune.fedclient.link.wire import Wire
 from attune.fedclient.messages import Opened, Update, UploadTarget
+from attune.fedclient.thrift import Allowance
 
 _federation: Any = FederationStub  # generated without types
 _blobs: Any = BlobsStub
@@ -39,9 +40,16 @@ LAST_WORD_S = 5.0  # to a server that does not answer it
 class GrpcLink:
     """One device's connection. `keep`: stores a renewed identity. `stall_s`: how long a transfer may make no progress."""
 
-    def __init__(self, address: Address, identity: Identity, keep: Callable[[Identity], None], stall_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        identity: Identity,
+        keep: Callable[[Identity], None],
+        allowance: Allowance | None = None,
+        stall_s: float = 60.0,
+    ) -> None:
         self.address, self.identity, self.stall_s = address, identity, stall_s
-        self._keep = keep
+        self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
         self.inline_bytes, self.waits = 0, False
         self._outbox: asyncio.Queue[pb.DeviceMessage | None] = asyncio.Queue(OUTBOX)
@@ -186,6 +194,7 @@ class GrpcLink:
                     return
                 self._pulse.heard()
                 take(frame)
+                await self._allowance.spend(len(frame))
 
     async def upload_offset(self, target: UploadTarget) -> int:
         with self._wire.call(_blobs(self._wire.channel).UploadOffset(target_message(target), timeout=self.stall_s)) as call:
@@ -204,6 +213,7 @@ class GrpcLink:
                     async with asyncio.timeout(self.stall_s):
                         await call.write(frame)
                     self._pulse.heard()  # there was room in the window, which the server opens
+                    await self._allowance.spend(len(frame))
                 await call.done_writing()
             async with asyncio.timeout(self.stall_s):
                 reply = await call

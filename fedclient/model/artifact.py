@@ -20,6 +20,7 @@ from torch import Tensor
 from attune.common.config import TrainSettings
 from attune.common.durable import PUBLIC, committed_folder, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
+from attune.common.json_text import from_json
 from attune.common.methods.registry import method_from_options
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
@@ -139,7 +140,7 @@ def save_model(learner: AnyLearner, folder: Path) -> Path:
 def read_info(folder: Path) -> ModelInfo:
     """Errors: NoModel if there is none, or it is damaged."""
     try:
-        return msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelInfo)
+        return from_json((folder / "model.json").read_bytes(), ModelInfo)
     except (OSError, msgspec.DecodeError) as error:
         raise NoModel(f"there is no finished model in {folder} ({error})") from None
 

@@ -22,6 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 NUMBERED = 20  # classes up to which a confusion matrix has its counts written in
 COLUMNS = 3
+ENOUGH = 2.0  # equal shares: the scale ends no lower, so that an even spread looks even
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
     for n, axes in enumerate(grid[0]):
         axes.imshow(_shown(images[n]), cmap="gray", vmin=0, vmax=1)
         axes.set_title(true[n], fontsize=10)
+    most = max(ENOUGH, *(float(_in_shares(map_hw).max()) for look in looks for map_hw in look.maps))
     for row, look in zip(grid[1:], looks, strict=True):
         for n, axes in enumerate(row):
-            _overlay(axes, images[n], look.maps[n])
+            drawn = _overlay(axes, images[n], _in_shares(look.maps[n]), most)
             right = look.found[n] == true[n]
             axes.set_title(look.found[n], fontsize=10, color="black" if right else figures.COLOURS[8])
     for axes in grid.flat:
@@ -50,10 +52,13 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
         axes.set_yticks([])
     for axes, label in zip(grid[:, 0], ["test image", *(look.title for look in looks)], strict=True):
         axes.set_ylabel(label, fontsize=10)
+    bar = figure.colorbar(drawn, ax=grid, label="attention, in equal shares", shrink=0.8, aspect=30)
+    bar.ax.axhline(1.0, color="white", linewidth=2)  # an equal share
     figure.suptitle("Attention rollout", fontsize=12)
     caption = (
         f"How much of each patch has reached the class token: over the layers, the maximum over heads, without the lowest "
-        f"{DISCARDED:.0%} of a layer's weights. Bright: much. Above each picture the true label, and what the model took it "
+        f"{DISCARDED:.0%} of a layer's weights. Bright: much, on one scale for all pictures, where 1 is an equal share (the "
+        "white line). Above each picture the true label, and what the model took it "
         "for (red: wrong). Patches in effect: how many equal shares would be spread as widely."
     )
     heads = ["test sample", "label", *(f"{look.title}: {what}" for look in looks for what in ("label", "patches in effect"))]
@@ -71,17 +76,22 @@ def _shown(image_HWC: Floats) -> Floats:
     return scaled if image_HWC.shape[-1] == 3 else scaled.mean(axis=-1)
 
 
-def _overlay(axes: Any, image_HWC: Floats, map_hw: npt.NDArray[np.float64]) -> None:
+def _in_shares(map_hw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """In multiples of an equal share: the mean is 1."""
+    return np.asarray(map_hw * (map_hw.size / map_hw.sum()))
+
+
+def _overlay(axes: Any, image_HWC: Floats, map_hw: npt.NDArray[np.float64], most: float) -> Any:
     """The image under its map, which is stretched over whole patches, also where those reach beyond the image."""
     height, width = image_HWC.shape[:2]
     rows, columns = map_hw.shape
     patch = max(-(-height // rows), -(-width // columns))
-    strength = (map_hw - map_hw.min()) / max(float(np.ptp(map_hw)), 1e-12)
     axes.imshow(_shown(image_HWC), cmap="gray", vmin=0, vmax=1)
     extent = (-0.5, columns * patch - 0.5, rows * patch - 0.5, -0.5)
-    axes.imshow(strength, cmap="inferno", alpha=0.55, extent=extent, interpolation="bicubic", vmin=0, vmax=1)
+    drawn = axes.imshow(map_hw, cmap="inferno", alpha=0.6, extent=extent, interpolation="bicubic", vmin=0, vmax=most)
     axes.set_xlim(-0.5, width - 0.5)
     axes.set_ylim(height - 0.5, -0.5)
+    return drawn
 
 
 def effective(map_hw: npt.NDArray[np.float64]) -> float:

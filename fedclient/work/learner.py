@@ -21,7 +21,7 @@ from attune.common.methods.method import assign, options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
-from attune.common.models.structure import tensors_of
+from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.common.protocol import ENCODINGS
 from attune.common.seeds import derive
@@ -35,6 +35,7 @@ from attune.fedclient.options import Options
 from attune.fedclient.work import baselines, hardware
 from attune.fedclient.work.blend import Member, blended_logits, classifying
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
+from attune.fedclient.work.dial import Dialled, Position, dial_of, dialled
 from attune.fedclient.work.holdings import Holdings
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.orders import OrderStore
@@ -42,7 +43,7 @@ from attune.fedclient.work.own_loop import Data, check_loop, scored
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
-RECEIVED, LOCAL, KEPT = "received", "local", "kept-{}"  # what is committed beside the model's tensors
+RECEIVED, LOCAL, TRAINED, KEPT = "received", "local", "trained", "kept-{}"  # what is committed beside the model's tensors
 
 
 class Learner:
@@ -76,7 +77,8 @@ class Learner:
         has_rival = self.own == "personalized" and baselines.has_common(self.part_of, settings.objective)
         self.returns: dict[str, str] = {kind: part.returns for kind, part in settings.aggregators.items()}
         objective, predictor = objective_for(method, options), predictor_for(method, options)
-        self.keeps_received = objective.keeps_received
+        self.dial = dial_of(settings.dial, self.part_of, components(model))
+        self.keeps_received = objective.keeps_received or bool(self.dial)
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
@@ -87,10 +89,10 @@ class Learner:
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
-        received = local = None
+        received = local = self.trained = None
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
-            received, local = orders.beside(self.newest, RECEIVED), orders.beside(self.newest, LOCAL)
+            received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
             if received is not None:
                 self.holdings = replace(self.holdings, served=dict(self.newest.served))
             self.versions = dict(self.newest.versions)
@@ -105,7 +107,8 @@ class Learner:
     def size_bytes(self) -> int:
         """About what it holds in memory: samples, and the tensors of its models."""
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
-        models = [*self.theta.values(), *self.received.values(), *(self.baselines.local or {}).values()]
+        models = [*self.theta.values(), *self.received.values()]
+        models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values()]
         return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
 
     @property
@@ -173,7 +176,8 @@ class Learner:
             common = self._common(order, fetched, received)
             result, kept = yield from self._compared(result, theta, received, common, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
-        beside |= {} if local is None else {LOCAL: local}
+        trained = {name: theta[name] for names in self.dial.values() for name in names} if order.train else self.trained
+        beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained)) if tensors}
         parts = {part: encode(self._handed_in(part, names, theta, received), order.encoding) for part, names in returns.items()}
         if cancelled():
             raise Cancelled("this work was replaced")
@@ -182,7 +186,7 @@ class Learner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
-        self.theta, self.received, self.baselines.local = theta, received, local
+        self.theta, self.received, self.trained, self.baselines.local = theta, received, trained, local
         self.holdings = replace(self.holdings, served=served)
         self.versions = dict(self.newest.versions)
         return self.newest
@@ -232,6 +236,10 @@ class Learner:
     ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
         """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one)."""
         data = self.data
+        mixed = yield from self._dialled(theta, received, common, seeds, cancelled)
+        if mixed is not None:
+            theta = theta | mixed.tensors
+            result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
         own = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
         candidates: baselines.Candidates = {self.own: (self.trainer, own), **self.baselines.candidates(common)}
         right = yield from baselines.right_on_test(candidates, data)
@@ -256,7 +264,24 @@ class Learner:
                 for side, n in zip(("better", "worse"), both, strict=True)
             },
         )
-        return result, {name: candidates[name][1] for name in weights if name != self.own}
+        beside = {name for name in weights if name != self.own} | ({self.own} if mixed is not None else set())
+        return result, {name: candidates[name][1] for name in candidates if name in beside}
+
+    def _dialled(
+        self, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
+    ) -> Jobs[Dialled | None]:
+        """What the dial makes of the attended part. None without one, or without samples held out to choose by."""
+        data = self.data
+        if not self.dial or not len(data.validation_x):
+            return None
+
+        def probability(part: Tensors) -> Jobs[torch.Tensor]:
+            own = yield from self.trainer.preparing(theta | part, received, data.train_x, data.train_y, seeds, cancelled)
+            return (yield from self.trainer.probability(own, data.validation_x, data.validation_y))
+
+        values: dict[Position, Tensors | None] = {"attended": received, "mean": common, "own": self.trained}
+        known = {position: tensors for position, tensors in values.items() if tensors}
+        return (yield from dialled(self.dial, known, probability, len(data.validation_x)))
 
     def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
         """What the blend finds of the test part, as Trainer.right."""

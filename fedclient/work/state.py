@@ -18,6 +18,7 @@ from torch import Tensor
 from attune.common.durable import PUBLIC, committed_folder, discard_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
 from attune.common.faults import fail_at
+from attune.common.json_text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
@@ -146,7 +147,7 @@ class Orders:
         for folder in sorted(self.path.glob("*/")):
             path = folder / UPDATE
             try:
-                result = msgspec.json.decode(path.read_bytes(), type=Result)
+                result = from_json(path.read_bytes(), Result)
                 # Homes of older versions have no check.
                 if result.order_id != folder.name or (result.check and result.check != _check_of(result)):
                     raise HomeMismatch("its text is not what was written")

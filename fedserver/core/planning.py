@@ -115,7 +115,7 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
     return merged
 
 
-def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str) -> Plan:
+def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str, run: str = "") -> Plan:
     """The plan for the devices present at round 1, whose data are alike. Classes are what the operator declares, or else the
     sorted union of their labels. Errors: SettingError.
     """
@@ -145,6 +145,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         train=settings.train,
         scale=scale_of(profiles),
         column_names=declared.columns or columns_of(ordered),
+        run=run,
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))

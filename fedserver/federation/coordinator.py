@@ -70,6 +70,7 @@ class Coordinator:
         self.inbox, self.lab, self.journal = Inbox(blobs), lab, Journal(clock.unix)
         self.round = Round()
         self.plan: Plan | None = None
+        self._run = ""  # of several over one fleet
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
@@ -103,7 +104,7 @@ class Coordinator:
                 self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
                 await self._discard(device.name, self.round.record)
                 self.round = self.round.expelling(device.name)
-        self.plan = found.plan
+        self.plan, self._run = found.plan, found.run
         return found
 
     def resume(self, found: Snapshot) -> asyncio.Future[None]:
@@ -184,7 +185,7 @@ class Coordinator:
 
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
-        plan = planning.make_plan(self.settings, profiles, self._federation)
+        plan = planning.make_plan(self.settings, profiles, self._federation, self._run)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         record = self.round.record
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))

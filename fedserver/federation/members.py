@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -23,6 +24,11 @@ GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
+
+
+def quarter_of(done: float) -> float | None:
+    """How much of an order is done, in quarters; None for what is no number."""
+    return None if math.isnan(done) else int(min(max(done, 0.0), 1.0) * 4) / 4
 
 
 class Members:
@@ -148,11 +154,13 @@ class Members:
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
-        """A device says how far it is with an order; written down at each quarter."""
+        """A device says how far it is with an order; written down at each quarter. What is no number says nothing."""
+        quarter = quarter_of(done)
+        if quarter is None:
+            return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             order = self._coordinator.book.order(name, order_id)
             self._journal.enter(name, WORK[order.id.work])
-            quarter = int(min(max(done, 0.0), 1.0) * 4) / 4
             stream = self._streams.get(name)
             if stream is not None and stream.progress != quarter:
                 stream.progress = quarter

@@ -7,6 +7,7 @@ from typing import Self
 
 import msgspec
 
+from attune.common.json_text import from_json
 from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.records import Entry, Slot
 from attune.fedserver.ports.blobs import STATE, Blobs
@@ -41,7 +42,7 @@ class Recipe(msgspec.Struct, frozen=True):
     def load(cls, blobs: Blobs, round_: int) -> Self | None:
         """How the state after this round was made; None if that is not known (any more), or cannot be read."""
         try:
-            return msgspec.json.decode(blobs.get(name_of(round_)), type=cls)
+            return from_json(blobs.get(name_of(round_)), cls)
         except (KeyError, msgspec.DecodeError):
             return None
 

@@ -77,6 +77,8 @@ class Snapshot:
     rows: tuple[Row, ...]  # in the order of time: rounds, in each training before evaluation, in each the clients by name
     certificates: tuple[Certificate, ...] = ()  # of devices, by name; of each the oldest first
     refusals: tuple[Refusal, ...] = ()  # the latest first
+    run: str = ""  # of several over one fleet; empty: the first
+    leaving: bool = False  # blobs of the run before are still to be removed
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from urllib.parse import unquote
 DESCRIPTORS = Path("/dev/fd")
 MOST_DESCRIPTORS = 65536  # the limit is raised to this, if the system allows it
 RESERVED = 64  # descriptors for the database, blobs and logs; and an eighth of the limit for transfers
-HANDSHAKE_S = 10.0
-LOOK_S = 0.5
+LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
 FEWEST_AN_ADDRESS = 16  # unfinished
 CONNECTIONS_A_CALLER = 8
 Peer = tuple[str, int]
@@ -64,18 +63,25 @@ class Socket:
 
 @dataclass(frozen=True)
 class Look:
-    """Sockets to be shut: that have not finished the handshake, and of callers that hold too many. unfinished: how many."""
+    """Sockets to be shut: that have not finished the handshake, and of callers that hold too many. unfinished: how many.
+
+    flooded: some are to be shut before their time.
+    """
 
     too_long: list[Socket]
     too_many: list[Socket]
     unfinished: int
+    flooded: bool
 
 
 class Doorkeeper:
-    """Knows which connections have made a call, and says which are too many. `shut` carries it out."""
+    """Knows which connections have made a call, and says which are too many. `shut` carries it out.
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    handshake_s: how soon a connection must have made its first call.
+    """
+
+    def __init__(self, bounds: Bounds, handshake_s: float) -> None:
+        self.bounds, self._handshake_s = bounds, handshake_s
         self._callers: dict[Peer, str] = {}  # fingerprint of the certificate
         self._since: dict[Peer, float] = {}
         self.called = 0  # connections that have made a call, ever
@@ -98,11 +104,16 @@ class Doorkeeper:
         known = [Socket(fd, peer, self._since[peer]) for fd, peer in found]
         unfinished = [each for each in known if each.peer not in self._callers]
         too_many = self._too_many([each for each in known if each.peer in self._callers])
-        return Look(self._too_long(unfinished, now), too_many, len(unfinished))
+        too_long = self._too_long(unfinished, now)
+        flooded = any(self._has_time(each, now) for each in too_long)
+        return Look(too_long, too_many, len(unfinished), flooded)
+
+    def _has_time(self, each: Socket, now: float) -> bool:
+        return each.since >= now - self._handshake_s
 
     def _too_long(self, unfinished: list[Socket], now: float) -> list[Socket]:
         """Those that have had their time; and the oldest beyond the bounds, for an honest handshake takes a moment."""
-        gone = {each for each in unfinished if each.since < now - HANDSHAKE_S}
+        gone = {each for each in unfinished if not self._has_time(each, now)}
         of_address: dict[str, list[Socket]] = defaultdict(list)
         for each in sorted(unfinished, key=lambda each: each.since):
             of_address[each.peer[0]].append(each)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from attune.common.errors import SettingError
+from attune.common.json_text import from_json
 from attune.common.pb import federation_pb2 as pb
 from attune.common.peer_text import clean
 from attune.common.plan import Profile
@@ -51,7 +52,7 @@ def _refs(refs: Iterable[BlobRef]) -> list[pb.BlobRef]:
 def profile_of(hello: pb.Hello, name: str) -> Profile:
     """What a device declares of its data. Errors: SettingError."""
     try:
-        return msgspec.json.decode(hello.profile_json, type=Profile)
+        return from_json(hello.profile_json, Profile)
     except msgspec.DecodeError as error:
         raise SettingError(f"{name} declared its data in a form that cannot be read: {clean(str(error))}") from None
 

@@ -31,7 +31,7 @@ from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.doorkeeper import HANDSHAKE_S, LOOK_S, Bounds, Doorkeeper, raise_limit, shut
+from attune.fedserver.rpc.doorkeeper import BUSY_S, LOOK_S, Bounds, Doorkeeper, raise_limit, shut
 from attune.fedserver.rpc.health import Health
 from attune.fedserver.rpc.pulses import Pulses
 from attune.fedserver.rpc.service import FederationService
@@ -59,9 +59,9 @@ class Door:
         members = self.members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
         self._health, self._refusals = Health(), refusals
-        self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit())), 0
+        self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit()), settings.handshake_s), 0
         pulses = Pulses(settings.keepalive_s)
-        options = server_options(handshake_s=HANDSHAKE_S, connections=self._doorkeeper.bounds.connections)
+        options = server_options(handshake_s=settings.handshake_s, connections=self._doorkeeper.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
@@ -104,9 +104,9 @@ class Door:
 
     async def _guard(self) -> None:
         """Looks after the connections; who is put out is told to the operator."""
-        told = 0
+        told, pause_s = 0, LOOK_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
             begun = self._registrar.tls.handshakes
             try:
                 look = self._doorkeeper.look(self._port, time.monotonic())
@@ -114,6 +114,7 @@ class Door:
                 self._coordinator.troubles.set(DOOR, str(error.strerror))
                 continue
             self._coordinator.troubles.clear(DOOR)
+            pause_s = BUSY_S if look.flooded else LOOK_S
             for address, number in shut(look.too_long).items():
                 self._refusals.tell(
                     HANDSHAKE, f"{number} connections that had not finished the handshake were dropped", address

@@ -20,9 +20,10 @@ from typing import Any
 import filelock
 import msgspec
 
-from attune.common.durable import PRIVATE, disk_errors
+from attune.common.durable import PRIVATE, disk_errors, sync, sync_with_name
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.faults import SERVER, fail_at
+from attune.common.json_text import from_json
 
 FIRST = "0" * 64  # what the first line names
 LOCK_S = 10.0
@@ -73,9 +74,12 @@ class Audit:
                 os.ftruncate(fd, os.fstat(fd).st_size - len(torn))
                 last = _add(fd, last, "cut off", "server", {"unfinished": torn.decode(errors="replace")})
             _add(fd, last, event, by, facts)
-            os.fsync(fd)
         finally:
             os.close(fd)
+        if last:
+            sync(self.path)
+        else:  # the file may be new
+            sync_with_name(self.path)
 
 
 def _tail(fd: int) -> tuple[bytes, bytes]:
@@ -87,7 +91,7 @@ def _tail(fd: int) -> tuple[bytes, bytes]:
 
 
 def _add(fd: int, last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:
-    number = msgspec.json.decode(last, type=Entry).number + 1 if last else 1
+    number = from_json(last, Entry).number + 1 if last else 1
     at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
     line = msgspec.json.encode(Entry(number, at, event, by, facts, digest_of(last) if last else FIRST))
     os.lseek(fd, 0, os.SEEK_END)
@@ -107,7 +111,7 @@ def entries(path: Path) -> Iterator[tuple[Entry, str]]:
     previous = FIRST
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            entry = msgspec.json.decode(line, type=Entry)
+            entry = from_json(line, Entry)
         except msgspec.MsgspecError as error:
             raise HomeMismatch(f"{path}, line {number}: it is no entry ({error}): restore the file from a backup") from None
         if (entry.number, entry.previous) != (number, previous):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from attune.common.faults import SERVER, fail_at
+from attune.common.json_text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Entry, Row
@@ -111,7 +112,7 @@ class Inbox:
 
     def _entry(self, name: str) -> Entry:
         try:
-            return msgspec.json.decode(self._blobs.get(name), type=Entry)
+            return from_json(self._blobs.get(name), Entry)
         except (KeyError, msgspec.DecodeError) as error:
             raise Damaged(f"{name} is damaged ({error})") from None
 

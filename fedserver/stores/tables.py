@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import HomeMismatch
+from attune.common.json_text import from_json
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Device, Row, Slot
@@ -142,6 +143,30 @@ class Tables:
 
     def put_record(self, record: Record) -> None:
         self._put("record", record)
+
+    # --- runs, while no server runs
+
+    def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
+        """The members stay; plan, record, state and metrics go. Until `left` the snapshot is leaving: the blobs must go too."""
+        with self._transaction():
+            self._db.execute("DELETE FROM meta WHERE key IN ('plan', 'record')")
+            for table in ("slots", "metrics", "refusals"):
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
+            self._db.execute(
+                "UPDATE devices SET founder = 1, connected = 0, samples = NULL, contributed = 0, fetched = -1, progress = 0, "
+                "note = '', labels = ''"
+            )
+            self._put("run", name)
+            self._put("overrides", overrides)
+            self._put("leaving", True)
+
+    def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
+        with self._transaction():
+            self._put("record", record)
+            self._put("overrides", overrides)
+
+    def left(self) -> None:
+        self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
 
     def commit_round(
         self,
@@ -307,7 +332,7 @@ class Tables:
 
 def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return msgspec.json.decode(row[0], type=kind) if row else None
+    return from_json(row[0], kind) if row else None
 
 
 def devices_in(db: sqlite3.Connection) -> list[Device]:
@@ -332,9 +357,11 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         value_in(db, "record", Record) or Record(),
         tuple(devices_in(db)),
         tuple(Slot(*row) for row in slots),
-        tuple(msgspec.json.decode(row[0], type=Row) for row in rows),
+        tuple(from_json(row[0], Row) for row in rows),
         tuple(certificates_in(db)),
         tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
+        value_in(db, "run", str) or "",
+        bool(value_in(db, "leaving", bool)),
     )
 
 

@@ -18,14 +18,16 @@ from pathlib import Path
 
 import msgspec
 
-from attune.common.durable import PRIVATE, disk_errors, sync
+from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
+from attune.common.json_text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.home import LEFT_ASIDE, Home
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
 from attune.fedserver.lab.recipe import Recipe, name_of
 from attune.fedserver.ports.blobs import INBOX, blob_of
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.age import is_later
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import ENTRY
 from attune.fedserver.stores.tables import Tables
@@ -61,7 +63,7 @@ def back_up(home: Home, out: Path) -> Iterator[str]:
         with disk_errors(out):
             files = _copied(aside, out)
             whole = Manifest(VERSION, time.time(), found.record.round, files)
-            _write(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
+            write_file(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             sync(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -82,7 +84,7 @@ def _taken_aside(home: Home, aside: Path) -> Snapshot:
         except FileNotFoundError:  # a round was committed meanwhile
             time.sleep(PAUSE_S)
             continue
-        _link_inbox(home, aside)
+        _link_inbox(home, aside, found.record.round)
         _link_rest(home, aside)
         return found
     raise LedgerBusy("rounds close faster than their state can be set aside: pause the federation (`fedserver pause`) for this")
@@ -111,9 +113,13 @@ def _state_of(home: Home, found: Snapshot) -> list[str]:
     return sorted({*(blob.name for blob in wanted), *([name] if recipe else [])})
 
 
-def _link_inbox(home: Home, aside: Path) -> None:
-    """Whole updates only, and one that goes away meanwhile need not be there: its device hands it in again."""
-    for entry in sorted((home.path / INBOX).glob(f"*/{ENTRY}")):
+def _link_inbox(home: Home, aside: Path, closed: int) -> None:
+    """Whole updates only, and one that goes away meanwhile need not be there: its device hands it in again.
+
+    Answers to rounds that the copied database does not know yet stay out: beside them it would count as an old copy.
+    """
+    entries = sorted((home.path / INBOX).glob(f"*/{ENTRY}"))
+    for entry in (each for each in entries if not is_later(each.relative_to(home.path).as_posix(), closed)):
         with contextlib.suppress(FileNotFoundError):
             for path in [*(path for path in entry.parent.iterdir() if path != entry), entry]:
                 _link(path, aside / path.relative_to(home.path))
@@ -126,7 +132,7 @@ def _link_rest(home: Home, aside: Path) -> None:
     log = home.audit.path
     if log.exists():  # grows while it is read: whole lines only
         data = log.read_bytes()
-        _write(aside / log.name, data[: data.rfind(b"\n") + 1])
+        write_file(aside / log.name, data[: data.rfind(b"\n") + 1], durable=False)
 
 
 def _link(path: Path, to: Path) -> None:
@@ -157,17 +163,9 @@ def _copy(path: Path, to: Path) -> File:
         while block := source.read(1 << 20):
             digest.update(block)
             target.write(block)
-        target.flush()
-        os.fsync(target.fileno())
         size = target.tell()
+    sync(to)
     return File(size, digest.hexdigest())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def restore_to(source: Path, home: Home) -> Iterator[str]:
@@ -197,7 +195,7 @@ def _verified(source: Path) -> Manifest:
     """Errors: HomeMismatch that names what is damaged, missing or too much."""
     try:
         with (source / MANIFEST).open("rb") as file:
-            manifest = msgspec.json.decode(file.read(LONGEST_MANIFEST), type=Manifest)
+            manifest = from_json(file.read(LONGEST_MANIFEST), Manifest)
     except FileNotFoundError:
         raise HomeMismatch(f"{source} is no backup, or one that was not finished: {MANIFEST} is missing") from None
     except msgspec.MsgspecError as error:

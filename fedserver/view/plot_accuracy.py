@@ -51,7 +51,7 @@ def figures_of(summary: Summary) -> Section:
         rows.append(["clients whose model is no better than a constant answer", len(summary.no_better_than_constant)])
     rows += [[f"clients that keep the {choice} model", count] for choice, count in summary.kept.items()]
     caption = f"{summary.closed} of {summary.rounds} rounds of {summary.method} with {summary.model}, seed {summary.seed}."
-    return Section("Figures", caption, None, Table(("figure", "value"), rows))
+    return Section("The papers' figures", caption, None, Table(("figure", "value"), rows))
 
 
 def curves(summary: Summary) -> Section:
@@ -145,7 +145,7 @@ def bars(summary: Summary) -> Section:
         "Before: what the device started its latest training from. The intervals (Wilson's) show how certain an accuracy is on "
         "so few test samples: if they overlap widely, a difference means little."
     )
-    return Section("Clients", caption, Picture("clients", figures.png(figure)), _client_table(listed))
+    return Section("Local training", caption, Picture("training", figures.png(figure)), _training_table(listed))
 
 
 def _with_intervals(listed: Sequence[Client], key: str, shift: float) -> tuple[list[float], list[float], list[list[float]]]:
@@ -162,16 +162,11 @@ def _with_intervals(listed: Sequence[Client], key: str, shift: float) -> tuple[l
     return at, values, [below, above]
 
 
-def _client_table(listed: Sequence[Client]) -> Table:
-    measured = ("before", "95 %", "after", "95 %", "personalized, latest", "common", "local", "constant")
-    heads = ("client", "test samples", *measured, "keeps")
-
-    def row(c: Client) -> list[Cell]:
-        measured = [c.before, _interval(c.before, c), c.after, _interval(c.after, c)]
-        return [c.name, c.test_samples, *measured, c.accuracy, c.common, c.local, c.constant, c.kept]
-
-    rows = [row(client) for client in listed]
-    return Table(heads, rows)
+def _training_table(listed: Sequence[Client]) -> Table:
+    rows: list[list[Cell]] = [
+        [c.name, c.test_samples, c.before, _interval(c.before, c), c.after, _interval(c.after, c)] for c in listed
+    ]
+    return Table(("client", "test samples", "before", "95 %", "after", "95 %"), rows)
 
 
 def _interval(value: float | None, client: Client) -> str:

@@ -24,9 +24,7 @@ COLUMNS = 4
 TICKS = 24  # clients whose names fit beside a panel
 NAMED = 40  # clients whose names fit into the map
 KEYED = 20  # groups that fit into the key
-PERPLEXITY, FEWEST = 30.0, 4
-TINY = 1e-12  # of a weight against an equal share: the smallest that has a logarithm
-LEAST = 0.02  # powers of two: the range of colours is no smaller, so that noise does not look like structure
+PERPLEXITY, FEWEST = 30.0, 20  # of fewer clients t-SNE draws groups where there are none
 
 
 def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Mapping[str, str], when: str) -> Section:
@@ -39,32 +37,47 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
     shown = list(sorted_SS)[::step]
     columns = min(COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
-    figure = figures.new(2.2 + 2.7 * columns, 1.2 + 2.75 * rows)
-    times_SS = {unit: np.log2(np.maximum(sorted_SS[unit] * len(names), TINY)) for unit in shown}
-    reach = min(max(max(float(np.abs(times).max()) for times in times_SS.values()), LEAST), max(math.log2(len(names)), LEAST))
-    grid: Any = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, unit in zip(grid.flat, shown, strict=False):
-        image = axes.imshow(times_SS[unit], cmap="RdBu_r", vmin=-reach, vmax=reach, interpolation="nearest")
+    figure = figures.new(2.4 + 2.7 * columns, 1.2 + 2.75 * rows)
+    grid: Any = figure.subplots(rows, columns, squeeze=False)
+    for number, (axes, unit) in enumerate(zip(grid.flat, shown, strict=False)):
+        image = axes.imshow(sorted_SS[unit], cmap="viridis", norm=_root(), interpolation="nearest")
         axes.set_title("mean of all components" if unit == "mean" else unit, fontsize=9)
-        _ticks(axes, names, kinds)
+        _ticks(axes, names, kinds, below=number + columns >= len(shown), left=number % columns == 0)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
     figure.supylabel("client that is served", fontsize=10)
     figure.supxlabel("client it learns from", fontsize=10)
     figure.suptitle(f"Which client learns from which, {when}", fontsize=12)
-    bar = figure.colorbar(image, ax=grid, label="weight (white: an equal share)", shrink=0.7 if rows > 1 else 0.9, aspect=30)
-    marks = np.linspace(-reach, reach, 7)
-    bar.set_ticks(marks, labels=[f"{2.0**mark / len(names):.3g}" for mark in marks])
+    _bar(figure, grid, image, 1 / len(names))
     caption = (
         "Each row sums to one: how much of each client's value is in what the client of that row is served, one panel for each "
-        "component of the model. Red is more than an equal share, blue is less. A red diagonal means that clients keep to "
-        "themselves; red squares are clients that learn from each other. Effective clients: how many equal shares would be "
+        "component of the model. The scale is from 0 to 1 in every picture, by square roots; an equal share is marked, here "
+        f"{1 / len(names):.3g}. A panel of this one colour is plain averaging. A bright diagonal means that clients keep to "
+        "themselves; bright squares are clients that learn from each other. Effective clients: how many equal shares would be "
         "spread as widely (the exponential of the entropy)."
     )
     if step > 1:
         caption += f" One of {step} components is shown; the table has them all."
     table = Table(("component", "mean weight on oneself", "effective clients"), [_spread(u, A) for u, A in sorted_SS.items()])
     return Section("Which client learns from which", caption, Picture("attention", figures.png(figure)), table)
+
+
+def _root() -> Any:
+    """Colours by the square root of a weight: the same scale for any number of clients, on which small shares differ, too."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, vmin=0.0, vmax=1.0)
+
+
+def _bar(figure: Any, grid: Any, image: Any, equal: float) -> None:
+    """The colour bar, with the colour of an equal share marked in it."""
+    bar = figure.colorbar(image, ax=grid, label="weight", shrink=0.9, aspect=30)
+    bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0], labels=["0", "0.01", "0.05", "0.1", "0.25", "0.5", "1"])
+    bar.ax.axhline(equal, color=figures.COLOURS[8], linewidth=2)
+    bar.ax.annotate(
+        "equal share", (0, equal), xycoords=("axes fraction", "data"), xytext=(-4, 0), textcoords="offset points",
+        ha="right", va="center", fontsize=8, color=figures.COLOURS[8], rotation=90,
+    )  # fmt: skip
 
 
 def _place(clients: Sequence[str], groups: Mapping[str, str]) -> Any:
@@ -74,21 +87,24 @@ def _place(clients: Sequence[str], groups: Mapping[str, str]) -> Any:
     return lambda i: (kinds.get(groups.get(clients[i], ""), len(kinds)), rank[clients[i]])
 
 
-def _ticks(axes: Any, names: Sequence[str], kinds: Sequence[str]) -> None:
-    """Names where they fit, else groups at their middles where there are any; kinds: of each client its group, or nothing."""
+def _ticks(axes: Any, names: Sequence[str], kinds: Sequence[str], *, below: bool, left: bool) -> None:
+    """Names where they fit, else groups at their middles where there are any; kinds: of each client its group, or nothing.
+
+    below, left: whether this panel has ticks there. Each costs time, and inner ones say nothing more.
+    """
     if len(names) <= TICKS:
         at, words = list(range(len(names))), list(names)
     else:
         spans = [(kind, [i for i, other in enumerate(kinds) if other == kind]) for kind in dict.fromkeys(kinds)]
         at, words = [sum(span) // len(span) for _, span in spans], [kind or "?" for kind, _ in spans]
         if len(spans) == 1 or len(spans) > TICKS:
-            axes.tick_params(labelsize=7)
-            return
+            at = list(range(0, len(names), math.ceil(len(names) / TICKS)))
+            words, spans = [names[i] for i in at], []
         for _, span in spans[1:]:
             axes.axhline(span[0] - 0.5, color="0.5", linewidth=0.4)
             axes.axvline(span[0] - 0.5, color="0.5", linewidth=0.4)
-    axes.set_xticks(at, words, rotation=90 if max(map(len, words)) > 2 else 0, fontsize=7)
-    axes.set_yticks(at, words, fontsize=7)
+    axes.set_xticks(at if below else [], words if below else [], rotation=90 if max(map(len, words)) > 2 else 0, fontsize=7)
+    axes.set_yticks(at if left else [], words if left else [], fontsize=7)
 
 
 def _spread(unit: str, A_SS: Matrix) -> list[Cell]:
@@ -103,7 +119,10 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
     Errors: SettingError for fewer clients than make a map, and without scikit-learn.
     """
     if len(clients) < FEWEST:
-        raise SettingError(f"a map of embeddings needs at least {FEWEST} clients; {len(clients)} were trained")
+        raise SettingError(
+            f"a map of embeddings needs at least {FEWEST} clients, for of fewer it shows groups that are not there; "
+            f"{len(clients)} were trained"
+        )
     try:
         from sklearn.manifold import TSNE
     except ImportError:

@@ -48,7 +48,7 @@ def metrics(rows: Sequence[Row]) -> Section:
             table += [[name, label, r, len(rounds[r]), fmean(rounds[r]), min(rounds[r]), max(rounds[r])] for r in at]
         axes.set_title(name, fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper right")  # the best place takes seconds to find
         figures.plain(axes)
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-import msgspec
-
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
 from attune.common.wire.files import TensorFile
@@ -19,8 +17,9 @@ from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.view import plot_accuracy, plot_clients, plot_metrics
+from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices, plot_metrics
 from attune.fedserver.view.beside import snapshot
+from attune.fedserver.view.saved import read_summary
 from attune.fedserver.view.summary import Summary, summarise
 
 T = TypeVar("T")
@@ -74,6 +73,10 @@ def accuracy(source: Drawn) -> page.Section:
 
 
 def clients(source: Drawn) -> page.Section:
+    return plot_devices.clients(source.summary)
+
+
+def training(source: Drawn) -> page.Section:
     if not any(client.after is not None for client in source.summary.clients):
         raise SettingError("no device has reported an accuracy after local training")
     return plot_accuracy.bars(source.summary)
@@ -115,10 +118,11 @@ def metrics(source: Drawn) -> page.Section:
 
 
 PICTURES: dict[str, Callable[[Drawn], page.Section]] = {
-    "accuracy": accuracy,
     "clients": clients,
+    "accuracy": accuracy,
     "attention": attention,
     "embeddings": embeddings,
+    "training": training,
     "metrics": metrics,
 }
 
@@ -138,7 +142,7 @@ def pages(source: Drawn, wanted: Sequence[str]) -> tuple[str, list[page.Section]
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
-    return title, [plot_accuracy.figures_of(summary), *sections], left_out
+    return title, [plot_devices.helped(summary), *sections, plot_accuracy.figures_of(summary)], left_out
 
 
 def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
@@ -153,10 +157,7 @@ def read_run(text: str, x: str | None) -> plot_accuracy.Run:
     before, equals, rest = text.partition("=")
     place = _number(before) if equals else None
     folder = Path(text if place is None else rest)
-    try:
-        found = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
-    except (OSError, msgspec.DecodeError) as error:
-        raise SettingError(f"{folder} is not a folder that `fedserver export` wrote: {error}") from None
+    found = read_summary(folder)
     if found.fedtp is None:
         raise SettingError(f"{folder}: none of the last states was evaluated by all devices; set round.evaluate_every")
     return plot_accuracy.Run(str(folder), setting(found, x, folder) if place is None else place, found)

@@ -59,6 +59,7 @@ def status(
         "phase": str(record.phase),
         "running": served,
         "address": address,
+        "run": found.run or None,
         "method": settings.method.name,
         "model": found.plan.model.name if found.plan else None,
         "round": record.round,

@@ -17,9 +17,11 @@ import msgspec
 
 from attune.common.config import RoundSettings
 from attune.common.methods.method import Evaluate
+from attune.common.statistics import Finding
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Row
+from attune.fedserver.view.verdict import gain_between, gain_of, verdict_of
 
 FEDTP_EVERY = 5  # rounds from one evaluation to the next
 FEDTP_LAST = Fraction(200, 1500)  # of the rounds: whose evaluations count
@@ -71,7 +73,8 @@ class FedMCSA(msgspec.Struct, frozen=True):
 class Client(msgspec.Struct, frozen=True):
     """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation.
 
-    constant: what it would reach by always answering the most frequent label of its training part.
+    constant: what it would reach by always answering the most frequent label of its training part. The last four are of the
+    latest evaluation, in which its own model was compared: see `fedserver.view.verdict`.
     """
 
     name: str
@@ -83,6 +86,10 @@ class Client(msgspec.Struct, frozen=True):
     local: float | None
     kept: str | None
     constant: float | None = None
+    own: float | None = None  # accuracy of its own model, which was compared
+    gain: float | None = None  # what federation gives it
+    gain_interval: tuple[float, float] | None = None
+    verdict: Finding | None = None
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -236,9 +243,17 @@ def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
             local=comparison.accuracy_local if comparison else None,
             kept=comparison.kept if comparison else None,
             constant=constants[name][0] if name in constants else None,
+            **(_compared(comparison) if comparison else {}),
         )
 
     return [of(name) for name in sorted(accuracy.keys() | trained.keys())]
+
+
+def _compared(row: Row) -> dict[str, Any]:
+    """The fields of a `Client` that come of a comparison."""
+    found = msgspec.structs.asdict(row)
+    gain, verdict = gain_of(found), verdict_of(found)
+    return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(found), "verdict": verdict}
 
 
 def averages(listed: Sequence[Client]) -> dict[str, Average]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attune.common.statistics import Finding, finding, holm, mcnemar, overall
+from attune.common.statistics import Finding, difference, finding, holm, mcnemar, overall
 
 RIVALS = ("common", "local")
 
@@ -15,10 +15,22 @@ def gain_of(reported: Mapping[str, Any]) -> float | None:
 
     Where it trained none, than the common model. A difference of fractions of the same test samples; None: not compared.
     """
+    found = _paired(reported)
+    return None if found is None else (found[0] - found[1]) / found[2]
+
+
+def gain_between(reported: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The 95 % interval of `gain_of`."""
+    found = _paired(reported)
+    return None if found is None else difference(*found)
+
+
+def _paired(reported: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """(test samples won, lost, all) against the rival that `gain_of` names."""
     for rival in reversed(RIVALS):
         won, lost = reported.get(f"better_than_{rival}"), reported.get(f"worse_than_{rival}")
         if won is not None and lost is not None and reported.get("test_samples"):
-            return float(won - lost) / float(reported["test_samples"])
+            return won, lost, reported["test_samples"]
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from attune.common.errors import SettingError
+from attune.common.json_text import from_json
 
 LONGEST_TTL_S = 3650 * 86400.0
 
@@ -53,7 +54,7 @@ class Actions:
         if name not in self._doing or self._loop is None:
             raise SettingError(f"this page cannot {name}: only that of a running server can")
         try:
-            arguments = msgspec.json.decode(body or b"{}", type=ARGUMENTS[name])
+            arguments = from_json(body or b"{}", ARGUMENTS[name])
         except msgspec.DecodeError as error:
             raise SettingError(f"{name}: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,13 +10,13 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.fedserver.core.records import Row
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.home import Home
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.reader import SqliteReader
+from attune.fedserver.view.saved import NOT_ONE, read_rows
 from attune.fedserver.web.condensed import Condensed
 from attune.fedserver.web.facts import Attention, Facts, Fault
 from attune.fedserver.web.sources import OfLedger, no_attention, read_attention
@@ -62,12 +61,10 @@ class OfFolder:
         self._folder = folder
         try:
             self._status: Mapping[str, Any] = msgspec.json.decode((folder / "status.json").read_bytes())
-            with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-                rows = [row_of(line) for line in csv.DictReader(file)]
-        except (OSError, msgspec.MsgspecError, csv.Error) as error:
-            raise SettingError(f"{folder} is not a folder that `fedserver export` or Result.save wrote: {error}") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SettingError(NOT_ONE.format(folder, error)) from None
         self._condensed = Condensed()
-        self._condensed.add(sorted(rows, key=lambda row: (row.round, row.work != "train", row.client)))
+        self._condensed.add(read_rows(folder))
 
     def __repr__(self) -> str:
         return f"OfFolder({self._folder})"
@@ -92,8 +89,3 @@ class OfFolder:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def row_of(line: Mapping[str, str]) -> Row:
-    """A line of metrics.csv; an empty cell is a number that there is not."""
-    return msgspec.convert({name: value for name, value in line.items() if value != ""}, Row, strict=False)

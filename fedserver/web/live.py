@@ -12,6 +12,7 @@ import msgspec
 
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
+from attune.common.json_text import from_json
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.home import Home
@@ -81,7 +82,7 @@ def remembered(home: Home) -> Place | None:
     """Errors: HomeMismatch if that is damaged."""
     path = home.path / PLACE_FILE
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Remembered)
+        found = from_json(path.read_bytes(), Remembered)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

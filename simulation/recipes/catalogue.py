@@ -14,8 +14,10 @@ from attune.fedclient.partition.split import Partition, partition
 from attune.simulation.recipes import cuts
 from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
 
-IMAGES = (*BASELINES, Entry("FedMCSA", "fedmcsa"), Entry("FedTP", "fedtp"))
-SERVED = (*BASELINES, Entry("FedMCSA", "fedmcsa"), Entry("hypernetwork", "pfedhn"))
+DIAL = {"method.dial": True}
+MCSA = (Entry("FedMCSA", "fedmcsa"), Entry("FedMCSA, dial", "fedmcsa", DIAL))
+IMAGES = (*BASELINES, *MCSA, Entry("FedTP", "fedtp"), Entry("FedTP x MCSA, dial", "fedtp+mcsa", DIAL))
+SERVED = (*BASELINES, *MCSA, Entry("hypernetwork", "pfedhn"))
 TRAIN = {"train.local_epochs": 2}
 FASHION_SAMPLES = 12_000
 

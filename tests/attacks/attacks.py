@@ -21,12 +21,15 @@ from attune.common.identity.credential import Credential, csr_der, load_certific
 from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
+from attune.fedserver.home import Home
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.pb import admin_pb2
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
+from attune.fedserver.view.beside import snapshot
 from tests.attacks.conftest import Victim
 from tests.attacks.table import answer_to, attack
 from tests.e2e.hand import CALL_S, PROFILE, Caller, Hand, Stream
+from tests.e2e.harness import until
 
 Tensors = dict[str, np.ndarray]
 OUTSIDE = "sha256:" + "0" * 64
@@ -254,6 +257,12 @@ def metrics_that_are_no_json(victim: Victim) -> str:
 
 
 @attack("update-refused")
+def metrics_that_are_no_utf8(victim: Victim) -> str:
+    """Metrics with a word that is no UTF-8."""
+    return reporting(victim, b'{"kept": "\xff"}')
+
+
+@attack("update-refused")
 def metrics_as_deep_as_a_message_allows(victim: Victim) -> str:
     """Metrics of a million brackets."""
     return reporting(victim, b'{"loss": ' + b"[" * 1_000_000)
@@ -444,6 +453,12 @@ def a_profile_that_is_no_json(victim: Victim) -> str:
 
 
 @attack("setting")
+def a_label_that_is_no_utf8(victim: Victim) -> str:
+    """A profile with a label that is no UTF-8."""
+    return greeting(victim, hello(profile_json=msgspec.json.encode(PROFILE).replace(b'"tabular"', b'"\xff"')))
+
+
+@attack("setting")
 def a_profile_as_deep_as_a_message_allows(victim: Victim) -> str:
     """A profile of a hundred thousand brackets."""
     return greeting(victim, hello(profile_json=b"[" * 100_000))
@@ -467,8 +482,14 @@ def words_about_another_s_order(victim: Victim) -> str:
     stream = victim.streams["eve"]
     stream.say(trouble=pb.Trouble(order_id=victim.orders["ada"].id, reason="not mine"))
     stream.say(progress=pb.Progress(order_id=victim.orders["ada"].id, done=1.0))
-    stream.say(progress=pb.Progress(order_id=order(victim), done=float("nan")))
-    assert "SERVING" in victim.health(eve(victim))
+    for done in (float("nan"), float("inf"), -1e300, 0.5):
+        stream.say(progress=pb.Progress(order_id=order(victim), done=done))
+    home = Home(victim.federation.home)
+
+    def heard() -> bool:
+        return any(each.name == "eve" and each.progress == 0.5 for each in snapshot(home).devices)
+
+    until(heard, "what comes after them to be heard")
     return "nothing"
 
 

@@ -16,7 +16,8 @@ from attune.common.pb import federation_pb2 as pb
 from tests.e2e.hand import CALL_S, Hand, Stream
 from tests.e2e.harness import Federation, Server
 
-FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "3", "--set", "round.stall_s=0")
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "3")
+FLAGS += ("--set", "round.stall_s=0", "--set", "server.handshake_s=2")
 
 HONEST = ("ada", "bob")
 

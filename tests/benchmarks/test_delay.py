@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import threading
 
-from benchmarks.delay import Proxy, Way
+from benchmarks.delay import Counted, Proxy, Way, through
 
 RTT_S = 0.2
 
@@ -83,3 +85,17 @@ def test_what_waits_for_a_narrow_link_is_bounded():
         return sent
 
     assert asyncio.run(scenario()) < 8 << 20
+
+
+def test_a_proxy_in_a_thread_ends_its_connections_with_it():
+    """Both ends hear of it and no thread is left; of an open connection that is forgotten, pytest would warn."""
+    before = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stays:
+        with through(listening.getsockname()[1], Way()) as (port, proxy):
+            near = stays.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            far = stays.enter_context(listening.accept()[0])
+            near.sendall(b"hello")
+            assert far.recv(5) == b"hello"
+            assert proxy.counted == Counted(1, 5, 0)
+        assert (near.recv(1), far.recv(1)) == (b"", b"")
+    assert threading.active_count() == before

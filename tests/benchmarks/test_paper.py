@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment
-from attune.fedserver.core.planning import resolve
+from attune.common.methods.method import options_of
+from attune.fedserver.core.planning import ResolvedSettings, resolve
 from benchmarks import paper, report, tables
 from benchmarks.grid import SHARED
 
@@ -29,16 +30,24 @@ SMALL = {
 }
 
 
+def resolved_of(table: tables.Table, column: tables.Column, row: tables.Row, settings: tables.Settings) -> ResolvedSettings:
+    said: dict = {"method": {"name": row.method}}
+    for key, value in map(parse_assignment, tables.given(table, column, row, settings)):
+        said.setdefault(key[0], {})[key[1]] = value
+    return resolve(said)
+
+
 @pytest.mark.parametrize("name", tables.names())
 def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_columns(name):
     table = tables.load(name)
     for column in table.column:
         for row in table.row:
             for settings in tables.trials(table, row):
-                said: dict = {"method": {"name": row.method}}
-                for key, value in map(parse_assignment, (*table.set, *column.set, *settings)):
-                    said.setdefault(key[0], {})[key[1]] = value
-                assert resolve(said).method.name == row.method
+                resolved = resolved_of(table, column, row, settings)
+                assert resolved.method.name == row.method
+                bounds = options_of(resolved.method, resolved.method_options).aggregators.values()
+                assert all(each.bound == each.bound_samples == 0 for each in bounds), "no paper bounds what a device hands in"
+                assert resolved.round.take_back == 0
     rows = {row.name for row in table.row} | {row.common for row in table.row}
     assert {(row in rows, column in {each.name for each in table.column}) for row, column in tables.printed(name)} <= {
         (True, True)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-UNITS = ("fedserver.service", "fedclient@.service")
+UNITS = ("fedserver.service", "fedserver@.service", "fedclient@.service")
 PROMISED = {
     "NoNewPrivileges": "yes",
     "ProtectSystem": "strict",
@@ -49,6 +49,16 @@ def test_the_server_starts_with_what_the_readme_installs(unit, parse):
     assert str(parse(words).params["config"]) == "/etc/attune/federation.toml"
 
 
+def test_each_of_several_servers_has_settings_port_and_home_of_its_own(unit, parse):
+    service = unit("fedserver@.service")["Service"]
+    words = service["ExecStart"].replace("${FEDSERVER_PORT}", "50061").split()
+    assert str(parse(words).params["config"]) == "/etc/attune/%i.toml"
+    assert (service["EnvironmentFile"], service["StateDirectory"]) == ("/etc/attune/%i.env", "attune-%i")
+    alone = dict(unit("fedserver.service")["Service"])
+    own = ("ExecStart", "EnvironmentFile", "StateDirectory", "Environment")
+    assert {k: v for k, v in service.items() if k not in own} == {k: v for k, v in alone.items() if k not in own}
+
+
 def test_the_device_starts_on_its_shard(unit, parse):
     words = unit("fedclient@.service")["Service"]["ExecStart"].split()
     context = parse([word for word in words if word != "$ATTUNE_OPTIONS"])
@@ -61,6 +71,7 @@ def test_statuses_that_are_not_tried_again_are_those_that_a_person_must_mend(uni
 
     final = {
         "fedserver.service": (errors.SettingError, errors.HomeMismatch),
+        "fedserver@.service": (errors.SettingError, errors.HomeMismatch),
         "fedclient@.service": (
             errors.SettingError, errors.HomeMismatch, errors.ShardError, errors.NonFiniteFeatures, errors.UndeclaredLabels,
             errors.ShapeMismatch, errors.NameTaken, errors.TokenRefused, errors.FingerprintMismatch, errors.CertificateRefused,

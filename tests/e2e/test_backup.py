@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attune.fedserver.home import Home
+from attune.fedserver.view.backup import back_up
 from attune.fedserver.view.verify import damages
 from tests.e2e.harness import Federation, tabular_shard, until
 
@@ -62,6 +63,16 @@ def backed_up(federation_at: Callable[[str], Federation], tmp_path: Path) -> tup
     federation.command("fedserver", "backup", "--out", str(tmp_path / "made"))
     server.stop()
     return federation, tmp_path / "made"
+
+
+def test_answers_to_later_rounds_than_the_database_counts_stay_out(backed_up: tuple[Federation, Path], tmp_path: Path) -> None:
+    """Rounds may close between the copy of the database and the look into the inbox."""
+    home = Home(backed_up[0].home)
+    for order in ("train-1-ada", "train-2-ada"):
+        (home.path / "inbox" / order).mkdir(parents=True)
+        (home.path / "inbox" / order / "update.json").write_bytes(b"{}")
+    list(back_up(home, tmp_path / "later"))
+    assert [path.name for path in (tmp_path / "later" / "inbox").iterdir()] == ["train-1-ada"]
 
 
 @pytest.mark.parametrize("how", ["changed", "cut", "missing", "too much", "no manifest", "broken manifest", "other version"])

@@ -15,7 +15,7 @@ from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardErro
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.fedclient.cli import main
-from attune.fedclient.model import artifact
+from attune.fedclient.model import artifact, drawings
 from attune.fedclient.model.drawings import effective
 from attune.fedclient.model.plots import PICTURES, plot, spread, titles
 from attune.fedclient.model.rollout import attentions, rollout
@@ -77,6 +77,19 @@ def test_the_maps_numbers_are_the_rollouts(tmp_path):
         share = (maps[int(row[0])] / maps[int(row[0])].sum()).numpy()
         assert row[2] == str(found[int(row[0])])
         assert float(row[3]) == pytest.approx(np.exp(-(share * np.log(share)).sum()), abs=6e-5)
+
+
+def test_all_maps_have_one_scale_in_equal_shares_with_a_colour_bar(tmp_path, monkeypatch):
+    """A map with all attention on one of four patches is 4 equal shares there; an even one is 1 everywhere."""
+    kept = []
+    monkeypatch.setattr(drawings.figures, "png", lambda figure: kept.append(figure) or b"png")
+    maps = np.array([[[0.7, 0.0], [0.0, 0.0]], [[0.1, 0.1], [0.1, 0.1]]])
+    images = np.zeros((2, 4, 4, 1), dtype=np.float32)
+    drawings.rollouts(images, [0, 1], ["a", "b"], [drawings.Look("model", maps, ["a", "b"])])
+    overlays = [axes.images[1] for axes in kept[0].axes if len(axes.images) == 2]
+    assert [image.get_clim() for image in overlays] == [(0, 4), (0, 4)]
+    assert np.allclose(overlays[1].get_array(), 1.0)
+    assert any(axes.get_ylabel() == "attention, in equal shares" for axes in kept[0].axes)
 
 
 def test_models_side_by_side_are_told_apart(tmp_path):

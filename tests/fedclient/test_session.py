@@ -226,10 +226,28 @@ def test_the_end_stops_what_is_going_on():
     play(begun(), (Ordered(ONE), [Start(ONE)]), (Finished("over"), [StopWork(ONE.id), Keep("over")]))
 
 
-def test_contradictions_are_refused():
-    session = begun()
-    assert isinstance(session.on(Welcomed(b"another"))[0], Refuse)
+def test_an_order_before_the_plan_is_refused():
     assert isinstance(Session().on(Ordered(ONE))[0], Refuse)
+
+
+def test_another_plan_stops_the_work_and_is_prepared_whoever_prepares_it_says_whether_it_is_another_run():
+    session = begun()
+    play(session, (Ordered(ONE), [Start(ONE)]), (Welcomed(b"another"), [StopWork(ONE.id), Prepare(b"another")]))
+    assert session.on(Ordered(ONE)) == [Start(ONE)], "an order of the last run with the same id is another one"
+
+
+def test_one_that_stays_keeps_each_runs_model_once_and_never_gives_up():
+    session = Session(connect_timeout_s=5.0, stay=True)
+    play(
+        session,
+        (Welcomed(b"plan"), [Prepare(b"plan")]),
+        (Finished("over"), [Keep("over")]),
+        (Broke("gone", 100.0, 9.0), [Say("gone (trying again)"), Reconnect(0.2)]),
+        (Welcomed(b"plan"), []),
+        (Finished("over"), []),
+        (Welcomed(b"next"), [Prepare(b"next")]),
+        (Broke("gone", 100.0, 9.0), [GiveUp("gone")]),
+    )
 
 
 def test_it_gives_up_after_the_connect_timeout_and_tries_once_more_at_its_end():

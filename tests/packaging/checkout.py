@@ -26,13 +26,13 @@ def package_folders() -> set[Path]:
 
 
 def shipped() -> set[Path]:
-    """The files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, the dashboard."""
+    """The files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, data of packages."""
     folders = package_folders() - {Path()}
     code = {path for path in files() if path.parent in folders}
     top = {path for path in files() if path.parent == Path() and (path.suffix == ".py" or path.name == "py.typed")}
     protos = {path for path in files() if path.parts[0] == "proto" and path.suffix == ".proto"}
-    page = {path for path in files() if path.parent == Path("fedserver/web/page")}
-    return code | top | protos | page
+    data = {path for path in files() if path.parent in (Path("fedserver/web/page"), Path("fedserver/starter/project"))}
+    return code | top | protos | data
 
 
 def pyproject() -> dict[str, Any]:

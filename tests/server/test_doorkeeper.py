@@ -31,29 +31,31 @@ def test_bounds_leave_descriptors_for_what_runs() -> None:
 
 
 def test_what_has_made_no_call_in_ten_seconds_goes_and_what_has_stays(present: dict[int, tuple[str, int]]) -> None:
-    keeper = Doorkeeper(Bounds.of(256))
+    keeper = Doorkeeper(Bounds.of(256), 10.0)
     present.update({3: ("10.0.0.1", 1000), 4: ("10.0.0.2", 1000)})
     assert keeper.look(PORT, 0.0).unfinished == 2
     keeper.came("ipv4:10.0.0.2:1000", "ada")
     assert fds(keeper.look(PORT, 10.0).too_long) == []
-    assert fds(keeper.look(PORT, 10.1).too_long) == [3]
+    look = keeper.look(PORT, 10.1)
+    assert (fds(look.too_long), look.flooded) == ([3], False)
     present[3] = ("10.0.0.1", 1001)  # another connection under the same descriptor
     assert fds(keeper.look(PORT, 20.0).too_long) == []
 
 
 def test_of_one_address_and_in_all_the_oldest_beyond_the_bound_go(present: dict[int, tuple[str, int]]) -> None:
-    keeper = Doorkeeper(Bounds(connections=20, unfinished=6, an_address=4))
+    keeper = Doorkeeper(Bounds(connections=20, unfinished=6, an_address=4), 10.0)
     for number in range(5):
         present[number] = ("10.0.0.9", number)
         keeper.look(PORT, number * 0.1)
-    assert fds(keeper.look(PORT, 1.0).too_long) == [0]
+    look = keeper.look(PORT, 1.0)
+    assert (fds(look.too_long), look.flooded) == ([0], True)
     del present[0]
     present.update({10: ("10.0.0.1", 1), 11: ("10.0.0.2", 1), 12: ("10.0.0.3", 1)})
     assert fds(keeper.look(PORT, 1.1).too_long) == [1], "seven in all, of which the oldest goes"
 
 
 def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[str, int]]) -> None:
-    keeper = Doorkeeper(Bounds.of(256))
+    keeper = Doorkeeper(Bounds.of(256), 10.0)
     for number in range(10):
         present[number] = ("10.0.0.9", 100 + number)
         keeper.came(f"ipv4:10.0.0.9:{100 + number}", "mallory")

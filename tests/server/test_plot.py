@@ -28,6 +28,7 @@ from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.view import plot_clients
 from attune.fedserver.view import plots as plot
 from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.export import export_home
@@ -92,6 +93,26 @@ class Federation:
     def plot(self, out, *wanted, labels=None):
         return plot.plot_home(self.home, out, labels, wanted)
 
+    def evaluate(self, *counts, test_samples=40):
+        """Every device compares its models: (won, lost) against its local model, in the order of names."""
+        rows = [
+            Row(
+                round=2,
+                work="evaluate",
+                client=name,
+                accuracy_before=0.5 + (won - lost) / test_samples,
+                accuracy_common=0.25,
+                accuracy_local=0.5,
+                better_than_local=won,
+                worse_than_local=lost,
+                better_than_common=30,
+                worse_than_common=0,
+                test_samples=test_samples,
+            )
+            for name, (won, lost) in zip(self.names, counts, strict=True)
+        ]
+        self.commit(Record(round=2), rows)
+
 
 @pytest.fixture
 def federation(tmp_path):
@@ -103,23 +124,24 @@ def figure(mean=0.0, deviation=0.0, over_clients=0.25):
 
 
 def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
-    fed = federation("fedtp", clients=5)
+    fed = federation("fedtp", clients=24)
     lines = fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "embeddings", "metrics"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "training", "embeddings", "metrics"})
+    assert lines[-2].startswith("no picture 'clients': no device has compared its models yet")
     assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
-    assert page.row("0")[1:] == ["5", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
-    assert page.row("1")[4:] == ["5", "0.6250", "0.6250"], "0.5 + (0 + 1 + 2 + 3 + 4) / 16 / 5"
-    assert page.row("vm-shard3")[:6] == ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"]
+    assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
+    assert page.row("1")[4:] == ["24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
+    assert ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"] in page.rows
     assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text
     assert page.row("a constant answer: over all test samples")[1] == "0.5000"
-    assert page.row("clients whose model is no better than a constant answer")[1] == "5", "served: 0.25 against 0.5"
+    assert page.row("clients whose model is no better than a constant answer")[1] == "24", "served: 0.25 against 0.5"
     assert page.row("FedMCSA: best over all test samples, after round 0")[1] == "0.2500"
 
 
 def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
     fed = federation("fedmcsa", clients=3, sigma=0.0)
     lines = fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"accuracy", "clients", "attention", "metrics"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "training", "attention", "metrics"})
     assert any("no picture 'embeddings': fedmcsa has no embeddings" in line for line in lines)
     assert page.row("blocks.0.attention.to_qkv") == ["blocks.0.attention.to_qkv", "0.3333", "3.0000"], "sigma 0 is the mean"
     assert page.row("mean") == ["mean", "0.3333", "3.0000"]
@@ -129,7 +151,7 @@ def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
     """`Metrics` alone names the numbers: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875; nobody reports a loss."""
     federation(clients=4).plot(tmp_path / "out", "metrics")
     page = check_pictures(tmp_path / "out", {"metrics"})
-    table = page.rows[page.rows.index(page.row("metric")) + 1 :]
+    table = page.rows[page.rows.index(page.row("metric")) + 1 : page.rows.index(page.row("figure"))]
     assert table == [
         ["accuracy_before", "training", "1", "4", "0.2500", "0.2500", "0.2500"],
         ["accuracy_before", "training", "2", "4", "0.2500", "0.2500", "0.2500"],
@@ -139,6 +161,61 @@ def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
         ["test_samples", "training", "1", "4", "8.0000", "8", "8"],
         ["test_samples", "training", "2", "4", "8.0000", "8", "8"],
     ]
+
+
+def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(federation, tmp_path):
+    """Better on 12 of 12 that differ is p = 2 / 2**12, worse on 12 of 12 the same; 3 against 1 says nothing."""
+    fed = federation(clients=4)
+    fed.evaluate((3, 1), (12, 0), (0, 12), (12, 0))
+    fed.plot(tmp_path / "out")
+    page = check_pictures(tmp_path / "out", {"clients", "accuracy", "training", "metrics"})
+    heads = page.heads
+    assert heads[:2] == ["Who is helped?", "Devices"]
+    assert heads[-1] == "The papers' figures"
+    assert "Federation helps 2 of 4 devices for certain." in page.text
+    assert page.row("not helped: another model is better")[1:] == ["1", "-0.3000"]
+    table = page.rows[page.rows.index(page.row("device")) + 1 :][:4]
+    assert [row[0] for row in table] == ["vm-shard1", "vm-shard3", "vm-shard0", "vm-shard2"], "by what federation gives"
+    assert [row[2] for row in table] == ["0.3000", "0.3000", "0.0500", "-0.3000"]
+    assert [row[4] for row in table] == ["better", "better", "unclear", "worse"]
+
+
+def test_before_devices_have_compared_nobody_is_called_helped(federation, tmp_path):
+    fed = federation(clients=2)
+    fed.plot(tmp_path / "out")
+    page = Page(tmp_path / "out" / "index.html")
+    assert page.heads[0] == "Who is helped?"
+    assert "Not known yet" in page.text
+
+
+def drawn_with(monkeypatch, module):
+    """The figures that are made from now on."""
+    figures = []
+
+    def kept(figure):
+        figures.append(figure)
+        return b"png"
+
+    monkeypatch.setattr(module.figures, "png", kept)
+    return figures
+
+
+@pytest.mark.parametrize("clients", [3, 30])
+def test_attention_has_one_scale_from_0_to_1_with_an_equal_share_marked(monkeypatch, clients):
+    """Weights that differ by 1.5 % look alike: they are less than one of 256 colours apart."""
+    figures = drawn_with(monkeypatch, plot_clients)
+    names = [f"c{i}" for i in range(clients)]
+    nearly_SS = np.full((clients, clients), 1 / clients)
+    nearly_SS[0, :2] *= [1.015, 0.985]
+    plot_clients.attention({"a": nearly_SS, "b": np.eye(clients)}, names, {}, "now")
+    (figure,) = figures
+    images = [axes.images[0] for axes in figure.axes if axes.images]
+    assert {(image.norm.vmin, image.norm.vmax) for image in images} == {(0.0, 1.0)}
+    shades = images[0].norm(nearly_SS)
+    assert float(shades.max() - shades.min()) * 256 < 2.5
+    (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "weight"]
+    assert 1 / clients in [pytest.approx(line.get_ydata()[0]) for line in bar.lines]
+    assert any(text.get_text() == "equal share" for text in bar.texts)
 
 
 def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
@@ -173,7 +250,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     [
         ("fedavg", "attention", "fedavg stores no matrices of which client learns from which"),
         ("fedavg", "embeddings", "fedavg has no embeddings"),
-        ("fedtp", "embeddings", "at least 4 clients; 2 were trained"),
+        ("fedtp", "embeddings", "at least 20 clients.*; 2 were trained"),
     ],
 )
 def test_a_picture_that_was_asked_for_and_cannot_be_is_an_error(federation, tmp_path, method, picture, message):
@@ -228,7 +305,7 @@ def test_the_share_of_nearest_neighbours_by_hand():
 
 
 def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
-    fed = federation("fedtp", clients=5)
+    fed = federation("fedtp", clients=20)
     path = tmp_path / "labels.csv"
     with path.open("w") as file:
         csv.writer(file).writerows(
@@ -238,7 +315,7 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
     page = check_pictures(tmp_path / "out", {"embeddings"})
     assert page.row("vm-shard4")[1] == "<b>"
     assert "b" not in page.tags, "what a file says is text and no markup"
-    assert "by chance it would for 40.0%" in page.text, "3 * 2 + 2 * 1 of 20 pairs"
+    assert "by chance it would for 73.2%" in page.text, "3 * 2 + 17 * 16 of 20 * 19 pairs"
 
 
 def exported(federation_, folder, **changes):
@@ -288,7 +365,7 @@ def test_an_x_axis_that_cannot_be_says_why(federation, tmp_path, x, message):
 
 
 def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_path):
-    with pytest.raises(SettingError, match="not a folder that `fedserver export` wrote"):
+    with pytest.raises(SettingError, match=r"not a folder that `fedserver export` or Result\.save wrote"):
         plot.plot_runs([str(tmp_path)], "train.lr", tmp_path / "out")
     folder = exported(federation(), tmp_path / "a", fedtp=None)
     with pytest.raises(SettingError, match=r"set round\.evaluate_every"):
@@ -305,8 +382,8 @@ def test_a_page_escapes_and_keeps_the_order(tmp_path):
 
 def test_many_clients_still_make_pictures(federation, tmp_path):
     lines = federation("fedtp+mcsa", clients=45, rounds=1).plot(tmp_path / "out")
-    check_pictures(tmp_path / "out", {"accuracy", "clients", "attention", "embeddings", "metrics"})
-    assert len(lines) == 6
+    check_pictures(tmp_path / "out", {"accuracy", "training", "attention", "embeddings", "metrics"})
+    assert len(lines) == 7
 
 
 def test_names_sort_by_their_numbers_and_lose_what_all_begin_with():
@@ -322,5 +399,5 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     fed = federation(clients=2, rounds=1)
     words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    check_pictures(tmp_path / "out", {"accuracy", "clients", "metrics"})
+    check_pictures(tmp_path / "out", {"accuracy", "training", "metrics"})
     assert CliRunner().invoke(cli, [*words, "--runs", "x"]).exit_code == 2

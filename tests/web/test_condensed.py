@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Device, Row
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.saved import row_of
 from attune.fedserver.view.status import status
 from attune.fedserver.view.verdict import gain_of, verdict_of
 from attune.fedserver.web.condensed import Condensed, Total
-from attune.fedserver.web.finished import row_of
 
 NAMES = ("anna", "ben", "cleo")
 share = st.none() | st.floats(0, 1)

@@ -71,6 +71,7 @@ class AttentionSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     sigma: Sigma = 50.0
     components: Literal["layer", "tensor"] = "layer"  # "tensor": each tensor by itself, as the published code (E4)
     weighting: Literal["none", "samples"] = "none"  # "samples": attention times data share, as the published code (E4)
+    dial: bool = False  # in evaluations each device chooses, by component, among the mean, this value and its own
 
 
 class HeurAmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):

@@ -14,9 +14,10 @@ Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """needs_features: it looks at what enters the head, so there must be one."""
+    """needs_features: it looks at what enters the head, so there must be one. own_model: it looks at no part of the model."""
 
     needs_features: ClassVar[bool] = False
+    own_model: ClassVar[bool] = False
 
 
 class ModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +34,8 @@ class FineTuneSettings(PredictorSettings, frozen=True, forbid_unknown_fields=Tru
 
 class OwnModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The device's own model has nothing to set."""
+
+    own_model: ClassVar[bool] = True
 
 
 class TwoHeadsSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,76 @@
+"""How many honest updates the bound on changes would touch where nobody attacks, by its size: one row a method and split.
+
+`python -m benchmarks.bounded --out benchmarks/results/bounded.csv`. No bound is ever met; each change
+is counted in medians of its cohort, so all sizes of the bound are judged on the same run. Rows that the file has are not
+measured again.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+import click
+
+from attune import simulate
+from attune.fedclient.partition.datasets import load_dataset
+from attune.fedclient.partition.split import partition
+from attune.fedserver.lab import bounds
+from benchmarks.robust import MODELS, OFF
+
+SIZES = (1.5, 2.0, 3.0, 5.0)
+FAR = {"method.bound_change": 1e9}  # norms are taken only under a bound
+METHODS = ("fedavg", "fedtp", "fedmcsa", "pfedme")
+SPLITS = {"dirichlet 1.0": {"alpha": 1.0}, "dirichlet 0.1": {"alpha": 0.1}, "two classes": {"classes_per_client": 2}}
+COLUMNS = ("data", "split", "method", "rounds", "updates", *(f"above_{size:g}" for size in SIZES), "largest")
+
+
+def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float]:
+    """Of each part that an honest device hands in, in each round: the norm of its change in medians of its cohort."""
+    found: list[float] = []
+    real = bounds.multiples
+
+    def multiples(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
+        found.extend(real(norms, 1e-9).values())
+        return real(norms, multiple)
+
+    kind = "dirichlet" if split.startswith("dirichlet") else "pathological"
+    parts = partition(load_dataset("digits"), kind, devices, 0, **SPLITS[split])
+    shards = {f"device{n:02}": (*parts.arrays(n, "train"), *parts.arrays(n, "test")) for n in range(devices)}
+    model, options = MODELS.get(method, ("dnn", {}))
+    with patch("attune.fedserver.lab.engine.multiples", multiples):
+        simulate(shards, method, model, rounds, 0, {**options, **OFF, **FAR}, executor="stacked", progress=False)
+    return found
+
+
+@click.command()
+@click.option("--devices", default=10)
+@click.option("--rounds", default=20)
+@click.option("--method", "methods", multiple=True, default=METHODS)
+@click.option("--split", "splits", multiple=True, default=tuple(SPLITS))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
+def main(devices: int, rounds: int, methods: tuple[str, ...], splits: tuple[str, ...], out: Path) -> None:
+    """Appends a row to --out as each federation ends."""
+    logging.getLogger("fedserver").setLevel(logging.ERROR)
+    done = set()
+    if out.exists():
+        with out.open(newline="", encoding="utf-8") as file:
+            done = {(row["split"], row["method"]) for row in csv.DictReader(file)}
+    for split in splits:
+        for method in methods:
+            if (split, method) in done:
+                continue
+            found = medians_of(method, split, devices, rounds)
+            above = [sum(each > size for each in found) for size in SIZES]
+            row = ("digits", split, method, rounds, len(found), *above, f"{max(found):.2f}")
+            new = not out.exists()
+            with out.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([*([COLUMNS] if new else []), row])
+            click.echo(" ".join(map(str, row)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""`fedclient doctor`: whether this device can take part, looked at in the order in which things go wrong."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from attune import DISTRIBUTION
+from attune.common import homes
+from attune.common.errors import AttuneError, Unreachable
+from attune.common.identity.credential import not_after
+from attune.fedclient.address import Address
+from attune.fedclient.home import Home
+from attune.fedclient.read_options import ReadOptions
+
+LITTLE_DISK_BYTES, LITTLE_MEMORY_BYTES = 1 << 30, 1 << 30
+SOON = timedelta(days=14)
+PROBE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """verdict: FAIL is in the way of taking part, warn may become so."""
+
+    verdict: Literal["ok", "warn", "FAIL"]
+    what: str
+    text: str
+
+
+def examine(data: Path | None, server: str | None, home: Path | None, table: ReadOptions) -> Iterator[Finding]:
+    """Changes nothing: no home is made, nobody enrols. Errors: SettingError for a wrong address."""
+    address = Address.parse(server) if server else None
+    yield from machine()
+    if data is not None:
+        yield shard(data, table)
+    place = home
+    if place is None and address is not None and data is not None:
+        place = homes.device_home(address.host, address.port, data)
+    yield disk(place or homes.devices_home())
+    if place is not None:
+        yield from membership(Home(place), address)
+    elif address is not None:
+        yield reachable(address)
+
+
+def machine() -> Iterator[Finding]:
+    python = f"Python {platform.python_version()}, {platform.machine()}, attune {version(DISTRIBUTION)}"
+    yield Finding("ok", "software", python)
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library of it is missing
+        yield Finding("FAIL", "torch", f"cannot be loaded ({error}): install attune anew")
+        return
+    processor = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} processors"
+    found = "an NVIDIA GPU" if torch.cuda.is_available() else "MPS" if torch.backends.mps.is_available() else "no accelerator"
+    yield Finding("ok", "torch", f"{torch.__version__}, {processor}, {found}")
+    free = available_memory()
+    if free is not None:
+        enough = free >= LITTLE_MEMORY_BYTES
+        yield Finding(
+            "ok" if enough else "warn", "memory", f"{_gib(free)} available{'' if enough else '; training may not fit'}"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that a new process could have; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def shard(path: Path, table: ReadOptions) -> Finding:
+    from attune.fedclient.data.shard import load_shard
+
+    try:
+        found = load_shard(path, options=table)
+    except AttuneError as error:
+        return Finding("FAIL", "data", str(error))
+    if found.warnings:
+        return Finding("warn", "data", "; ".join(found.warnings))
+    if not len(found.test_x):
+        return Finding(
+            "warn", "data", f"{len(found.train_x)} samples and no test part: nobody can say whether the model helps here"
+        )
+    return Finding("ok", "data", f"{found.kind}, {len(found.train_x)} samples, {len(found.test_x)} to test on")
+
+
+def disk(place: Path) -> Finding:
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding("FAIL", "disk", f"{there} cannot be written by this user: choose another --home")
+    free = shutil.disk_usage(there).free
+    if free < LITTLE_DISK_BYTES:
+        return Finding("warn", "disk", f"only {_gib(free)} free for {place}: a few models may fill it")
+    return Finding("ok", "disk", f"{_gib(free)} free for {place}")
+
+
+def membership(home: Home, address: Address | None) -> Iterator[Finding]:
+    """The home's identity, and whether the server lets it in."""
+    try:
+        identity = home.identity()
+    except AttuneError as error:
+        yield Finding("FAIL", "identity", str(error))
+        return
+    if identity is None:
+        yield Finding(
+            "warn", "identity", f"{home.path} is not enrolled yet: a token of the server is needed at the first start"
+        )
+        if address is not None:
+            yield reachable(address)
+        return
+    ends, now = not_after(identity.credential.certificate_pem), datetime.now(UTC)
+    said = f"{identity.name}, certificate until {ends:%Y-%m-%d %H:%M} UTC"
+    if now >= ends:
+        yield Finding(
+            "FAIL", "identity", f"{said}: expired. `fedserver token --for {identity.name}` on the server, then --token-file"
+        )
+    else:
+        yield Finding("warn" if ends - now < SOON else "ok", "identity", said)
+    if address is not None:
+        from attune.fedclient.link.diagnose import LETS_IN, diagnose
+
+        answer = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
+        lets_in = isinstance(answer, Unreachable) and LETS_IN in str(answer)
+        yield (
+            Finding("ok", "server", f"{address} lets {identity.name} in") if lets_in else Finding("FAIL", "server", str(answer))
+        )
+
+
+def reachable(address: Address) -> Finding:
+    try:
+        socket.create_connection((address.host, address.port), timeout=PROBE_S).close()
+    except OSError as error:
+        return Finding(
+            "FAIL", "server", f"{address} cannot be reached ({error.strerror or error}): check address, network, firewall"
+        )
+    return Finding("ok", "server", f"somebody listens at {address}; who that is shows at the enrolment")
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,168 @@
+"""The finished model as one module, and as a file that other programs run: ONNX, or torch.export. Checked against the original.
+
+N samples, C classes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from attune.common.durable import replaced
+from attune.common.errors import NoModel, SettingError
+from attune.fedclient.data.prepare import prepare_features
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.work.blend import Member
+
+FORMATS = (".onnx", ".pt2")
+TOLERANCE = 1e-4  # of a probability
+SAMPLES = 8  # that the file is checked on, where none are given
+
+
+class Portable(nn.Module):
+    """From features as they lie in a shard to probabilities: preparation, every model of the blend, softmax.
+
+    Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
+    tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._images = model.info.model.kind == "images"
+        self._standard = model.standardiser is not None
+        if model.standardiser is not None:
+            self.register_buffer("mean", torch.tensor(model.standardiser.mean))
+            self.register_buffer("std", torch.tensor(model.standardiser.std))
+        self.members = nn.ModuleList(_Member(member) for member in model.members.values())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._standard:
+            x = ((x.double() - self.mean) / self.std).float()
+        if self._images:
+            x = x.permute(0, 3, 1, 2)
+        shares = [member(x) for member in self.members]
+        return torch.stack(shares).sum(dim=0)
+
+
+class _Member(nn.Module):
+    """One model of the blend; its tensors are buffers, so that they go into the file."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self._trainer, self._weight = member.trainer, member.weight
+        self._names = {name: f"tensor{number}" for number, name in enumerate(sorted(member.tensors))}
+        for name, key in self._names.items():
+            self.register_buffer(key, member.tensors[name].detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        tensors = {name: self.get_buffer(key) for name, key in self._names.items()}
+        logits = self._trainer.predictor.logits(self._trainer.network, tensors, x)
+        return self._weight * logits.float().softmax(-1)
+
+
+def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> float:
+    """Writes the file, runs it, and returns the largest difference of a probability from the original's.
+
+    samples: (N, ...) as in a shard, to check on; some that are drawn where None. model: on the CPU.
+    Errors: SettingError for another ending, without the packages, or for a model that cannot be exported; NoModel if the file
+    computes something else, and then there is none.
+    """
+    if out.suffix not in FORMATS:
+        raise SettingError(f"{out.name} must end in {' or '.join(FORMATS)}, which says in what form it is written")
+    for member in model.members.values():
+        member.trainer.network.model.eval()
+    x = drawn(model) if samples is None else _plain(samples, model)
+    if len(x) < 2:
+        raise SettingError("a file is checked on two samples at least")
+    wanted = _original(model, x)
+    write, run = (_write_onnx, _run_onnx) if out.suffix == ".onnx" else (_write_program, _run_program)
+    with replaced(out) as beside:
+        _written(write, Portable(model).eval(), torch.from_numpy(x[:2]), beside, model)
+        found = run(beside, x)
+        difference = float(np.abs(found - wanted).max())
+        if not difference <= TOLERANCE:
+            raise NoModel(
+                f"the exported model's probabilities differ from the original's by up to {difference:.2g}, so no file was "
+                "kept: use `fedclient predict` or `fedclient serve`"
+            )
+    return difference
+
+
+def drawn(model: Model) -> npt.NDArray[Any]:
+    """Samples like those that the model takes, of no meaning."""
+    spec, draw = model.info.model, np.random.default_rng(0)
+    if spec.kind == "tokens":
+        return draw.integers(0, spec.vocabulary, (SAMPLES, *spec.shape), dtype=np.int64)
+    x = draw.random((SAMPLES, *spec.shape))
+    if model.standardiser is not None:
+        x = model.standardiser.mean + (2 * x - 1) * model.standardiser.std
+    return x.astype(np.float32)
+
+
+def _plain(x: npt.NDArray[Any], model: Model) -> npt.NDArray[Any]:
+    """As the file takes them."""
+    if model.info.model.kind == "tokens":
+        return np.ascontiguousarray(x, dtype=np.int64)
+    return np.ascontiguousarray(x / 255 if x.dtype == np.uint8 else x, dtype=np.float32)
+
+
+def _original(model: Model, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What the model itself predicts with, by its own way from features to scores."""
+    features = prepare_features(x, model.info.model, model.standardiser)
+    shares = [
+        member.weight * member.trainer.scores(member.tensors, features).float().softmax(-1) for member in model.members.values()
+    ]
+    return np.asarray(torch.stack(shares).sum(dim=0))
+
+
+def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Path, model: Model) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporters, about themselves
+            write(module, x, path)
+    except ImportError as error:
+        raise SettingError(f"this needs {error.name}, which is not installed: pip install 'attune-fl[export]'") from None
+    except OSError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SettingError(
+            f"the model of {model.info.name} ({model.info.title}) cannot be exported: {first}. "
+            "Use `fedclient predict` or `fedclient serve`"
+        ) from error
+
+
+def _write_program(module: nn.Module, x: Tensor, path: Path) -> None:
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    torch.export.save(program, str(path))
+
+
+def _run_program(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    with torch.no_grad():
+        return np.asarray(torch.export.load(str(path)).module()(torch.from_numpy(x)))
+
+
+def _write_onnx(module: nn.Module, x: Tensor, path: Path) -> None:
+    import onnxruntime  # noqa: F401 - a file that nobody can check is not written
+
+    torch.onnx.export(
+        module, (x,), str(path), input_names=["x"], output_names=["probabilities"], dynamo=True, external_data=False,
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False,
+    )  # fmt: skip
+
+
+def _run_onnx(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])

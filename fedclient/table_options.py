@@ -1,0 +1,35 @@
+"""What commands are told of a table, as options: those of `fedclient` and `fedserver simulate`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from attune.fedclient.read_options import ReadOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+NAMES = ("label", "columns", "apart", "split", "group", "missing")
+
+
+def table_options(command: F) -> F:
+    """What is said of a table, where --data is one."""
+    for option in (
+        click.option("--label", default="", metavar="NAME", help="Of a table (.csv, .parquet): the column with the classes."),
+        click.option("--columns", default="", metavar="A,B", help="Of a table: its features, in order.  [default: all others]"),
+        click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
+        click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
+        click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
+        click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
+    )[::-1]:
+        command = option(command)
+    return command
+
+
+def read_options(given: Mapping[str, Any]) -> ReadOptions:
+    """What `table_options` found. Errors: SettingError."""
+    from attune.fedclient.read_options import ReadOptions
+
+    return ReadOptions.of(**{name: given[name] for name in NAMES})

@@ -1,0 +1,111 @@
+"""The dial: for each component of an attended part the mean, the attended or the device's own value, by held-out likelihood.
+
+MCSA lies between the mean (sigma 0) and each device alone (sigma large) with one sigma for all. Here each device chooses for
+each component, among values that it has anyway. V held-out samples, T labels of a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from attune.common.methods.settings.aggregators import AttentionSettings
+from attune.fedclient.work.blend import FLOOR
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.base import Tensors
+
+Position = Literal["attended", "mean", "own"]
+Positions = Mapping[str, Position]  # of each component
+SWEEPS = 3  # over all components at most; most searches end with the second, which changes nothing
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """tensors: of the part, as chosen. positions: which value each component has."""
+
+    tensors: Tensors
+    positions: Positions
+
+    def share(self, position: Position) -> float:
+        """Of the components that stand there."""
+        return sum(each == position for each in self.positions.values()) / len(self.positions)
+
+
+def price(samples: int) -> float:
+    """Of each component that stands elsewhere than most, in nats: half a logarithm, as BIC has it for a parameter.
+
+    Without it, many components could be set to suit a few samples.
+    """
+    return 0.5 * math.log(max(samples, 1))
+
+
+def log_likelihood(probability: Tensor) -> float:
+    """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
+    p_VT = probability.double().reshape(len(probability), -1).clamp_min(FLOOR)
+    return float(p_VT.log().mean(dim=1).sum())
+
+
+def searched(
+    components: Sequence[str], values: Sequence[Position], score: Callable[[Positions], Jobs[float]], cost: float
+) -> Jobs[Positions]:
+    """Positions with a high score(positions) - cost * (components that stand elsewhere than the base).
+
+    Base: the value with the highest score for all components alike, of equal ones the first. From there one component after
+    the other moves while that gains; where components do not interact, what is found is the best of all.
+    """
+    alike: dict[Position, float] = {}
+    for value in values:
+        alike[value] = yield from score(dict.fromkeys(components, value))
+    base = max(alike, key=lambda value: alike[value])
+    chosen, best = dict.fromkeys(components, base), alike[base]
+    for _ in range(SWEEPS if len(components) > 1 else 0):
+        before = dict(chosen)
+        for component in components:
+            for value in values:
+                if value == chosen[component]:
+                    continue
+                tried = chosen | {component: value}
+                moved = sum(each != base for each in tried.values())
+                found = (yield from score(tried)) - cost * moved
+                if found > best:
+                    chosen, best = tried, found
+        if chosen == before:
+            break
+    return chosen
+
+
+def dialled(
+    components: Mapping[str, Sequence[str]],
+    candidates: Mapping[Position, Mapping[str, Tensor]],
+    probability: Callable[[Tensors], Jobs[Tensor]],
+    samples: int,
+) -> Jobs[Dialled]:
+    """The candidates' values (by tensor) put together, component by component (by its tensors).
+
+    probability: what these tensors of the part give to the labels of the held-out samples.
+    """
+
+    def tensors_at(positions: Positions) -> Tensors:
+        return {name: candidates[positions[each]][name] for each, names in components.items() for name in names}
+
+    def score(positions: Positions) -> Jobs[float]:
+        return log_likelihood((yield from probability(tensors_at(positions))))
+
+    positions = yield from searched(list(components), list(candidates), score, price(samples))
+    return Dialled(tensors_at(positions), positions)
+
+
+def dial_of(
+    settings: AttentionSettings | None, part_of: Mapping[str, str], layers: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Component -> names of its tensors, as the aggregator of the attended part has them; none without a dial."""
+    if settings is None:
+        return {}
+    if settings.components == "tensor":
+        return {name: [name] for name, part in part_of.items() if part == "attended"}
+    found = {layer: [name for name in names if part_of[name] == "attended"] for layer, names in layers.items()}
+    return {layer: names for layer, names in found.items() if names}

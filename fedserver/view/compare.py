@@ -1,0 +1,156 @@
+"""`fedserver compare`: finished runs side by side, each a home, one of its earlier runs, or a folder of saved results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from attune.common.errors import NoModel, SettingError
+from attune.common.statistics import finding, mcnemar
+from attune.fedserver.core import planning
+from attune.fedserver.core.records import Row
+from attune.fedserver.home import Home
+from attune.fedserver.view.beside import snapshot
+from attune.fedserver.view.saved import read_rows, read_summary
+from attune.fedserver.view.summary import Summary, summarise
+
+
+class Against(msgspec.Struct, frozen=True):
+    """A run against the first one, on the devices that both have: the sign test over devices, each of which counts once."""
+
+    devices: int
+    better: int
+    worse: int
+    p: float
+    difference: float  # mean over these devices
+    verdict: str  # better, worse or unclear
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One run. Accuracies are fractions, of the model by which its method is judged; None: nobody has reported one."""
+
+    name: str
+    path: str
+    method: str
+    model: str | None
+    seed: int
+    rounds: int
+    closed: int
+    devices: int
+    mean_over_clients: float | None
+    over_samples: float | None
+    fedtp: float | None
+    fedmcsa: float | None
+    verdicts: dict[str, int]  # better, worse, unclear: of how many devices
+    gives: float | None  # what federation gives, mean over devices
+    bytes: int
+    slowest_s: float | None  # work of each round's slowest device, over all rounds
+    against_first: Against | None  # None: it is the first, or has no device in common with it
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run as it was read."""
+
+    name: str
+    path: str
+    summary: Summary
+    rows: list[Row]
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Of each device that has one."""
+        return {client.name: client.accuracy for client in self.summary.clients if client.accuracy is not None}
+
+
+def read(given: Sequence[str], place: Home) -> list[Run]:
+    """Each `[NAME=]WHERE`: a folder, or the name of a run of the home `place`.
+
+    Errors: SettingError for anything else and for two runs of one name; NoModel for a run without a closed round.
+    """
+    runs: list[Run] = []
+    for text in given:
+        name, equals, where = text.partition("=")
+        if not equals:
+            name, where = "", text
+        runs.append(_read(name, where, place))
+    doubled = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
+    if doubled:
+        raise SettingError(f"two runs are called {doubled[0]}: give each a name of its own, such as first={runs[0].path}")
+    return runs
+
+
+def _read(name: str, where: str, place: Home) -> Run:
+    path = Path(where).expanduser()
+    if not path.exists() and (place.runs / where / place.database.name).exists():
+        path, name = place.runs / where, name or where
+    if not path.is_dir():
+        raise SettingError(f"{where} is neither a folder nor a run of {place.path} (`fedserver run list` names them)")
+    home = Home(path)
+    if not home.exists():
+        return Run(name or _called(path), str(path), read_summary(path), read_rows(path))
+    found = snapshot(home)
+    if found.plan is None or not found.rows:
+        raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
+    summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, found.record.round)
+    return Run(name or _called(path), str(path), summary, list(found.rows))
+
+
+def _called(path: Path) -> str:
+    """A folder's name; of a simulation's server the name of the folder above it, which says the method."""
+    whole = path.resolve()
+    return whole.parent.name if whole.name == "server" else whole.name
+
+
+def compared(runs: Sequence[Run]) -> list[Compared]:
+    """In the order given."""
+    return [_compared(run, runs[0] if position else None) for position, run in enumerate(runs)]
+
+
+def _compared(run: Run, first: Run | None) -> Compared:
+    summary = run.summary
+    latest = summary.latest.get("accuracy")
+    gains = [client.gain for client in summary.clients if client.gain is not None]
+    return Compared(
+        name=run.name,
+        path=run.path,
+        method=summary.method,
+        model=summary.model,
+        seed=summary.seed,
+        rounds=summary.rounds,
+        closed=summary.closed,
+        devices=len(summary.clients),
+        mean_over_clients=latest.mean_over_clients if latest else None,
+        over_samples=latest.over_samples if latest else None,
+        fedtp=summary.fedtp.mean if summary.fedtp else None,
+        fedmcsa=summary.fedmcsa.mean_of_last if summary.fedmcsa else None,
+        verdicts=dict(sorted(Counter(client.verdict for client in summary.clients if client.verdict).items())),
+        gives=fmean(gains) if gains else None,
+        bytes=sum((row.bytes_up or 0) + (row.bytes_down or 0) for row in run.rows),
+        slowest_s=slowest(run.rows),
+        against_first=against(run.accuracies, first.accuracies) if first else None,
+    )
+
+
+def against(found: Mapping[str, float], first: Mapping[str, float]) -> Against | None:
+    """Accuracies by device, of one run and of the first."""
+    both = sorted(found.keys() & first.keys())
+    if not both:
+        return None
+    differences = [found[name] - first[name] for name in both]
+    better, worse = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
+    p = mcnemar(better, worse)
+    return Against(len(both), better, worse, p, fmean(differences), finding(better, worse, p))
+
+
+def slowest(rows: Sequence[Row]) -> float | None:
+    """Seconds: of every order of a round the device that took longest, summed; None where nobody said."""
+    orders: dict[tuple[int, str], float] = {}
+    for row in rows:
+        if row.seconds is not None:
+            key = row.round, row.work
+            orders[key] = max(orders.get(key, 0.0), row.seconds)
+    return sum(orders.values()) if orders else None

@@ -1,0 +1,139 @@
+"""Whom federation helps: the page's first lines, and a picture of every device's models sorted by what federation gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from attune.common.errors import SettingError
+from attune.common.interval import wilson
+from attune.common.pictures import figures
+from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.statistics import Finding
+from attune.fedserver.view.summary import Client, Summary
+
+NAMED = 120  # devices whose names fit below the axis
+WORDS: dict[Finding | None, str] = {
+    "better": "helped: its own model is better than every other that it could have",
+    "worse": "not helped: another model is better",
+    "unclear": "unclear: too few test samples to say",
+    None: "not compared",
+}
+SHADES: dict[Finding | None, str] = {"better": figures.COLOURS[0], "worse": figures.COLOURS[8], "unclear": "0.6", None: "0.85"}
+MODELS = (
+    ("local", "trained on the device alone", figures.LOCAL, "s"),
+    ("common", "common model", figures.COMMON, "D"),
+    ("own", "its own model, by federation", figures.BEFORE, "o"),
+)
+
+
+def helped(summary: Summary) -> Section:
+    """How many devices federation helps, and by how much: a sentence and a table, no picture."""
+    compared = [client for client in summary.clients if client.verdict is not None]
+    if not compared:
+        caption = (
+            "Not known yet. Devices compare their own model with others when they evaluate: after the last round, or every "
+            "round.evaluate_every rounds."
+        )
+        return Section("Who is helped?", caption, None, None)
+    count = sum(client.verdict == "better" for client in compared)
+    caption = (
+        f"Federation helps {count} of {len(compared)} devices for certain. "
+        "What it gives is how much more often a device's own model is right than one that the device trains alone (or, where "
+        "it trained none, than the common model), on the same test samples. A verdict is for certain where a paired test says "
+        "so at 95 %."
+    )
+    return Section(
+        "Who is helped?", caption, None, Table(("verdict", "devices", "what federation gives, mean"), _counted(summary))
+    )
+
+
+def _counted(summary: Summary) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for verdict, words in WORDS.items():
+        found = [client for client in summary.clients if client.verdict == verdict]
+        gains = [client.gain for client in found if client.gain is not None]
+        if found:
+            rows.append([words, len(found), fmean(gains) if gains else None])
+    return rows
+
+
+def clients(summary: Summary) -> Section:
+    """Above each device's models, below what federation gives it, with intervals. Errors: SettingError if none compared."""
+    listed = sorted_by_gain(summary.clients)
+    if not listed:
+        raise SettingError(
+            "no device has compared its models yet: that comes after the last round, or with round.evaluate_every"
+        )
+    wide = min(max(6.5, 2 + 0.42 * len(listed)), 15.0)
+    figure = figures.new(wide, 7.2)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _models(above, listed)
+    _gains(below, listed)
+    if len(listed) <= NAMED:
+        names = figures.short([client.name for client in listed])
+        upright = len(listed) > 12 or max(map(len, names)) > 6
+        below.set_xticks(range(len(listed)), names, rotation=90 if upright else 0, fontsize=8 if len(listed) <= 60 else 6)
+    below.set_xlim(-0.7, len(listed) - 0.3)
+    below.set_xlabel(f"{len(listed)} devices, by what federation gives")
+    caption = (
+        "Every device on its own test part, those first to which federation gives most. Thin lines are 95 % intervals: above "
+        "Wilson's of the device's own model, below Tango's of the difference on the same samples. Where one below crosses "
+        "zero, the device's test part cannot tell."
+    )
+    return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed))
+
+
+def sorted_by_gain(given: Sequence[Client]) -> list[Client]:
+    """Those that compared their models, the largest gain first; equal ones by name."""
+    by_name = {client.name: client for client in given if client.gain is not None}
+    return sorted((by_name[name] for name in figures.natural(by_name)), key=lambda client: -(client.gain or 0.0))
+
+
+def _models(axes: Any, listed: Sequence[Client]) -> None:
+    few = len(listed) <= 60
+    for position, client in enumerate(listed):
+        rival = client.local if client.local is not None else client.common
+        if rival is not None and client.own is not None:
+            axes.plot([position] * 2, [rival, client.own], color=SHADES[client.verdict], linewidth=4 if few else 2, alpha=0.35)
+        if client.own is not None:
+            axes.plot([position] * 2, wilson(client.own, client.test_samples), color="0.45", linewidth=0.8, zorder=2)
+    for key, label, colour, mark in MODELS:
+        found = [(at, value) for at, client in enumerate(listed) if (value := getattr(client, key)) is not None]
+        if found:
+            at, values = zip(*found, strict=True)
+            axes.plot(
+                at, values, mark, color=colour, markersize=7 if few else 3.5, label=label, markeredgecolor="white", zorder=3
+            )
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("accuracy")
+    axes.set_title("Whom federation helps", pad=24)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1, fontsize=9)
+    figures.plain(axes)
+
+
+def _gains(axes: Any, listed: Sequence[Client]) -> None:
+    named: dict[Finding, str] = {"better": "helped", "unclear": "unclear", "worse": "not helped"}
+    for verdict, label in named.items():
+        found = [(at, client) for at, client in enumerate(listed) if client.verdict == verdict]
+        if found:
+            axes.bar([at for at, _ in found], [c.gain for _, c in found], width=0.7, color=SHADES[verdict], label=label)
+    for at, client in enumerate(listed):
+        if client.gain_interval is not None:
+            axes.plot([at] * 2, client.gain_interval, color="0.25", linewidth=0.8)
+    axes.axhline(0, color="0.2", linewidth=0.9)
+    axes.set_ylabel("what federation gives")
+    axes.legend(frameon=False, loc="upper right", ncols=3, fontsize=9)
+    figures.plain(axes)
+
+
+def _table(listed: Sequence[Client]) -> Table:
+    heads = ("device", "test samples", "gives", "95 %", "verdict", "own", "95 %", "common", "local", "constant", "keeps")
+
+    def row(c: Client) -> list[Cell]:
+        between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
+        own = "" if c.own is None else "{:.3f}-{:.3f}".format(*wilson(c.own, c.test_samples))
+        return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, own, c.common, c.local, c.constant, c.kept]
+
+    return Table(heads, [row(client) for client in listed])

@@ -1,0 +1,83 @@
+"""A run's numbers for TensorBoard and MLflow: the curves of its accuracies, and the means of all that devices report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attune.common.errors import SettingError
+from attune.fedserver.view.compare import Run
+from attune.fedserver.view.plot_metrics import by_round
+
+EXPERIMENT = "attune"
+BATCH = 1000  # metrics in one call, as many as MLflow takes
+
+
+class Point(NamedTuple):
+    name: str
+    value: float
+    round: int
+
+
+def points(run: Run) -> Iterator[Point]:
+    """`accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
+    for curve, found in run.summary.curves.items():
+        for point in found:
+            yield Point(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
+            yield Point(f"accuracy/{curve}/over_samples", point.over_samples, point.round)
+    for metric, works in by_round(run.rows).items():
+        for work, rounds in works.items():
+            for number, values in sorted(rounds.items()):
+                yield Point(f"reports/{metric}/{work}", sum(values) / len(values), number)
+
+
+def to_tensorboard(run: Run, folder: Path) -> Path:
+    """Event files in `folder/NAME`; returns it. Errors: SettingError without the package, or if there are some already."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise _missing("tensorboard") from None
+    place = folder / run.name
+    if place.exists() and any(place.iterdir()):
+        raise SettingError(f"{place} is not empty: TensorBoard would show two runs as one; name another folder")
+    with SummaryWriter(str(place)) as writer:
+        writer.add_text("settings", _table(run.summary.settings))
+        for point in points(run):
+            writer.add_scalar(point.name, point.value, point.round)
+    return place
+
+
+def to_mlflow(run: Run, uri: str) -> str:
+    """A run of the experiment `attune` at the tracking server, file or database `uri`; returns its id. Errors: SettingError."""
+    try:
+        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+    except ImportError:
+        raise _missing("mlflow") from None
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
+        made = str(client.create_run(number, run_name=run.name).info.run_id)
+        now = int(time.time() * 1000)
+        settings = [Param(name, str(value)) for name, value in run.summary.settings.items()]
+        client.log_batch(made, params=[*settings, Param("method", run.summary.method), Param("model", str(run.summary.model))])
+        metrics = [Metric(point.name, point.value, now, point.round) for point in points(run)]
+        for at in range(0, len(metrics), BATCH):
+            client.log_batch(made, metrics=metrics[at : at + BATCH])
+        client.set_terminated(made)
+    except (MlflowException, OSError) as error:
+        raise SettingError(f"MLflow at {uri} does not take the run {run.name}: {error}") from None
+    return made
+
+
+def _missing(package: str) -> SettingError:
+    return SettingError(f"this needs {package}, which is not installed: pip install 'attune-fl[{package}]'")
+
+
+def _table(settings: dict[str, Any]) -> str:
+    """Markdown, which TensorBoard shows as a table."""
+    return "\n".join(["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())])

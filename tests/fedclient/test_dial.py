@@ -1,0 +1,220 @@
+"""The dial between the mean, the attended and the device's own values, against every choice there is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attune.common.config import TrainSettings
+from attune.common.errors import SettingError
+from attune.common.methods.method import options_of
+from attune.common.methods.registry import method_from_options
+from attune.common.models.registry import default_spec
+from attune.common.plan import Plan
+from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.messages import BlobRef, Order
+from attune.fedclient.work.dial import dialled, log_likelihood, price, searched
+from attune.fedclient.work.job import alone
+from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.state import Orders
+
+VALUES = ("attended", "mean", "own")
+
+
+def all_choices(components):
+    return [dict(zip(components, each, strict=True)) for each in itertools.product(VALUES, repeat=len(components))]
+
+
+def search(components, score, cost):
+    def job(positions):
+        yield from ()
+        return score(positions)
+
+    return alone(searched(components, VALUES, job, cost))
+
+
+def objective(score, cost, components):
+    """What is to be maximised, written down by itself."""
+    base = max(VALUES, key=lambda value: score(dict.fromkeys(components, value)))
+    return lambda positions: score(positions) - cost * sum(value != base for value in positions.values())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_components_that_do_not_interact_stand_where_an_exhaustive_search_puts_them(seed):
+    rng = np.random.default_rng(seed)
+    gains, cost = rng.integers(-40, 40, (1 + seed % 4, 3)).tolist(), float(rng.choice([0.0, 2.5, 11.25]))
+    components = [f"c{i}" for i in range(len(gains))]
+    table = {name: dict(zip(VALUES, each, strict=True)) for name, each in zip(components, gains, strict=True)}
+
+    def score(positions):
+        return float(sum(table[name][value] for name, value in positions.items()))
+
+    worth = objective(score, cost, components)
+    found = search(components, score, cost)
+    if len(components) == 1:
+        assert score(found) == max(score(each) for each in all_choices(components))
+    else:
+        assert worth(found) == max(map(worth, all_choices(components)))
+
+
+def test_nothing_is_chosen_that_is_worse_than_one_value_everywhere_and_a_small_gain_moves_nothing():
+    generator = torch.Generator().manual_seed(5)
+    components = ["a", "b", "c"]
+    for _ in range(30):
+        drawn = dict(
+            zip(map(str, all_choices(components)), torch.randn(27, generator=generator, dtype=torch.float64), strict=True)
+        )
+
+        def score(positions, drawn=drawn):
+            return float(drawn[str(positions)])
+
+        uniform = max(score(dict.fromkeys(components, value)) for value in VALUES)
+        assert score(search(components, score, 0.0)) >= uniform
+        assert len(set(search(components, score, 100.0).values())) == 1
+
+
+@pytest.mark.parametrize("truth", all_choices(["first", "second"]))
+def test_a_network_whose_layers_come_from_different_places_is_put_together_again(truth):
+    """Labels are those of one mixture of three random networks; float64, against all nine mixtures."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    candidates = {
+        value: {
+            "first.weight": 2 * torch.randn(8, 4, generator=generator, dtype=torch.float64),
+            "second.weight": 3 * torch.randn(3, 8, generator=generator, dtype=torch.float64),
+        }
+        for value in VALUES
+    }
+
+    def logits(positions):
+        hidden = torch.tanh(x @ candidates[positions["first"]]["first.weight"].T)
+        return hidden @ candidates[positions["second"]]["second.weight"].T
+
+    y = logits(truth).argmax(1)
+
+    def probability(tensors):
+        yield from ()
+        hidden = torch.tanh(x @ tensors["first.weight"].T)
+        return (hidden @ tensors["second.weight"].T).softmax(1)[torch.arange(len(x)), y]
+
+    def posterior(positions):
+        p = logits(positions).softmax(1)[torch.arange(len(x)), y]
+        return float(p.log().sum())
+
+    components = {"first": ["first.weight"], "second": ["second.weight"]}
+    found = alone(dialled(components, candidates, probability, len(x)))
+    assert posterior(found.positions) >= max(posterior(dict.fromkeys(components, value)) for value in VALUES)
+    assert found.tensors.keys() == {"first.weight", "second.weight"}
+    for name, tensor in found.tensors.items():
+        assert tensor is candidates[found.positions[name.removesuffix(".weight")]][name]
+    if len(set(truth.values())) == 1:
+        assert found.positions == truth == max(all_choices(["first", "second"]), key=posterior)
+    assert sum(found.share(value) for value in VALUES) == pytest.approx(1)
+
+
+def test_likelihood_and_price_by_hand():
+    assert log_likelihood(torch.tensor([0.5, 0.25])) == pytest.approx(math.log(0.125))
+    assert log_likelihood(torch.tensor([[0.5, 0.125], [1.0, 1.0]])) == pytest.approx(0.5 * math.log(0.0625))
+    assert log_likelihood(torch.tensor([0.0])) == pytest.approx(math.log(1e-6))
+    assert price(1) == 0 and price(100) == pytest.approx(math.log(10))
+
+
+def test_a_device_that_predicts_with_a_model_of_its_own_has_nothing_to_dial():
+    for name in ("fedmcsa", "fedavg+mcsa", "fedtp+mcsa"):
+        method = method_from_options({"name": name})
+        assert options_of(method, {"dial": True}).dial
+        assert options_of(method, {}).dial is None
+    with pytest.raises(SettingError, match=r"method.dial: .*pfedme\+mcsa.* model of its own"):
+        options_of(method_from_options({"name": "pfedme+mcsa"}), {"dial": True})
+
+
+@pytest.fixture
+def shard(tmp_path):
+    rng = np.random.default_rng(2)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for part, size in (("train", 40), ("test", 12)):
+        y = np.arange(size) % 2
+        x = rng.integers(0, 80, (size, 8, 8)).astype(np.uint8) + (y * 120).astype(np.uint8)[:, None, None]
+        np.savez(folder / f"{part}.npz", x=x, y=y)
+    return load_shard(folder)
+
+
+@pytest.fixture
+def make(shard, tmp_path):
+    def learner(method, home="home", **options):
+        options = {"dial": True, **options}
+        spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"width": 8, "heads": 2, "depth": 1})
+        train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3)
+        plan = Plan("f", 3, spec, [0, 1], method, options, train)
+        return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"))
+
+    return learner
+
+
+def ordered(learner, number, *, train=False, serves=(), common=None, parts=None):
+    """Carries out an order that serves these (part, tensors), and names this common model."""
+    blobs = [(BlobRef(part, f"{part}-{number}-{at}", 1), tensors) for at, (part, tensors) in enumerate(serves)]
+    compared = [] if common is None else [(BlobRef(part, f"c-{part}-{number}", 1), t) for part, t in by_part(learner, common)]
+    order = Order(
+        f"{'train' if train else 'evaluate'}-{number}-kiel", number, train, tuple(ref for ref, _ in blobs),
+        ("attended",) if train else (), tuple(ref for ref, _ in compared),
+    )  # fmt: skip
+    fetched = {ref.digest: tensors for ref, tensors in (*blobs, *compared)}
+    return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
+
+
+def by_part(learner, tensors):
+    kinds = sorted(set(learner.part_of.values()))
+    return [(kind, {name: tensors[name] for name, part in learner.part_of.items() if part == kind}) for kind in kinds]
+
+
+def spoilt(tensors):
+    """What is right becomes wrong."""
+    return {name: -tensor if name.startswith("head") else tensor for name, tensor in tensors.items()}
+
+
+def test_each_device_moves_to_what_suits_it_and_goes_on_training_from_its_own(make):
+    learner = make("fedmcsa")
+    start = dict(learner.theta)
+    ordered(learner, 1, train=True, serves=by_part(learner, start))
+    trained = dict(learner.theta)
+    alone_ = ordered(learner, 1, common=spoilt(trained))
+    assert alone_.dial_own == 1 and alone_.dial_mean == 0, "its own training is best"
+    assert alone_.accuracy_before > alone_.accuracy_common
+    received = dict(learner.received)
+    learner.theta = learner.received = learner.trained = spoilt(trained)
+    with_others = ordered(learner, 2, common=trained)
+    assert with_others.dial_mean == 1
+    assert with_others.accuracy_before == with_others.accuracy_common
+    assert all(tensor.equal(spoilt(trained)[name]) for name, tensor in learner.theta.items()), "training goes on from its own"
+    assert any(not tensor.equal(trained[name]) for name, tensor in received.items())
+    again = make("fedmcsa")
+    for each in (learner, again):
+        finished = each.finished()["personalized"]
+        assert all(tensor.equal(trained[name]) for name, tensor in finished.items())
+
+
+def test_what_a_device_trained_last_outlives_the_evaluations_that_serve_it_another_value(make):
+    learner = make("fedtp+mcsa")
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    trained = dict(learner.theta)
+    for number in (1, 2):
+        served = {part: spoilt(t) if part == "attended" else t for part, t in by_part(learner, trained)}
+        found = ordered(learner, number, serves=served.items(), common=spoilt(trained))
+        assert found.dial_own == 1, f"after {number} evaluations"
+        learner = make("fedtp+mcsa")
+    finished = learner.finished()["personalized"]
+    assert all(finished[name].equal(trained[name]) for name in trained)
+
+
+def test_without_samples_held_out_or_without_the_setting_nothing_is_dialled(make, shard):
+    learner = make("fedmcsa", home="off", dial=False)
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    found = ordered(learner, 1, common=spoilt(learner.theta))
+    assert found.dial_own is None and found.dial_mean is None

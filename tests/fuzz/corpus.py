@@ -1,0 +1,23 @@
+"""What fuzzers have found, as text: a file for each target, a line of base64 for each input."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("found")
+MOST, LONGEST = 250, 3000  # inputs of a target, and bytes of one: CI reads them all
+
+
+def kept(target: str) -> list[bytes]:
+    """The inputs of the repository."""
+    path = FOLDER / f"{target}.txt"
+    return [base64.b64decode(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def keep(target: str, inputs: Iterable[bytes]) -> int:
+    """Replaces them, the shortest first; how many there are now."""
+    chosen = sorted({each for each in inputs if len(each) <= LONGEST}, key=lambda each: (len(each), each))[:MOST]
+    (FOLDER / f"{target}.txt").write_text("".join(f"{base64.b64encode(each).decode()}\n" for each in chosen))
+    return len(chosen)

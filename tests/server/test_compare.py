@@ -1,0 +1,105 @@
+"""Runs side by side: homes and saved results are read alike, numbers are by hand, errors say which run."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from attune.common.errors import NoModel, SettingError
+from attune.common.metrics import Metrics
+from attune.fedserver.cli import cli
+from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.records import Row
+from attune.fedserver.home import Home
+from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.view import compare, compare_text
+from attune.fedserver.view.summary import summarise
+from tests.pictures import check_pictures
+
+COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
+
+
+def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0):
+    """What `fedserver export` writes of a run with one round, in which every device reached its accuracy of 40 samples."""
+    rows = [
+        Row(
+            round=1, work=work, client=name, accuracy_before=value, accuracy_local=0.1, better_than_local=won,
+            worse_than_local=0, test_samples=40, seconds=seconds + i, bytes_up=1000, bytes_down=500,
+        )
+        for work in ("train", "evaluate") for i, (name, value) in enumerate(accuracies.items())
+    ]  # fmt: skip
+    folder.mkdir(parents=True)
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(msgspec.structs.asdict(row) for row in rows)
+    settings = resolve({"method": {"name": method}, "round": {"rounds": 1}})
+    (folder / "summary.json").write_bytes(msgspec.json.encode(summarise(rows, settings, "mlr", 1)))
+    return folder
+
+
+def runs_of(tmp_path, **given):
+    return compare.read([f"{name}={saved(tmp_path / name, found)}" for name, found in given.items()], Home(tmp_path))
+
+
+def test_the_numbers_of_two_runs_by_hand(tmp_path):
+    """Of 3 devices in both, the second is better on 2 and worse on 1, +0.1 on average; each device moved 2 * 1500 bytes."""
+    runs = runs_of(
+        tmp_path, first={"a": 0.5, "b": 0.6, "c": 0.7}, second={"a": 0.75, "b": 0.75, "c": 0.6, "d": 1.0}
+    )  # fmt: skip
+    first, second = compare.compared(runs)
+    assert first.against_first is None
+    assert first.mean_over_clients == pytest.approx(0.6)
+    assert (second.devices, second.bytes, second.slowest_s) == (4, 12_000, 10.0), "2 + 3 seconds, in both orders"
+    assert second.verdicts == {"better": 4}, "30 to 0"
+    assert second.gives == 0.75
+    found = second.against_first
+    assert (found.devices, found.better, found.worse, found.p, found.verdict) == (3, 2, 1, 1.0, "unclear")
+    assert found.difference == pytest.approx(0.1)
+
+
+def test_nine_of_nine_devices_are_for_certain(tmp_path):
+    """The sign test of 9 to 0 has p = 2 / 2**9."""
+    names = "abcdefghi"
+    runs = runs_of(tmp_path, low=dict.fromkeys(names, 0.5), high=dict.fromkeys(names, 0.75))
+    found = compare.compared(runs)[1].against_first
+    assert (found.p, found.verdict) == (2 / 2**9, "better")
+    assert "high against low: better on 9 of 9 devices" in compare_text.render(compare.compared(runs), runs)
+
+
+def test_runs_without_a_device_in_common_are_not_compared_with_each_other(tmp_path):
+    runs = runs_of(tmp_path, one={"a": 0.5}, two={"b": 0.5})
+    assert compare.compared(runs)[1].against_first is None
+    assert "two and one have no device in common" in compare_text.render(compare.compared(runs), runs)
+
+
+def test_what_cannot_be_compared_says_so(tmp_path):
+    with pytest.raises(SettingError, match="neither a folder nor a run of"):
+        compare.read(["absent"], Home(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingError, match="is not a folder that `fedserver export`"):
+        compare.read([str(tmp_path / "empty")], Home(tmp_path))
+    twice = str(saved(tmp_path / "x", {"a": 0.5}))
+    with pytest.raises(SettingError, match="two runs are called x"):
+        compare.read([twice, twice], Home(tmp_path))
+
+
+def test_a_home_before_its_first_round_has_nothing_to_compare(tmp_path):
+    asyncio.run(SqliteLedger(tmp_path / "state.sqlite").close())
+    with pytest.raises(NoModel, match="nothing to compare"):
+        compare.read([str(tmp_path)], Home(tmp_path))
+
+
+def test_the_command_prints_json_and_draws(tmp_path):
+    words = [str(saved(tmp_path / "a", {"x": 0.5, "y": 0.25})), str(saved(tmp_path / "b", {"x": 0.75, "y": 0.5}, "fedtp"))]
+    done = CliRunner().invoke(cli, ["compare", *words, "--json", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    found = msgspec.json.decode(done.stdout.splitlines()[0], type=list[compare.Compared])
+    assert [(each.name, each.method) for each in found] == [("a", "fedavg"), ("b", "fedtp")]
+    page = check_pictures(tmp_path / "out", {"compare"})
+    assert page.row("x") == ["x", "0.5000", "0.7500"]
+    assert page.heads == ["Which run is better?", "Runs side by side", "Every device"]

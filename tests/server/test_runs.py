@@ -1,0 +1,175 @@
+"""The next run of a home: what stays, what is put aside, what a killed command leaves, and when it cannot begin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+
+import msgspec
+import pytest
+
+from attune.common.config import TrainSettings
+from attune.common.errors import AttuneError, HomeBusy, HomeMismatch, SettingError
+from attune.common.plan import ModelSpec, Plan
+from attune.fedserver import runs
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.records import Row, Slot
+from attune.fedserver.home import Home
+from attune.fedserver.ports.ledger import Certificate, Token
+from attune.fedserver.stores.audit import entries
+from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.view.beside import snapshot
+from attune.fedserver.view.runs import listed
+
+PLAN = Plan("federation", 7, ModelSpec("mlr", "tabular", (4,), 2), [0, 1], "fedavg", {}, TrainSettings())
+SETTINGS = {"method": {"name": "fedavg", "momentum": 0.5}, "round": {"rounds": 5}, "server": {"certificate_days": 7.0}}
+
+
+class Ran:
+    """A home with one device after three closed rounds."""
+
+    def __init__(self, path, phase=Phase.DONE):
+        self.home = Home(path / "server")
+        self.home.create()
+        self.ledger = SqliteLedger(self.home.database)
+        self.do(self.ledger.set_overrides({"method": {"name": "fedavg"}, **{k: SETTINGS[k] for k in ("round", "server")}}))
+        self.do(self.ledger.add_token(Token("token", b"so secret", 1, 9e9, "test")))
+        self.do(self.ledger.enrol("ada", "key", Certificate("print", "ada", "device", 9e9), 1.0, "token"))
+        (self.home.state / "shared.common.3.safetensors").write_bytes(b"state")
+        slot = Slot("shared", "common", "shared.common.3.safetensors", "sha256:0", 5)
+        row = Row(round=3, work="train", client="ada", samples=4)
+        self.do(self.ledger.commit_round(Record(phase=phase, round=3, devices=("ada",), cohort=("ada",)), [slot], [row],
+                                         {"ada": {"contributed": 3}}, PLAN))  # fmt: skip
+        self.do(self.ledger.close())
+
+    @staticmethod
+    def do(work):
+        return asyncio.run(work) if asyncio.iscoroutine(work) else work
+
+    @property
+    def found(self):
+        return snapshot(self.home)
+
+
+def test_members_stay_and_all_else_begins_anew(tmp_path):
+    ran = Ran(tmp_path)
+    before = ran.found
+    kept = runs.begin(ran.home, "second", {"method": {"name": "fedtp"}, "round": {"rounds": 2}}, "operator ada")
+    found = ran.found
+    assert (found.run, found.plan, found.record, found.slots, found.rows, found.leaving) == (
+        "second",
+        None,
+        Record(),
+        (),
+        (),
+        False,
+    )
+    assert found.certificates == before.certificates
+    (ada,) = found.devices
+    assert (ada.name, ada.public_key, ada.founder, ada.contributed, ada.samples) == ("ada", "key", True, 0, None)
+    assert found.overrides == {"method": {"name": "fedtp"}, "round": {"rounds": 2}, "server": {"certificate_days": 7.0}}
+    assert list(ran.home.state.iterdir()) == []
+    assert kept == str(ran.home.runs / "first")
+    assert [entry.event for entry, _ in entries(ran.home.audit.path)] == ["run begun"]
+
+
+def test_what_is_put_aside_has_all_results_and_no_secret(tmp_path):
+    ran = Ran(tmp_path)
+    before = ran.found
+    runs.begin(ran.home, "second", {}, "ada")
+    aside = Home(ran.home.runs / "first")
+    found = snapshot(aside)
+    assert (found.plan, found.record, found.rows, found.slots) == (before.plan, before.record, before.rows, before.slots)
+    assert (aside.state / "shared.common.3.safetensors").read_bytes() == b"state"
+    ledger = SqliteLedger(aside.database)
+    assert (Ran.do(ledger.tokens()), Ran.do(ledger.certificates()), Ran.do(ledger.served())) == ([], [], False)
+    Ran.do(ledger.close())
+    assert b"so secret" not in aside.database.read_bytes(), "not even in pages that are free"
+    assert not aside.authority.exists()
+    assert [(run.name, run.present, run.round) for run in listed(ran.home)] == [("first", False, 3), ("second", True, 0)]
+
+
+@pytest.mark.parametrize("at", ["copying", "before the rename", "after the ledger"])
+def test_a_command_that_is_killed_leaves_a_home_that_can_go_on(tmp_path, monkeypatch, at):
+    ran = Ran(tmp_path)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments, **more):
+        raise Killed
+
+    with monkeypatch.context() as patched, contextlib.suppress(Killed):
+        if at == "copying":
+            patched.setattr(runs.shutil, "copyfile", die)
+        elif at == "before the rename":
+            patched.setattr(runs.Tables, "begin_run", die)
+        else:
+            patched.setattr(runs, "_remove_blobs", die)
+        runs.begin(ran.home, "second", {}, "ada")
+    if at == "after the ledger":
+        assert (ran.found.run, ran.found.leaving) == ("second", True)
+        runs.tidy(ran.home)
+    else:
+        assert (ran.found.run, ran.found.record.round) == ("", 3)
+        assert (ran.home.state / "shared.common.3.safetensors").exists()
+        runs.begin(ran.home, "second", {}, "ada")
+    assert (ran.found.run, ran.found.leaving) == ("second", False)
+    assert list(ran.home.state.iterdir()) == []
+    assert len(snapshot(Home(ran.home.runs / "first")).rows) == 1
+
+
+def test_a_run_that_is_not_over_is_ended_first(tmp_path):
+    ran = Ran(tmp_path, Phase.TRAINING)
+    with pytest.raises(HomeMismatch, match=r"the run first is not over .*fedserver run stop"):
+        runs.begin(ran.home, "second", {}, "ada")
+    assert runs.stop(ran.home, "ada") == 3
+    found = ran.found
+    assert (found.record.phase, found.record.cohort, found.overrides["round"]["rounds"]) == (Phase.DONE, (), 3)
+    with pytest.raises(HomeMismatch, match="the run first is over already"):
+        runs.stop(ran.home, "ada")
+    runs.begin(ran.home, "second", {}, "ada")
+
+
+def test_nothing_begins_while_a_server_runs_or_under_a_name_that_is_taken_or_with_a_wrong_setting(tmp_path):
+    ran = Ran(tmp_path)
+    with ran.home.locked(), pytest.raises(HomeBusy):
+        runs.begin(ran.home, "second", {}, "ada")
+    for name in ("first", "../up", ""):
+        with pytest.raises(SettingError, match="run"):
+            runs.begin(ran.home, name, {}, "ada")
+    with pytest.raises(SettingError, match="rounds"):
+        runs.begin(ran.home, "second", {"round": {"roundz": 3}}, "ada")
+    assert ran.found.record.round == 3
+    runs.begin(ran.home, "second", {}, "ada")
+    with pytest.raises(SettingError, match="there is a run second already"):
+        runs.begin(ran.home, "second", {}, "ada")
+
+
+def test_a_run_in_which_nothing_happened_is_replaced_and_leaves_nothing(tmp_path):
+    ran = Ran(tmp_path)
+    runs.begin(ran.home, "second", {}, "ada")
+    assert runs.begin(ran.home, "third", {}, "ada") == ""
+    assert [run.name for run in listed(ran.home)] == ["first", "third"]
+    with pytest.raises(HomeMismatch, match="no round of the run third is closed"):
+        runs.stop(ran.home, "ada")
+
+
+def test_the_first_runs_plan_is_the_one_of_version_1_to_the_byte():
+    assert b'"run"' not in msgspec.json.encode(PLAN)
+    named = msgspec.structs.replace(PLAN, run="second")
+
+    class OfThen(msgspec.Struct):
+        """What a device of before reads: it passes over what it does not know."""
+
+        federation: str
+        method: str
+
+    assert msgspec.json.decode(msgspec.json.encode(named), type=OfThen).method == "fedavg"
+
+
+def test_a_home_without_a_server_has_no_runs(tmp_path):
+    with pytest.raises(AttuneError, match="holds no federation"):
+        runs.begin(Home(tmp_path / "none"), "second", {}, "ada")
+    shutil.rmtree(tmp_path, ignore_errors=True)

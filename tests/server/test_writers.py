@@ -1,0 +1,69 @@
+"""The numbers that TensorBoard and MLflow get are those of the run; each test reads them back with the package itself."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from attune.common.errors import SettingError
+from attune.fedserver.home import Home
+from attune.fedserver.view import compare, writers
+from tests.server.test_compare import saved
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two devices at 0.5 and 0.75, of 40 test samples each, in one round of 2 and 3 seconds."""
+    [found] = compare.read([f"mine={saved(tmp_path / 'saved', {'a': 0.5, 'b': 0.75})}"], Home(tmp_path))
+    return found
+
+
+WANTED = {
+    ("accuracy/before/mean_over_clients", 0): 0.625,
+    ("accuracy/local/mean_over_clients", 1): 0.1,
+    ("reports/seconds/train", 1): 2.5,
+    ("reports/bytes_up/evaluate", 1): 1000.0,
+}
+
+
+def test_points_are_the_runs_numbers(run):
+    found = {(point.name, point.round): point.value for point in writers.points(run)}
+    assert {key: found[key] for key in WANTED} == pytest.approx(WANTED)
+
+
+def test_tensorboard_reads_them(run, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    place = writers.to_tensorboard(run, tmp_path / "board")
+    assert place == tmp_path / "board" / "mine"
+    events = EventAccumulator(str(place))
+    events.Reload()
+    found = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    assert {key: found[key] for key in WANTED} == pytest.approx(WANTED)
+    assert set(found) == {(point.name, point.round) for point in writers.points(run)}
+    with pytest.raises(SettingError, match="is not empty"):
+        writers.to_tensorboard(run, tmp_path / "board")
+
+
+def test_mlflow_reads_them(run, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    number = writers.to_mlflow(run, uri)
+    client = MlflowClient(tracking_uri=uri)
+    assert client.get_run(number).data.params["method"] == "fedavg"
+    for (name, round_), value in WANTED.items():
+        assert {each.step: each.value for each in client.get_metric_history(number, name)}[round_] == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("package", "write"), [("mlflow", writers.to_mlflow), ("tensorboard", writers.to_tensorboard)])
+def test_without_the_package_it_says_which(run, tmp_path, monkeypatch, package, write):
+    for name in [name for name in sys.modules if name.startswith(("mlflow", "torch.utils.tensorboard", "tensorboard"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SettingError, match=rf"pip install 'attune-fl\[{package}\]'"):
+        write(run, tmp_path)

@@ -1,0 +1,9 @@
+"""`--real`: the commands that install too, and the demo; otherwise this environment is used."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--real", action="store_true", help="install into a new environment, and run the demo: some ten minutes")
