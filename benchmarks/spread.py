@@ -62,7 +62,7 @@ def main(out: Path) -> None:
     for name in NAMES:
         sizes = {str(size): measure(cast(Name, name), size) for size in SIZES}
         b, a = np.polyfit(SIZES, [each["driver_s"] for each in sizes.values()], 1)
-        found[name] = {"orders": sizes, "driver_ms_an_order": 1000 * a, "driver_ns_a_value": 1e9 * b}
+        found[name] = {"orders": sizes, "driver_ms_an_order": 1000 * float(a), "driver_ns_a_value": 1e9 * float(b)}
         click.echo(f"{name}: driver {1000 * a:.2f} ms an order + {1e9 * b:.2f} ns a value; {sizes}")
     report = {"what": __doc__.splitlines()[0] if __doc__ else "", "machine": before, "workers": WORKERS, "found": found}
     out.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
