@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.common.statistics import Finding
@@ -97,7 +97,7 @@ def _worker(executor: How, screen: Console) -> Iterator[Worker]:
         with POOLS[executor]() as pool, Spread(pool, AWAKE_BYTES) as worker:
             yield worker
     else:
-        side = SideBySide(executor, lambda advice: screen.say(f"executor {advice}"))
+        side = SideBySide(cast(Literal["stacked", "auto"], executor), lambda advice: screen.say(f"executor {advice}"))
         with Together(TOGETHER, AWAKE_BYTES, side) as worker:
             yield worker
         for reason in side.reasons:

@@ -39,7 +39,7 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
         return given
     if name == AUTO:
         return SideBySide("auto", partial(_settled, folder))
-    if name in POOLS:
+    if name is not None and name in POOLS:
         return POOLS[name](workers)
     return SideBySide() if name == STACKED else None
 

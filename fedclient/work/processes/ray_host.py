@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attune.fedclient.work.processes.seats import Seats
 
 LOOKED_S = 0.5  # seconds between two looks whether what waits for an answer was stopped, and how far it is
+METHODS = {"answer": "answers", "watch": "watches"}  # each group has a thread of its own
 Pieces = Sequence[Any]  # arrays of bytes: Ray hands large ones over in shared memory
 
 
@@ -81,10 +82,9 @@ class Holder:
 
 @cache
 def _remote() -> Any:
-    groups = {"answers": 1, "watches": 1}
-    Holder.answer = ray.method(concurrency_group="answers")(Holder.answer)  # type: ignore[method-assign]
-    Holder.watch = ray.method(concurrency_group="watches")(Holder.watch)  # type: ignore[method-assign]
-    return ray.remote(num_cpus=1, max_restarts=0, concurrency_groups=groups)(Holder)
+    methods = {name: ray.method(concurrency_group=group)(getattr(Holder, name)) for name, group in METHODS.items()}
+    worker = type("Holder", (Holder,), methods)
+    return ray.remote(num_cpus=1, max_restarts=0, concurrency_groups=dict.fromkeys(METHODS.values(), 1))(worker)
 
 
 class RayHost:
