@@ -131,6 +131,7 @@ def simulated(
     seed: int,
     baseline: bool = False,
     executor: Literal["sequential", "stacked", "auto"] = "auto",
+    device: str = "cpu",
 ) -> Ended:
     """The same in this process, without a network; devices have their shards' names without the host's, and so other draws.
 
@@ -148,6 +149,7 @@ def simulated(
         settings=given,
         baseline="local" if baseline else None,
         executor=executor,
+        device=device,
         progress=False,
     )
     seconds = time.monotonic() - started

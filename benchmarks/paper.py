@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+import torch
 
+from attune.common.errors import SettingError
+from attune.fedclient.work.hardware import choose
 from benchmarks.federation import Ended, simulated
 from benchmarks.machine import machine
 from benchmarks.rows import COLUMNS as FIGURES
@@ -64,7 +67,7 @@ def cells(name: str, table: Table, columns: Iterable[str], rows: Iterable[str], 
         for column in table.column:
             for row in table.row:
                 asked = (not columns or column.name in columns) and (not rows or row.name in rows)
-                if asked and (seed in seeds if seeds else seed in column.seeds):
+                if asked and seed in (seeds or table.seeds(row, column)):
                     yield Cell(name, row, column, seed)
 
 
@@ -82,9 +85,10 @@ def commit() -> str:
     return said.stdout.strip() or "unknown"
 
 
-def here() -> str:
-    found = machine()
-    return f"{found['processor']}, {found['cores']} cores, torch {found['torch']}"
+def here(device: str) -> str:
+    found, trains = machine(), choose(device)
+    beside = f", {torch.cuda.get_device_name(trains)}" if trains.type == "cuda" else ""
+    return f"{found['processor']}, {found['cores']} cores{beside}, torch {found['torch']}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Paper:
     trials: Results
     results: Results
     executor: Executor
+    device: str = "cpu"
 
     def run(self, cell: Cell) -> None:
         """The trials of a cell that are missing, and its run with what they choose."""
@@ -136,10 +141,11 @@ class Paper:
 
     def federation(self, cell: Cell, shards: Path, settings: Iterable[str], rounds: int) -> Ended:
         everything = given(self.table, cell.column, cell.row, tuple(settings))
-        return simulated(cell.row.method, shards, everything, rounds, cell.seed, executor=self.executor)
+        return simulated(cell.row.method, shards, everything, rounds, cell.seed, executor=self.executor, device=self.device)
 
     def made(self, cell: Cell) -> dict[str, str]:
-        return {"method": cell.row.method, "command": cell.command, "commit": commit(), "machine": here()}
+        command = cell.command if self.device == self.table.device else f"{cell.command} --device {self.device}"
+        return {"method": cell.row.method, "command": command, "commit": commit(), "machine": here(self.device)}
 
     @property
     def _study(self) -> Study:
@@ -161,20 +167,25 @@ def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
 @click.option(
     "--executor",
     type=click.Choice(["sequential", "stacked", "auto"]),
-    default="stacked",
-    show_default=True,
-    help="As of attune.simulate.",
+    help="As of attune.simulate (default: the table's).",
 )
+@click.option("--device", help="cpu, cuda, cuda:N or mps (default: the table's).")
 def main(
     name: str, data: tuple[str, ...], scratch: Path, out: Path, columns: tuple[str, ...], rows: tuple[str, ...],
-    seeds: tuple[int, ...], executor: Executor,
+    seeds: tuple[int, ...], executor: Executor | None, device: str | None,
 ) -> None:  # fmt: skip
     """Runs TABLE, or what is left of it."""
     table, files = load(name), named(data)
+    device = device or table.device
+    try:
+        choose(device)
+    except SettingError as error:
+        raise click.ClickException(f"no accelerator at hand, so nothing was run: {error}") from None
     scratch.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     paper = Paper(
-        table, files, scratch, Results(out / f"{name}_grid.csv", TRIALS), Results(out / f"{name}.csv", CELLS), executor
+        table, files, scratch, Results(out / f"{name}_grid.csv", TRIALS), Results(out / f"{name}.csv", CELLS),
+        executor or table.executor, device,
     )  # fmt: skip
     for cell in cells(name, table, columns, rows, seeds):
         if cell.column.data and cell.column.data not in files:

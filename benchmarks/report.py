@@ -1,7 +1,8 @@
 """The tables of docs/reference.md, choosing.md and security.md, written from the CSV files in benchmarks/results.
 
 `python -m benchmarks.report` rewrites what lies between two marks of the page; `--check` says whether that is up to date.
-A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds.
+A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds; of a reduced
+table, whether ours is on the printed side of one row.
 """
 
 from __future__ import annotations
@@ -39,9 +40,17 @@ class Line:
         """holds: within NEAR of the printed cell. With several seeds not decided: their mean is not, but one of them is."""
         if self.printed is None or not self.ours:
             return ""
-        away = abs(fmean(self.ours) - self.printed)
-        near = [abs(each - self.printed) <= NEAR for each in self.ours]
-        said = "holds" if away <= NEAR else "not decided" if any(near) else "does not"
+        near = [abs(each - self.printed) <= NEAR for each in (fmean(self.ours), *self.ours)]
+        return self._counted("holds" if near[0] else "not decided" if any(near) else "does not")
+
+    def direction(self, reference: Line) -> str:
+        """holds: on the printed side of the reference, by more than NEAR. Not decided: by less."""
+        if self.printed is None or reference.printed is None or not (self.ours and reference.ours) or self == reference:
+            return ""
+        claimed, found = reference.printed - self.printed, fmean(reference.ours) - fmean(self.ours)
+        return self._counted("not decided" if abs(found) <= NEAR else "holds" if claimed * found > 0 else "does not")
+
+    def _counted(self, said: str) -> str:
         return said if len(self.ours) >= self.seeds else f"{said} ({len(self.ours)} of {self.seeds} seeds)"
 
 
@@ -51,7 +60,10 @@ def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str
     found = []
     for row in table.row:
         runs = [each for each in rows if (each["row"], each["column"]) == (row.name, column.name)]
-        shown = [(row.name, table.figure, "bmta"), *([(row.common, table.common_figure, "common")] if row.common else [])]
+        shown = [
+            (row.name, table.figure, table.over_clients),
+            *([(row.common, table.common_figure, "common")] if row.common else []),
+        ]
         for printed_name, figure, over_clients in shown:
             found.append(
                 Line(
@@ -59,7 +71,7 @@ def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str
                     paper.get((printed_name, column.name)),
                     tuple(100 * float(run[figure]) for run in runs),
                     tuple(100 * float(run[over_clients]) for run in runs if run[over_clients]),
-                    len(column.seeds),
+                    len(table.seeds(row, column)),
                     settings_of(row.method, row.name, runs),
                 )
             )
@@ -92,10 +104,13 @@ def section(name: str, results: Path = OUT) -> Iterator[str]:
         extra = constant(rows, column)
         yield f"**{column.name}**, {table.rounds} rounds"
         yield ""
-        yield "| row | printed | ours, pooled | difference | printed cell | over clients | method and what was chosen |"
+        held = f"against {table.against}" if table.against else "printed cell"
+        reference = next((line for line in lines if line.row == table.against), None)
+        yield f"| row | printed | ours, pooled | difference | {held} | over clients | method and what was chosen |"
         yield "|---|---|---|---|---|---|---|"
         for line in [*([extra] if extra else []), *lines]:
-            yield shown(line)
+            said = line.verdict if not table.against else line.direction(reference) if reference else ""
+            yield shown(line, said)
         yield ""
     done = {(row["row"], row["column"], row["seed"]) for row in rows}
     asked = list(cells(name, table, (), (), ()))
@@ -103,13 +118,13 @@ def section(name: str, results: Path = OUT) -> Iterator[str]:
     yield from missing(name, left, len(asked))
 
 
-def shown(line: Line) -> str:
+def shown(line: Line, said: str) -> str:
     """A row of markdown."""
     mean = fmean(line.ours)
     spread = f" ({min(line.ours):.1f} to {max(line.ours):.1f}, {len(line.ours)} seeds)" if len(line.ours) > 1 else ""
     clients = f"{fmean(line.over_clients):.1f}" if line.over_clients else ""
     cell, away = (f"{line.printed:.2f}", f"{mean - line.printed:+.1f}") if line.printed is not None else ("", "")
-    return f"| {line.row} | {cell} | {mean:.1f}{spread} | {away} | {line.verdict} | {clients} | {line.settings} |"
+    return f"| {line.row} | {cell} | {mean:.1f}{spread} | {away} | {said} | {clients} | {line.settings} |"
 
 
 def missing(name: str, left: Sequence[Cell], of: int) -> Iterator[str]:

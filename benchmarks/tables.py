@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -33,6 +34,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: list[str] = []
     own: list[list[str]] = msgspec.field(default_factory=lambda: [[]])
     common: str = ""  # the printed row of this method's common model
+    seeds: tuple[int, ...] | None = None  # only these of a column's; none: all of them
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,14 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grid: Choice | None = None
     figure: str = "bmta_over_samples"  # of benchmarks/rows.py: what the paper prints
     common_figure: str = "common_over_samples"
+    over_clients: str = "bmta"  # the same figure as a mean over clients
+    against: str = ""  # of a reduced table: the row that the others are above or below, instead of near a printed cell
+    executor: Literal["sequential", "stacked", "auto"] = "stacked"
+    device: str = "cpu"
+
+    def seeds(self, row: Row, column: Column) -> list[int]:
+        """The seeds with which a row is run in a column."""
+        return [seed for seed in column.seeds if row.seeds is None or seed in row.seeds]
 
 
 def load(name: str) -> Table:

@@ -131,6 +131,38 @@ def test_a_printed_cell_holds_within_a_point(ours, seeds, verdict):
     assert report.Line("FedAvg", 80.0, ours, (), seeds, "").verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("printed", "ours", "seeds", "verdict"),
+    [
+        (80.0, (60.0,), 1, "holds"),
+        (80.0, (72.0,), 1, "does not"),
+        (80.0, (70.9,), 1, "not decided"),
+        (95.0, (72.0,), 1, "holds"),
+        (80.0, (60.0,), 3, "holds (1 of 3 seeds)"),
+        (None, (60.0,), 1, ""),
+        (80.0, (), 1, ""),
+    ],
+)
+def test_of_a_reduced_table_the_side_of_one_row_is_judged(printed, ours, seeds, verdict):
+    reference = report.Line("FedTP", 90.0, (70.0,), (), 1, "")
+    assert report.Line("FedAvg-T", printed, ours, (), seeds, "").direction(reference) == verdict
+    assert reference.direction(reference) == ""
+
+
+def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so():
+    table = tables.load("fedtp-2")
+    found = {(c.row.name, c.column.name, c.seed) for c in paper.cells("fedtp-2", table, (), (), ())}
+    assert ("FedTP", "cifar10/pathological/50", 2) in found and ("FedAvg-T", "cifar10/pathological/50", 0) in found
+    assert len(found) == 4 * 3 + 4 + 8
+
+
+def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    ended = CliRunner().invoke(paper.main, ["fedtp-2-full", "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
+    assert ended.exit_code == 1 and "no accelerator at hand, so nothing was run" in ended.output
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
 def test_the_pages_are_what_the_files_say(path):
     assert report.page(path) == path.read_text(encoding="utf-8"), "python -m benchmarks.report"

@@ -23,12 +23,15 @@ from tests.simulation.test_simulate import CLOUDS, QUICK
 SMOOTH = QUICK | {"train.lr": 0.03, "round.evaluate_every": 1}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "pfedme", "per-fedavg"])
+@pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedmcsa, dialled", "pfedme", "per-fedavg"])
 def test_side_by_side_comes_to_the_same(method: str) -> None:
+    name, dialled, _ = method.partition(", dialled")
+    settings = SMOOTH | ({"method.dial": True, "train.validation": 0.3} if dialled else {})
     one_by_one, stacked = (
-        attune.simulate(CLOUDS, method, rounds=3, settings=SMOOTH, baseline="local", executor=executor)
+        attune.simulate(CLOUDS, name, rounds=3, settings=settings, baseline="local", executor=executor)
         for executor in ("sequential", "stacked")
     )
+    assert all((client["dial_own"] is not None) == bool(dialled) for client in stacked.status["clients"])
     assert (one_by_one.executor, stacked.executor, stacked.one_by_one) == ("sequential", "stacked", [])
     assert [row.personalized for row in stacked.table()] == pytest.approx([row.personalized for row in one_by_one.table()])
     for name in CLOUDS:

@@ -1,0 +1,57 @@
+"""What the dial gains: recipes of unlike and related devices with a small network, FedMCSA with and without it, and its ends.
+
+`python -m benchmarks.dial --out benchmarks/results/dial`; rows for each point and seed as it ends, and it goes on where it was
+interrupted. `judged` is the accuracy of a device's own model, which the dial makes; `mean` that of what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import click
+
+from attune.simulation.recipes.catalogue import MCSA, get
+from attune.simulation.recipes.recipe import FEDAVG, LOCAL, Entry, Recipe
+from attune.simulation.recipes.run import Row, run
+
+RECIPES = ("label-shift", "relatedness")
+ENTRIES = (Entry(LOCAL, "local"), Entry(FEDAVG, "fedavg"), *MCSA)
+SETTINGS = {"model.name": "dnn", "model.hidden": [50]}
+
+
+def small(name: str, rounds: int) -> Recipe:
+    """The recipe with a network of one layer, the mean, training alone and what lies between them."""
+    recipe = get(name)
+    return replace(recipe, entries=ENTRIES, rounds=rounds, settings={**recipe.settings, **SETTINGS})
+
+
+def table(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
+    """A line of markdown for each point: own model / what is kept, means over seeds in %."""
+    labels = [entry.label for entry in recipe.entries]
+    yield f"| {recipe.axis} | {' | '.join(labels)} |"
+    yield "|---" * (len(labels) + 1) + "|"
+    for point in recipe.points:
+        cells = []
+        for label in labels:
+            found = [row for row in rows if (row.x, row.method) == (point.x, label)]
+            cells.append(f"{100 * fmean(row.judged for row in found):.1f} / {100 * fmean(row.mean for row in found):.1f}")
+        yield f"| {point.x:g} | {' | '.join(cells)} |"
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--seed", "seeds", multiple=True, type=int, help="Only these.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the CSV files.")
+def main(rounds: int, seeds: tuple[int, ...], out: Path) -> None:
+    """Runs both recipes, or what is left of them."""
+    for name in RECIPES:
+        recipe = small(name, rounds)
+        for line in table(recipe, run(recipe, None, out, lambda text: click.echo(text, err=True), "stacked", seeds)):
+            click.echo(line)
+
+
+if __name__ == "__main__":
+    main()
