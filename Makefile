@@ -11,7 +11,7 @@ TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install develop test walk conformance attacks fuzz lowest chaos chaos-quick check demo proto benchmark bench-links paper-gpu clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto benchmark bench-links paper-gpu clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -103,6 +103,17 @@ benchmark: develop
 # Federations over narrow, long links: some six minutes.
 bench-links: develop
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
+
+# The documentation as a site in build/site; a link that leads nowhere is an error.
+site: .venv/documenting
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	git ls-files -z --cached --others --exclude-standard | grep -zv '^tests/\|^\.' | xargs -0 cp --parents -t build/pages
+	$(BIN)/mkdocs build --strict
+
+.venv/documenting: .venv/installed
+	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # FedTP's Table II in full, on an accelerator, in order of weight; goes on where it was interrupted. Says so if there is none.
 CIFAR10 ?= cifar10.npz

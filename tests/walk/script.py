@@ -18,7 +18,7 @@ INSTALLING = ("make install", ". .venv/bin/activate", "make demo")
 HEAD = """set -eo pipefail
 said=$(mktemp -d)
 pids=()
-trap 'for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done; cat "$said"/*' EXIT
+trap 'for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done; cat "$said"/* 2>/dev/null || true' EXIT
 """
 JOINABLE = 'until grep -q "fedclient join" "$said/{log}"; do kill -0 $! || exit 90; sleep 0.1; done\n'
 TAIL = 'for pid in "${pids[@]}"; do wait "$pid"; done\npids=()\n'
