@@ -72,7 +72,8 @@ def simulate(
     in workers of a Ray cluster), or an object
     that is given all of them. A home keeps the one that it was begun with. workers: how many processes; None: one for each
     processor.
-    progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    progress: None or True for a bar on a terminal and lines now and then elsewhere, False for silence, or a function that is
+    told each share done.
     train(model, data, context), evaluate(model, data): every device's own training and scores (docs/own-training.md).
     label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
     `fedclient` gives them, such as {"columns": "age,dose"}.
