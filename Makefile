@@ -11,7 +11,7 @@ TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto bench bench-quick bench-links gpu paper-gpu clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray bench bench-quick bench-links gpu paper-gpu clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -86,6 +86,16 @@ demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
 # The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.
+# Executor "ray" in a cluster of two workers on this machine, in an environment of its own: a minute or two.
+ray: .venv-ray/installed
+	.venv-ray/bin/pytest tests/simulation/test_ray.py
+
+.venv-ray/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' pytest pytest-timeout pytest-xdist
+	touch $@
+
 proto: .venv-proto/installed
 	.venv-proto/bin/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
 		--python_out=.package --pyi_out=.package --grpc_python_out=.package \
@@ -138,4 +148,4 @@ paper-gpu: develop
 	$(BIN)/python -m benchmarks.paper fedtp-2-full --data cifar10=$(CIFAR10) --data cifar100=$(CIFAR100) --scratch paper-gpu-out
 
 clean:
-	rm -rf .venv .venv-lowest .venv-proto demo-out paper-gpu-out build *.egg-info
+	rm -rf .venv .venv-lowest .venv-proto .venv-ray demo-out paper-gpu-out build *.egg-info

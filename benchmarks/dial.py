@@ -18,7 +18,8 @@ from attune.simulation.recipes.recipe import FEDAVG, LOCAL, Entry, Recipe
 from attune.simulation.recipes.run import Row, run
 
 RECIPES = ("label-shift", "relatedness")
-ENTRIES = (Entry(LOCAL, "local"), Entry(FEDAVG, "fedavg"), *MCSA)
+BESIDE = Entry("FedMCSA beside Local", "fedmcsa", {}, "local")
+ENTRIES = (Entry(LOCAL, "local"), Entry(FEDAVG, "fedavg"), MCSA[0], BESIDE, MCSA[1])
 SETTINGS = {"model.name": "dnn", "model.hidden": [50]}
 
 

@@ -49,7 +49,7 @@ def svg() -> str:
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' role='img'>",
         "<title>Data stay on the devices; weights go to the server, and each device gets weights made for it</title>",
         f"<rect width='{WIDTH}' height='{HEIGHT}' fill='{PAPER}'/>",
-        box(180, 22, 500, 105),
+        box(110, 22, 640, 105),
         text(WIDTH / 2, 54, "server", 16, "bold"),
         text(WIDTH / 2, 80, "sees weights, never data"),
         text(WIDTH / 2, 104, "makes for each device what fits that device"),

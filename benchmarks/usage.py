@@ -24,3 +24,21 @@ def cpu_s(pid: int) -> float:
     """User and system time of all threads so far. Errors: OSError if the process is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """User and system time of a process, of those that it has waited for, and of its descendants that run."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return 0.0
+    spent = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return spent + sum(tree_cpu_s(int(child)) for thread in threads for child in _children(thread))
+
+
+def _children(thread: Path) -> list[str]:
+    try:
+        return (thread / "children").read_text().split()
+    except OSError:
+        return []

@@ -41,7 +41,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy_kept: Accuracy | None = None  # of what the device predicts with: one of these models, or a blend of them
     kept: Choice | None = None  # which of these models the device predicts with, or counts most; evaluations only
     dial_mean: Share | None = None  # share of the attended components that stand at the common value; evaluations only
-    dial_own: Share | None = None  # at the device's own value
+    dial_own: Share | None = None  # at the value that the device trained alone
     test_samples: Count | None = None
     seconds: Seconds | None = None  # of work on the device
     bytes_up: Count | None = None

@@ -140,9 +140,10 @@ def _token(text: str | None, file: str | None) -> str | None:
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes"]), default="sequential", show_default=True,
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
+    show_default=True,
     help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
-    "faster; or spread over a process for each processor.",
+    "faster; or spread over a process for each processor, or over the workers of a Ray cluster.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."

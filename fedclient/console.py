@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from attune.common.estimate import Estimate
 from attune.common.interval import wilson
 from attune.common.statistics import Finding
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -30,6 +32,10 @@ class Console:
     def say(self, text: str) -> None:
         click.echo(text)
 
+    @cached_property
+    def _estimate(self) -> Estimate:
+        return Estimate()
+
     def result(self, result: Result) -> None:
         """An order was carried out."""
         self.say(line_of(result))
@@ -43,7 +49,9 @@ class Console:
         self.say(f"model{accuracy}  {path or 'in memory'}")
 
     def progress(self, what: str, done: float) -> None:
-        """`done` is a share, 0 to 1."""
+        """`done` is a share, 0 to 1. What takes long says now and then how long it still takes."""
+        if line := self._estimate.at(what, done):
+            self.say(line)
 
     def close(self) -> None:
         """Draws nothing from now on."""
@@ -53,10 +61,11 @@ class TerminalConsole(Console):
     """Lines as above, and below them a progress bar for the current order."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"))
-        self._bar: Progress = Progress(*columns, TimeElapsedColumn(), transient=True, refresh_per_second=4)
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._bar: Progress = Progress(*columns, *times, transient=True, refresh_per_second=4)
         self._task = self._bar.add_task("", total=1.0, visible=False)
         self._bar.start()
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.common.statistics import Finding
@@ -27,12 +27,12 @@ from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work.comparison import comparisons_of, finding_of
-from attune.fedclient.work.processes.pool import processes
+from attune.fedclient.work.processes.pool import POOLS
 from attune.fedclient.work.spread import Spread
 from attune.fedclient.work.together import SideBySide, Together
 from attune.fedclient.work.worker import Worker
 
-How = Literal["sequential", "stacked", "auto", "processes"]
+How = Literal["sequential", "stacked", "auto", "processes", "ray"]
 
 TURNS = 2  # one device trains while the next one downloads
 TOGETHER = 256  # devices that hold tensors at one time where they are computed side by side
@@ -54,7 +54,8 @@ class Outcome:
 def run(members: Sequence[Options], screen: Console, executor: How = "sequential") -> list[Outcome]:
     """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
 
-    executor: as for SideBySide; "sequential": one device after the other; "processes": in a process for each processor.
+    executor: as for SideBySide; "sequential": one device after the other; "processes": in a process for each processor;
+    "ray": in the workers of a Ray cluster, which must see the same files.
     """
     make_room(len(members))
     return asyncio.run(_host(members, screen, executor))
@@ -92,11 +93,11 @@ def _worker(executor: How, screen: Console) -> Iterator[Worker]:
     if executor == "sequential":
         with Worker(TURNS, AWAKE_BYTES) as worker:
             yield worker
-    elif executor == "processes":
-        with processes() as pool, Spread(pool, AWAKE_BYTES) as worker:
+    elif executor in POOLS:
+        with POOLS[executor]() as pool, Spread(pool, AWAKE_BYTES) as worker:
             yield worker
     else:
-        side = SideBySide(executor, lambda advice: screen.say(f"executor {advice}"))
+        side = SideBySide(cast(Literal["stacked", "auto"], executor), lambda advice: screen.say(f"executor {advice}"))
         with Together(TOGETHER, AWAKE_BYTES, side) as worker:
             yield worker
         for reason in side.reasons:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-SEQUENTIAL, STACKED, AUTO, PROCESSES = "sequential", "stacked", "auto", "processes"
-NAMES = (SEQUENTIAL, STACKED, AUTO, PROCESSES)
-SPREAD = (PROCESSES,)  # over other processes: what these cannot import cannot be used
+SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY = "sequential", "stacked", "auto", "processes", "ray"
+NAMES = (SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY)
+SPREAD = (PROCESSES, RAY)  # over other processes: what these cannot import cannot be used

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
-from attune.fedclient.work.processes.pool import Pool, processes
+from attune.fedclient.work.processes.pool import POOLS, Pool
 from attune.fedclient.work.together import SideBySide
-from attune.simulation.executor_names import AUTO, NAMES, PROCESSES, STACKED
+from attune.simulation.executor_names import AUTO, NAMES, STACKED
 from attune.simulation.worlds import begun, reconciled, record
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
         return given
     if name == AUTO:
         return SideBySide("auto", partial(_settled, folder))
-    if name == PROCESSES:
-        return processes(workers)
+    if name is not None and name in POOLS:
+        return POOLS[name](workers)
     return SideBySide() if name == STACKED else None
 
 

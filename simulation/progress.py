@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from attune.common.estimate import Estimate, to_stderr
 from attune.fedserver.core.planning import ResolvedSettings
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 DRAWN_EVERY_S = 0.1
+ORDERS = "orders"
 Tell = Callable[[float], None]
 
 
@@ -28,10 +30,24 @@ class Watcher(Protocol):
 
 
 def watcher(given: bool | Tell | None) -> Watcher:
-    """A bar for True, and for None where stderr is a terminal; else nothing, or the function that hears of each share."""
+    """A function hears of each share; False is silence; else a bar on a terminal, and elsewhere a line now and then."""
     if callable(given):
         return Told(given)
-    return Bar() if given or (given is None and sys.stderr.isatty()) else Told(lambda share: None)
+    if given is False:
+        return Told(lambda share: None)
+    return Bar() if sys.stderr.isatty() else Told(_Lines())
+
+
+class _Lines:
+    """On stderr, if it takes long."""
+
+    def __init__(self) -> None:
+        self._estimate = Estimate()
+        self._estimate.at(ORDERS, 0.0)
+
+    def __call__(self, share: float) -> None:
+        if line := self._estimate.at(ORDERS, share):
+            to_stderr(line)
 
 
 class Told:
@@ -61,7 +77,7 @@ class Bar:
             TimeRemainingColumn(),
         )  # fmt: skip
         self._bar: RichProgress = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-        self._task = self._bar.add_task("orders", total=None)
+        self._task = self._bar.add_task(ORDERS, total=None)
         self._done, self._drawn_at = 0, -math.inf
 
     def begin(self, orders: int) -> None:

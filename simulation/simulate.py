@@ -43,7 +43,7 @@ def simulate(
     settings: Mapping[str, Any] = NO_SETTINGS,
     baseline: Literal["local"] | None = None,
     home: str | Path | None = None,
-    executor: Literal["sequential", "stacked", "auto", "processes"] | Executor | None = None,
+    executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = None,
     progress: bool | Tell | None = None,
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
@@ -68,10 +68,12 @@ def simulate(
     home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
     executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), "stacked" (side by
     side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one),
-    "processes" (each device in one of several processes: faster for large models, the bits of "sequential"), or an object
+    "processes" (each device in one of several processes: faster for large models, the bits of "sequential"), "ray" (the same
+    in workers of a Ray cluster), or an object
     that is given all of them. A home keeps the one that it was begun with. workers: how many processes; None: one for each
     processor.
-    progress: True for a bar, False for none, None for a bar on a terminal, or a function that is told each share done.
+    progress: None or True for a bar on a terminal and lines now and then elsewhere, False for silence, or a function that is
+    told each share done.
     train(model, data, context), evaluate(model, data): every device's own training and scores (docs/own-training.md).
     label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
     `fedclient` gives them, such as {"columns": "age,dose"}.

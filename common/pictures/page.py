@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attune.common.errors import SettingError
+from attune.common.estimate import told
 
 S = TypeVar("S")
 Cell = str | int | float | None
@@ -54,7 +55,7 @@ def drawn(pictures: Mapping[str, Callable[[S], Section]], source: S, wanted: Seq
     Errors: SettingError for a wanted picture that cannot be.
     """
     sections, left_out = [], []
-    for name in wanted or pictures:
+    for name in told(list(wanted or pictures), "pictures"):
         try:
             sections.append(pictures[name](source))
         except SettingError as error:

@@ -1,7 +1,8 @@
 """The dial: for each component of an attended part the mean, the attended or the device's own value, by held-out likelihood.
 
 MCSA lies between the mean (sigma 0) and each device alone (sigma large) with one sigma for all. Here each device chooses for
-each component, among values that it has anyway. V held-out samples, T labels of a sample.
+each component: attended is the method's model as it would be without a dial, mean the common one, own what was trained here
+alone (the local baseline; without one what the device trained last). V held-out samples, T labels of a sample.
 """
 
 from __future__ import annotations

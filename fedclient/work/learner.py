@@ -79,7 +79,8 @@ class Learner:
         self.returns: dict[str, str] = {kind: part.returns for kind, part in settings.aggregators.items()}
         objective, predictor = objective_for(method, options), predictor_for(method, options)
         self.dial = dial_of(settings.dial, self.part_of, components(model))
-        self.keeps_received = objective.keeps_received or bool(self.dial)
+        self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # else it is what the device has anyway
+        self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
@@ -177,7 +178,9 @@ class Learner:
             common = self._common(order, fetched, received)
             result, kept = yield from self._compared(result, theta, received, common, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
-        trained = {name: theta[name] for names in self.dial.values() for name in names} if order.train else self.trained
+        trained = self.trained
+        if order.train and self.keeps_trained:
+            trained = {name: theta[name] for names in self.dial.values() for name in names}
         beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained)) if tensors}
         parts = {part: encode(self._handed_in(part, names, theta, received), order.encoding) for part, names in returns.items()}
         if cancelled():
@@ -277,10 +280,11 @@ class Learner:
             return None
 
         def probability(part: Tensors) -> Jobs[torch.Tensor]:
-            own = yield from self.trainer.preparing(theta | part, received, data.train_x, data.train_y, seeds, cancelled)
-            return (yield from self.trainer.probability(own, data.validation_x, data.validation_y))
+            prepared = yield from self.trainer.preparing(theta | part, received, data.train_x, data.train_y, seeds, cancelled)
+            return (yield from self.trainer.probability(prepared, data.validation_x, data.validation_y))
 
-        values: dict[Position, Tensors | None] = {"attended": received, "mean": common, "own": self.trained}
+        own = self.baselines.local or self.trained
+        values: dict[Position, Tensors | None] = {"attended": theta, "mean": common, "own": own}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self.dial, known, probability, len(data.validation_x)))
 

@@ -20,6 +20,7 @@ import msgspec
 
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
+from attune.common.estimate import told
 from attune.common.json_text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.home import LEFT_ASIDE, Home
@@ -148,7 +149,7 @@ def _link(path: Path, to: Path) -> None:
 def _copied(source: Path, out: Path) -> dict[str, File]:
     out.mkdir(mode=0o700, parents=True)
     files = {}
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+    for path in told(sorted(path for path in source.rglob("*") if path.is_file()), "files copied"):
         name = path.relative_to(source).as_posix()
         if not path.name.endswith(("-wal", "-shm")):
             files[name] = _copy(path, out / name)
@@ -176,7 +177,7 @@ def restore_to(source: Path, home: Home) -> Iterator[str]:
     filling = home.path.with_name(f".{home.path.name}.{secrets.token_hex(6)}.filling")
     try:
         with disk_errors(home.path):
-            for name, wanted in manifest.files.items():
+            for name, wanted in told(list(manifest.files.items()), "files copied"):
                 if _copy(source / name, filling / name) != wanted:
                     raise HomeMismatch(f"{source / name} has changed while it was read: restore again")
             if home.path.exists():
@@ -205,7 +206,7 @@ def _verified(source: Path) -> Manifest:
     there = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()} - {MANIFEST}
     if odd := sorted(there ^ manifest.files.keys()):
         raise HomeMismatch(f"{source / odd[0]} is missing, or is not of this backup: use another one")
-    for name, wanted in manifest.files.items():
+    for name, wanted in told(list(manifest.files.items()), "files verified"):
         with (source / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if File((source / name).stat().st_size, digest) != wanted:

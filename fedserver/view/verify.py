@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from attune.common.errors import AttuneError
+from attune.common.estimate import told
 from attune.fedserver.home import Home
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.lab.recipe import Recipe, name_of
@@ -68,7 +69,7 @@ def _state(home: Home, blobs: Blobs, found: Snapshot) -> Iterator[str]:
     recipe = Recipe.load(blobs, closed)
     if recipe is None and blobs.size(name_of(closed)) is not None:
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
-    for slot in (*found.slots, *(recipe.replaced if recipe else ())):
+    for slot in told((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
         try:
             blobs.check(blob_of(slot))
         except Damaged as damaged:

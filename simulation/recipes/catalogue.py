@@ -15,8 +15,8 @@ from attune.simulation.recipes import cuts
 from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
 
 DIAL = {"method.dial": True}
-MCSA = (Entry("FedMCSA", "fedmcsa"), Entry("FedMCSA, dial", "fedmcsa", DIAL))
-IMAGES = (*BASELINES, *MCSA, Entry("FedTP", "fedtp"), Entry("FedTP x MCSA, dial", "fedtp+mcsa", DIAL))
+MCSA = (Entry("FedMCSA", "fedmcsa"), Entry("FedMCSA, dial", "fedmcsa", DIAL, "local"))
+IMAGES = (*BASELINES, *MCSA, Entry("FedTP", "fedtp"), Entry("FedTP x MCSA, dial", "fedtp+mcsa", DIAL, "local"))
 SERVED = (*BASELINES, *MCSA, Entry("hypernetwork", "pfedhn"))
 TRAIN = {"train.local_epochs": 2}
 FASHION_SAMPLES = 12_000

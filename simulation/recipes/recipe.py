@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from attune.fedclient.partition.samples import Source
 from attune.fedclient.partition.split import Partition
@@ -19,6 +19,7 @@ class Entry:
     label: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Literal["local"] | None = None  # devices also train a model alone
 
 
 @dataclass(frozen=True)

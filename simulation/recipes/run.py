@@ -89,6 +89,7 @@ def _point(recipe: Recipe, point: Point, source: Source, seed: int, executor: Ho
                 recipe.rounds,
                 seed,
                 settings,
+                entry.baseline,
                 executor=executor,
                 progress=False,
             )

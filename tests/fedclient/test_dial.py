@@ -147,12 +147,12 @@ def shard(tmp_path):
 
 @pytest.fixture
 def make(shard, tmp_path):
-    def learner(method, home="home", **options):
+    def learner(method, home="home", baseline=None, **options):
         options = {"dial": True, **options}
         spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"width": 8, "heads": 2, "depth": 1})
         train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3)
         plan = Plan("f", 3, spec, [0, 1], method, options, train)
-        return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"))
+        return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), baseline=baseline)
 
     return learner
 
@@ -180,24 +180,18 @@ def spoilt(tensors):
 
 
 def test_each_device_moves_to_what_suits_it_and_goes_on_training_from_its_own(make):
-    learner = make("fedmcsa")
-    start = dict(learner.theta)
-    ordered(learner, 1, train=True, serves=by_part(learner, start))
-    trained = dict(learner.theta)
-    alone_ = ordered(learner, 1, common=spoilt(trained))
-    assert alone_.dial_own == 1 and alone_.dial_mean == 0, "its own training is best"
-    assert alone_.accuracy_before > alone_.accuracy_common
-    received = dict(learner.received)
-    learner.theta = learner.received = learner.trained = spoilt(trained)
-    with_others = ordered(learner, 2, common=trained)
-    assert with_others.dial_mean == 1
-    assert with_others.accuracy_before == with_others.accuracy_common
-    assert all(tensor.equal(spoilt(trained)[name]) for name, tensor in learner.theta.items()), "training goes on from its own"
-    assert any(not tensor.equal(trained[name]) for name, tensor in received.items())
-    again = make("fedmcsa")
-    for each in (learner, again):
-        finished = each.finished()["personalized"]
-        assert all(tensor.equal(trained[name]) for name, tensor in finished.items())
+    learner = make("fedmcsa", baseline="local")
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    good = dict(learner.baselines.local)
+    for where, expected in (("theta", (0, 0)), ("common", (1, 0)), ("local", (0, 1))):
+        values = {name: good if name == where else spoilt(good) for name in ("theta", "common", "local")}
+        learner.theta, learner.baselines.local = values["theta"], values["local"]
+        found = ordered(learner, 2 + list(values).index(where), common=values["common"])
+        assert (found.dial_mean, found.dial_own) == expected, where
+        assert found.accuracy_before == max(found.accuracy_common, found.accuracy_local, found.accuracy_before)
+        assert all(tensor is values["theta"][name] for name, tensor in learner.theta.items()), "what is dialled is not trained"
+        for each in (learner, make("fedmcsa", baseline="local")):
+            assert all(tensor.equal(good[name]) for name, tensor in each.finished()["personalized"].items())
 
 
 def test_what_a_device_trained_last_outlives_the_evaluations_that_serve_it_another_value(make):

@@ -179,6 +179,53 @@ def test_accuracy_as_a_score_of_ones_own_is_the_accuracy() -> None:
     assert kept[0] == kept[1]
 
 
+def windows() -> dict[str, Any]:
+    """Two speakers count: one by one, and by twos. Every position of a sequence has the next number as its label."""
+    starts = np.arange(40)[:, None]
+    counted = {name: (starts + step * np.arange(9)) % 8 for name, step in (("kiel", 1), ("lund", 2))}
+    return {name: (text[:, :-1], text[:, 1:]) for name, text in counted.items()}
+
+
+SMALL = {"model.width": 16, "model.depth": 1, "model.heads": 2}
+
+
+def test_a_language_model_is_judged_by_a_score_of_each_sequence() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def likelihood(model: Any, data: Any) -> torch.Tensor:
+        """The geometric mean of what the right characters of a sequence are given: one over its perplexity."""
+        logits = model(data.x)
+        asked.append((*logits.shape[:2], *data.y.shape))
+        return -cross_entropy(logits.transpose(1, 2), data.y, reduction="none").mean(dim=1)
+
+    def score(model: Any, data: Any) -> torch.Tensor:
+        return likelihood(model, data).exp()
+
+    result = attune.simulate(windows(), "fedper", "transformer", rounds=2, evaluate=score, settings=SMALL, baseline="local")
+    assert set(asked) == {(10, 8, 10, 8)}, "a quarter of forty sequences, each with eight labels"
+    for row in result.table():
+        assert row.accuracy is not None and 0 < row.accuracy < 1
+        assert row.accuracy * 10 != round(row.accuracy * 10), "a mean of likelihoods, not a share of sequences"
+
+
+def test_a_metric_of_torchmetrics_for_each_sample_is_a_score() -> None:
+    found = pytest.importorskip("torchmetrics.functional.classification")
+    twice = []
+
+    def of_three(model: Any, data: Any) -> torch.Tensor:
+        """The share of positions whose label is among the three likeliest."""
+        scores, y = model(data.x), data.y
+        shares = found.multiclass_accuracy(
+            scores.transpose(1, 2), y, num_classes=len(data.classes), average="micro", top_k=3, multidim_average="samplewise"
+        )
+        by_hand = (scores.topk(3).indices == y[..., None]).any(dim=-1).double().mean(dim=1)
+        twice.append(torch.allclose(shares.double(), by_hand, atol=1e-6))
+        return shares
+
+    attune.simulate(windows(), "fedavg", "transformer", rounds=1, evaluate=of_three, settings=SMALL)
+    assert twice and all(twice)
+
+
 @pytest.mark.parametrize(
     ("evaluate", "message"),
     [

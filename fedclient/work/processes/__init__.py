@@ -1,1 +1,1 @@
-"""Devices spread over processes of this machine: each device's learner lives in one of them and stays there."""
+"""Devices spread over processes, of this machine or of a Ray cluster: each device's learner lives in one of them."""

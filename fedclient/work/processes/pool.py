@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol, Self
 
+from attune.common.errors import SettingError
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import Options
@@ -95,3 +96,24 @@ def processes(size: int | None = None) -> Pool:
     from attune.fedclient.work.processes.host import process
 
     return Pool("processes", process, size or cores())
+
+
+def ray_workers(size: int | None = None) -> Pool:
+    """A pool of workers of a Ray cluster, as many as it has processors unless said otherwise.
+
+    The cluster is the one that this program is connected to, the one that RAY_ADDRESS names, or a new one of this machine.
+    Errors: SettingError without Ray.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise SettingError("the executor 'ray' needs Ray: pip install 'attune-fl[ray]'") from None
+    from attune.fedclient.work.processes.ray_host import RayHost
+
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    return Pool("ray", RayHost, size or max(1, int(ray.cluster_resources().get("CPU", 1))))
+
+
+# What spreads devices over other processes, by the name of the executor; called with how many there are to be.
+POOLS: Mapping[str, Callable[..., Pool]] = {"processes": processes, "ray": ray_workers}

@@ -74,13 +74,13 @@ class Batches:
             window = self._window(active, first, last)
             for step in range(first, last):
                 k = sum(count > step for count in steps)
-                x, y, weight = (each[step - first, :k] for each in window)
+                x, y, weight = (each[:k, step - first] for each in window)
                 yield Batch(x, y, weight)
             first = last
 
     def _window(self, active: int, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x, y (S, D, B, ...) and weight (S, D, B) of steps `first` to `last`; undefined behind the last step of a device."""
-        task, shape = self._jobs[0].task, (last - first, active, self._width)
+        """x, y (D, S, B, ...) and weight (D, S, B) of steps `first` to `last`; undefined behind the last step of a device."""
+        task, shape = self._jobs[0].task, (active, last - first, self._width)
         x = torch.empty((*shape, *task.x.shape[1:]), dtype=task.x.dtype, device=task.device)
         y = torch.empty((*shape, *task.y.shape[1:]), dtype=task.y.dtype, device=task.device)
         weight = torch.zeros(shape, dtype=self._precision, device=task.device)
@@ -90,7 +90,15 @@ class Batches:
             if width < self._width:
                 index_SB = torch.cat([index_SB, index_SB[:, :1].expand(steps, self._width - width)], dim=1)
             flat = index_SB.flatten().to(job.task.x.device)
-            x[:steps, at] = job.task.x[flat].view(steps, self._width, *x.shape[3:])
-            y[:steps, at] = job.task.y[flat].view(steps, self._width, *y.shape[3:])
-            weight[:steps, at, :width] = weight_SB
+            _gather(job.task.x, flat, x[at, :steps].flatten(0, 1))
+            _gather(job.task.y, flat, y[at, :steps].flatten(0, 1))
+            weight[at, :steps, :width] = weight_SB
         return x, y, weight
+
+
+def _gather(samples: Tensor, index: Tensor, place: Tensor) -> None:
+    """Writes these samples to `place`, which is contiguous: at once where both are in one memory."""
+    if samples.device == place.device:
+        torch.index_select(samples, 0, index, out=place)
+    else:
+        place.copy_(samples[index])

@@ -1,0 +1,35 @@
+"""`attune.simulate`. It evaluates every device before and after it trains, and weighs its models; the others only train."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import attune
+from benchmarks.contenders import task
+
+SETTINGS = {
+    "train.local_steps": task.STEPS, "train.batch_size": task.BATCH, "train.lr": task.RATE, "train.momentum": 0.0,
+    "train.clip_norm": 0.0, "train.validation": 0.0,
+}  # fmt: skip
+
+
+def main() -> None:
+    path, rounds = task.given()
+    executor: Any = sys.argv[3]
+    shards = {f"device{number:03}": device for number, device in enumerate(task.arrays(path))}
+    trained = 0
+
+    def heard(share: float) -> None:
+        nonlocal trained
+        trained += 1
+        if trained % len(shards) == 0 and trained <= rounds * len(shards):
+            task.say_round()
+
+    settings = SETTINGS | {"round.evaluate_every": rounds + 1}
+    result = attune.simulate(shards, "fedavg", "mlr", rounds, 0, settings, executor=executor, progress=heard)
+    task.say_accuracy(result.table().mean("accuracy"))
+
+
+if __name__ == "__main__":
+    main()

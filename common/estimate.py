@@ -1,0 +1,59 @@
+"""How far something is and how long it still takes, as lines: for logs, pipes, and whoever looks at no bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+FIRST_S = 5.0  # what takes less says nothing
+LONGEST_S = 300.0  # between two lines; it doubles from FIRST_S on, so that a log is not flooded
+
+
+class Estimate:
+    """Of one thing after the other. `clock`: seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._what, self._share = clock, "", 1.0
+        self._began_s = self._due_s = clock()
+        self._pause_s = FIRST_S
+
+    def __repr__(self) -> str:
+        return f"Estimate({self._what!r}, {self._share:.0%})"
+
+    def at(self, what: str, share: float) -> str | None:
+        """A line where one is due: `what` is done to this share, 0 to 1. Another thing, or a smaller share, begins anew."""
+        now = self._clock()
+        if what != self._what or share < self._share:
+            self._began_s, self._pause_s = now, FIRST_S
+            self._due_s = now + FIRST_S
+        self._what, self._share = what, share
+        if now < self._due_s or not 0 < share < 1:
+            return None
+        self._pause_s = min(LONGEST_S, 2 * self._pause_s)
+        self._due_s = now + self._pause_s
+        return f"{what}: {share:.0%}, about {span((now - self._began_s) * (1 - share) / share)} left"
+
+
+def span(seconds: float) -> str:
+    """`12 s`, `3 min`, `2 h 10 min`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def told(items: Sequence[T], what: str, say: Callable[[str], None] | None = None) -> Iterator[T]:
+    """The items one by one; says on stderr how far that is, if it takes long."""
+    estimate, tell = Estimate(), say or to_stderr
+    for done, item in enumerate(items):
+        if line := estimate.at(what, done / len(items)):
+            tell(line)
+        yield item
+
+
+def to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

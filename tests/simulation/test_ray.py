@@ -1,0 +1,112 @@
+"""Executor "ray", in a cluster of two workers on this machine: `make ray`. Skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attune
+from attune.common.config import merge
+from attune.common.errors import FederationFailed, SettingError
+from tests.simulation.test_processes import diverges, kills, models
+from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
+from tests.simulation.test_simulate import CLOUDS, QUICK
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}, "round": {"evaluate_every": 1}})),
+    "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
+}
+
+
+def test_without_ray_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(SettingError, match=r"pip install 'attune-fl\[ray\]'"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor="ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # theirs is 15: on a busy machine a worker never begins
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ray_has_the_bits_of_one_after_the_other(
+    case: str, cluster: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    which, given = CASES[case]
+    members, settings = request.getfixturevalue(which), merge(SMALL, given)
+    one = attune.simulate(members, settings=settings, baseline="local")
+    spread = attune.simulate(members, settings=settings, baseline="local", executor="ray")
+    assert spread.executor == "ray"
+    assert spread.digests == one.digests
+    assert list(spread.table()) == list(one.table())
+    assert models(spread, tmp_path / "spread", members) == models(one, tmp_path / "one", members)
+
+
+def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attune.fedclient.work.processes import ray_host
+    from attune.fedclient.work.processes.messages import CarryOut, Place
+
+    orders = 0
+    placed: list[tuple[str, int, int]] = []
+    killed: list[int] = []
+
+    class Watched(ray_host.RayHost):
+        """Of the fourth order and of the seventh the worker dies."""
+
+        dying = False
+
+        def ask(self, life: int, request: Any, *more: Any) -> Any:
+            nonlocal orders
+            if isinstance(request, Place):
+                placed.append((request.name, id(self), life))
+            elif isinstance(request, CarryOut):
+                orders += 1
+                self.dying = orders in (4, 7)
+            return super().ask(life, request, *more)
+
+        def _answer(self, *arguments: Any) -> Any:
+            if self.dying:
+                self.dying = False
+                killed.append(cluster.get(self.worker.__ray_call__.remote(lambda held: os.getpid())))
+                os.kill(killed[-1], signal.SIGKILL)
+            return super()._answer(*arguments)
+
+    monkeypatch.setattr(ray_host, "RayHost", Watched)
+    settings = QUICK | {"round.clients": 2, "round.evaluate_every": 1}
+    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="ray", workers=2)
+    assert len(set(killed)) == 2
+    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings)
+    assert found.digests == one.digests
+    assert len(placed) == len(set(placed)), "a shard travels to a worker once in the worker's life"
+    assert {name for name, *_ in placed} == set(CLOUDS) and len(placed) > len(CLOUDS)
+
+
+def test_what_ends_every_worker_and_what_fails_in_one_ends_the_simulation_with_its_device(cluster: Any) -> None:
+    with pytest.raises(FederationFailed, match=r"3 times in a row while it worked for site0"):
+        attune.simulate({"site0": CLOUDS["site0"]}, "fedavg", kills, 1, executor="ray", workers=1)
+    settings = {"train.lr": 1e38, "train.clip_norm": 0.0}
+    with pytest.raises(FederationFailed, match=r"site\d: .*train.lr"):
+        attune.simulate(CLOUDS, "fedavg", diverges, 3, settings=settings, executor="ray", workers=2)
+
+
+def test_an_interruption_reaches_the_workers(cluster: Any) -> None:
+    heard: list[float] = []
+
+    def interrupt(share: float) -> None:
+        heard.append(share)
+        if len(heard) == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        attune.simulate(CLOUDS, "fedavg", rounds=50, settings=QUICK, executor="ray", workers=2, progress=interrupt)
+    assert len(heard) == 4
