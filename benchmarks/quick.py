@@ -56,7 +56,7 @@ def aggregators() -> Iterator[Line]:
     found = mcsa.measure(clients, weights // 10, repeats=2)
     yield "MCSA: times the smaller roof", 1 / found["share_of_roof"], row and 1 / row["share_of_roof"]
     beyond = "round_beyond_mixing_by_bytes"
-    yield "MCSA: a round beyond mixing, by its bytes", found[beyond], row and row[beyond]
+    yield "MCSA: a round beyond mixing, by its bytes", found[beyond], row and row.get(beyond)
     for optimiser in hypernetwork.BYTES:
         row = committed("hypernetwork.json", "cases", optimiser=optimiser)
         found = hypernetwork.measure(optimiser, 5, hypernetwork.BLOCK // 8, repeats=2)
