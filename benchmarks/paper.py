@@ -175,12 +175,13 @@ def main(
     seeds: tuple[int, ...], executor: Executor | None, device: str | None,
 ) -> None:  # fmt: skip
     """Runs TABLE, or what is left of it."""
-    table, files = load(name), named(data)
+    table = load(name)
     device = device or table.device
     try:
         choose(device)
     except SettingError as error:
         raise click.ClickException(f"no accelerator at hand, so nothing was run: {error}") from None
+    files = named(data)
     scratch.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     paper = Paper(

@@ -156,9 +156,12 @@ def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so()
     assert len(found) == 4 * 3 + 4 + 8
 
 
+GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # of `make paper-gpu`, whose data need not be there yet
+
+
 def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    ended = CliRunner().invoke(paper.main, ["fedtp-2-full", "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
+    ended = CliRunner().invoke(paper.main, [*GPU, "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
     assert ended.exit_code == 1 and "no accelerator at hand, so nothing was run" in ended.output
     assert not list(tmp_path.iterdir())
 
