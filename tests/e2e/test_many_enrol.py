@@ -1,0 +1,29 @@
+"""A fleet enrols at once: its devices share one token, and none is turned away for the others' sake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from attune.fedclient.address import Address
+from attune.fedclient.home import DeviceInfo, Home
+from attune.fedclient.link.enrol import enrol
+from tests.e2e.harness import Federation
+
+DEVICES = 100  # more than one caller's calls and connections
+
+
+def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+    federation = federation_at("many")
+    server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9", "--join-uses", str(DEVICES))
+    address, token = Address("127.0.0.1", server.port), server.join_token
+
+    async def all_of_them() -> list[str]:
+        homes = [(Home(tmp_path / f"d{number}"), f"d{number:03}") for number in range(DEVICES)]
+        records = [(home, DeviceInfo(name, str(address), str(tmp_path))) for home, name in homes]
+        found = await asyncio.gather(*(enrol(home, info, address, token, 60.0, print) for home, info in records))
+        return [identity.name for identity in found]
+
+    assert asyncio.run(all_of_them()) == [f"d{number:03}" for number in range(DEVICES)]
+    assert len(federation.status()["clients"]) == DEVICES
