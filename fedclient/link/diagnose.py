@@ -37,18 +37,36 @@ def diagnose(
     Unreachable means: try again later. Whatever else comes back will not change by waiting. With `bootstrap`, the
     credential is a join token's, and a refusal is TokenRefused instead of CertificateRefused.
     """
+    address = f"{host}:{port}"
+    deadline = time.monotonic() + timeout_s
     try:
         check_dates(credential.certificate_pem, datetime.now(UTC))
+        # Most often nobody is there, and a fleet asks for each of its devices: what costs processor time comes after this.
+        plain = _reach(host, port, deadline)
         context = _context(root_pem, credential)
-    except CertificateRefused as error:
+        for left in reversed(range(_TRIES)):
+            with plain:
+                try:
+                    return _probe(plain, address, context, root_pem, deadline, bootstrap)
+                except _Closed:
+                    if not left:
+                        break
+            plain = _reach(host, port, deadline)
+    except (CertificateRefused, Unreachable) as error:
         return error
-    deadline = time.monotonic() + timeout_s
-    for _ in range(_TRIES):
-        try:
-            return _probe(host, port, context, root_pem, deadline, bootstrap)
-        except _Closed:
-            continue
-    return _refusal(f"{host}:{port}", "it closed the connection", bootstrap)
+    return _refusal(address, "it closed the connection", bootstrap)
+
+
+def _reach(host: str, port: int, deadline: float) -> socket.socket:
+    """Errors: Unreachable."""
+    try:
+        return socket.create_connection((host, port), timeout=_left_s(deadline))
+    except (socket.gaierror, UnicodeError) as error:
+        raise Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error}). Check --server.") from None
+    except ConnectionRefusedError:
+        raise Unreachable(f"Nobody listens at {host}:{port}. Is the server running, and is this its port?") from None
+    except OSError as error:
+        raise Unreachable(f"{host}:{port} cannot be reached ({error}). Check the address, the network and firewalls.") from None
 
 
 def _context(root_pem: bytes, credential: Credential) -> ssl.SSLContext:
@@ -68,31 +86,23 @@ def _context(root_pem: bytes, credential: Credential) -> ssl.SSLContext:
     return context
 
 
-def _probe(host: str, port: int, context: ssl.SSLContext, root_pem: bytes, deadline: float, bootstrap: bool) -> AttuneError:
-    address = f"{host}:{port}"
+def _probe(
+    plain: socket.socket, address: str, context: ssl.SSLContext, root_pem: bytes, deadline: float, bootstrap: bool
+) -> AttuneError:
     try:
-        plain = socket.create_connection((host, port), timeout=_left_s(deadline))
-    except (socket.gaierror, UnicodeError) as error:
-        return Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error}). Check --server.")
-    except ConnectionRefusedError:
-        return Unreachable(f"Nobody listens at {address}. Is the server running, and is this its port?")
-    except OSError as error:
-        return Unreachable(f"{address} cannot be reached ({error}). Check the address, the network and firewalls.")
-    with plain:
-        try:
-            plain.settimeout(_left_s(deadline))
-            with context.wrap_socket(plain, server_hostname=server_name(root_pem)) as secure:
-                return _listen(secure, address, deadline)
-        except TimeoutError:
-            return Unreachable(f"{address} accepts connections but does not answer. The server may be overloaded or hung.")
-        except ssl.SSLCertVerificationError as error:
-            return _wrong_server(address, root_pem, error)
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError):
-            return Unreachable(f"{address} closes connections before it says who it is. Is there a proxy whose server is down?")
-        except ssl.SSLError as error:
-            if "ALERT" in (error.reason or ""):
-                return _refusal(address, str(error.reason).lower().replace("_", " "), bootstrap)
-            return Unreachable(f"What answers at {address} does not speak TLS ({error.reason}). Is this the server's port?")
+        plain.settimeout(_left_s(deadline))
+        with context.wrap_socket(plain, server_hostname=server_name(root_pem)) as secure:
+            return _listen(secure, address, deadline)
+    except TimeoutError:
+        return Unreachable(f"{address} accepts connections but does not answer. The server may be overloaded or hung.")
+    except ssl.SSLCertVerificationError as error:
+        return _wrong_server(address, root_pem, error)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError):
+        return Unreachable(f"{address} closes connections before it says who it is. Is there a proxy whose server is down?")
+    except ssl.SSLError as error:
+        if "ALERT" in (error.reason or ""):
+            return _refusal(address, str(error.reason).lower().replace("_", " "), bootstrap)
+        return Unreachable(f"What answers at {address} does not speak TLS ({error.reason}). Is this the server's port?")
 
 
 def _listen(secure: ssl.SSLSocket, address: str, deadline: float) -> AttuneError:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError
 
-from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TooMany, Unreachable
+from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
@@ -118,17 +118,11 @@ async def _ask(
                 return answer
             except AioRpcError as error:
                 named = from_rpc(error)
-        reason: AttuneError
-        if isinstance(named, TooMany):  # others enrol with the same token at this moment
-            reason = named
-        elif named is not None and not isinstance(named, Unreachable):
+        if named is not None and not isinstance(named, Unreachable):
             raise named
-        else:
-            reason = await asyncio.to_thread(
-                diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True
-            )
-            if not isinstance(reason, Unreachable):
-                raise reason
+        reason = await asyncio.to_thread(diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True)
+        if not isinstance(reason, Unreachable):
+            raise reason
         failures += 1
         left_s = connect_timeout_s - (time.monotonic() - started)
         if left_s <= 0:

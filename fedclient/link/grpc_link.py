@@ -33,6 +33,7 @@ _federation: Any = FederationStub  # generated without types
 _blobs: Any = BlobsStub
 
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
+CONNECT_MS = 5000  # for a connection and its handshake
 FIRST_WORD_S = 30.0  # from opening the stream to the first message on it
 LAST_WORD_S = 5.0  # to a server that does not answer it
 
@@ -68,11 +69,10 @@ class GrpcLink:
     # --- the channel
 
     def _new_wire(self) -> Wire:
-        # Our own back-off decides when to try again; gRPC's would make us wait twice.
-        own = {"initial": 100, "min": 5000, "max": 1000}
-        options = dict(channel_options(self.identity.ca_pem)) | {f"grpc.{w}_reconnect_backoff_ms": ms for w, ms in own.items()}
+        connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # the name that gRPC has for it
+        options = [*channel_options(self.identity.ca_pem), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
-        return Wire(grpc.aio.secure_channel(str(self.address), credentials, list(options.items())))
+        return Wire(grpc.aio.secure_channel(str(self.address), credentials, options))
 
     async def _replace(self, reason: str) -> None:
         """Moves over to a new channel; what is under way on the old one is Broken, and goes on."""
@@ -102,6 +102,8 @@ class GrpcLink:
 
     async def diagnosis(self) -> str:
         address, identity = self.address, self.identity
+        # This channel would go on trying by a clock of its own, and answer the next call with a failure of before.
+        await self._replace("could not connect")
         error = await asyncio.to_thread(diagnose, address.host, address.port, identity.ca_pem, identity.credential, DIAGNOSIS_S)
         if isinstance(error, Unreachable):
             return str(error)

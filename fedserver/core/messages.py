@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
@@ -163,6 +163,18 @@ class AskAgain:
 
 
 Effect = Open | Aggregate | GoBack | Finish | Receipt | PassOver | AskAgain
+
+
+def together(effects: Iterable[Effect]) -> list[Effect]:
+    """The same effects; orders of one step that follow on each other are opened as one."""
+    joined: list[Effect] = []
+    for effect in effects:
+        last = joined[-1] if joined else None
+        if isinstance(effect, Open) and isinstance(last, Open) and (last.work, last.round) == (effect.work, effect.round):
+            joined[-1] = replace(last, devices=(*last.devices, *effect.devices))
+        else:
+            joined.append(effect)
+    return joined
 
 
 class Record(msgspec.Struct, frozen=True):

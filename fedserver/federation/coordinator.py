@@ -216,18 +216,24 @@ class Coordinator:
             await self._fail(error)
             return None
 
-    async def handle(self, event: events.Event) -> bool:
+    async def handle(self, *happened: events.Event) -> bool:
         """One step, for whoever has the turn. What it decides becomes durable, then true, then it is carried out.
 
-        Returns whether an update that is reported counts.
+        Of several events, as of devices that come at once, the orders are made together. Returns whether an update that is
+        reported counts.
         """
-        before, taken = self.round.record, step(self._rules, self.round, event, self.clock.unix())
-        record = taken.state.record
+        before, state = self.round.record, self.round
+        effects: list[events.Effect] = []
+        for event in happened:
+            taken = step(self._rules, state, event, self.clock.unix())
+            state = taken.state
+            effects += taken.effects
+        record = state.record
         if before.phase is events.Phase.EVALUATING and record.phase is not before.phase:
             await self._commit_evaluation(record)
         await self._save_record(record)
-        self.round = taken.state
-        return await self._follow(taken.effects)
+        self.round = state
+        return await self._follow(events.together(effects))
 
     async def _save_record(self, record: events.Record) -> None:
         if record != self._saved_record:

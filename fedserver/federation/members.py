@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, SettingError, ShapeMismatch, UpdateRefused
@@ -38,6 +38,7 @@ class Members:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
         self._journal = coordinator.journal
+        self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
 
     def __repr__(self) -> str:
@@ -62,13 +63,30 @@ class Members:
             schema.check_declared(profile, self._settings.data, name)
         stream = Stream(name, profile, software, inline_bytes)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
-        self._turns.start(self._coordinator.turn(self._welcome, stream, note))
+        self._arrived.append((stream, note))
+        if len(self._arrived) == 1:
+            self._turns.start(self._coordinator.turn(self._welcome))
         return stream
 
-    async def _welcome(self, stream: Stream, note: str) -> None:
+    async def _welcome(self) -> None:
+        """All who came since the last such turn: after a break a whole fleet is back at once, and its orders are one step."""
+        arrived, self._arrived = self._arrived, []
+        streams = [stream for stream, note in arrived if await self._is_in(stream, note)]
+        if self._coordinator.plan is not None:
+            await self._enter(streams)
+        elif streams:
+            self._early += streams
+            if await self._planned():
+                early, self._early = self._early, []
+                await self._enter(early)
+        for stream in streams:
+            self._tell_who_waits(stream)
+
+    async def _is_in(self, stream: Stream, note: str) -> bool:
+        """Whether the stream is its device's still; that it is connected is known to everybody then."""
         name, profile = stream.name, stream.profile
         if not self._streams.is_current(stream):
-            return
+            return False
         labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
         if note:
@@ -77,21 +95,14 @@ class Members:
         self._journal.enter(name, Stage.WAITING)
         if self._coordinator.plan is not None:
             self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
-            await self._enter(stream)
-        else:
-            self._early.append(stream)
-            if await self._planned():
-                early, self._early = self._early, []
-                for each in early:
-                    if self._streams.is_current(each):
-                        await self._enter(each)
-        self._tell_who_waits(stream)
+        return True
 
-    async def _enter(self, stream: Stream) -> None:
-        """The round learns of a device that knows the plan."""
-        device = await self._ledger.device(stream.name)
-        newcomer = device is None or not device.contributed
-        await self._coordinator.handle(events.Connected(stream.name, self._clock.monotonic(), newcomer))
+    async def _enter(self, streams: Sequence[Stream]) -> None:
+        """The round learns of devices that know the plan."""
+        names = [stream.name for stream in streams if self._streams.is_current(stream)]
+        contributed = {device.name for device in await self._ledger.devices(names) if device.contributed}
+        now = self._clock.monotonic()
+        await self._coordinator.handle(*(events.Connected(name, now, name not in contributed) for name in names))
 
     async def _planned(self) -> bool:
         """Whether there is a plan now. Those whose data are not the majority's are refused."""

@@ -48,7 +48,7 @@ class Orders:
 
         What is served is made for everyone at once, so that it is the same bits after a restart.
         """
-        known = {device.name: device for device in await self._ledger.devices()}
+        known = await self._known({*record.devices, *devices})
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
@@ -90,12 +90,17 @@ class Orders:
 
     async def founders(self, names: Iterable[str]) -> list[str]:
         """Who of them enrolled before the first round was closed."""
-        return _founders({device.name: device for device in await self._ledger.devices()}, names)
+        asked = list(names)
+        return _founders(await self._known(asked), asked)
 
     async def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
         """Marks for those of `names` that were served the state after `state_round`."""
-        known = {device.name: device for device in await self._ledger.devices()}
-        return {name: {"fetched": state_round} for name in names if self._needs_download(record, known.get(name), work)}
+        asked = list(names)
+        known = await self._known(asked)
+        return {name: {"fetched": state_round} for name in asked if self._needs_download(record, known.get(name), work)}
+
+    async def _known(self, names: Collection[str]) -> dict[str, Device]:
+        return {device.name: device for device in await self._ledger.devices(names)}
 
     def _task_of(self, parts: Sequence[str], record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
         """What a device trains (all, if nothing is named) and which parts it hands in."""

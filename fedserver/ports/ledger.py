@@ -7,7 +7,7 @@ whether to try again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -130,8 +130,8 @@ class Ledger(Protocol):
 
     async def device(self, name: str) -> Device | None: ...
 
-    async def devices(self) -> list[Device]:
-        """By name."""
+    async def devices(self, names: Collection[str] | None = None) -> list[Device]:
+        """Those of `names` that are known, or all; by name."""
 
     async def update_device(self, name: str, **fields: Any) -> None:
         """Changes fields of core.records.Device. Nothing happens if there is no such device."""

@@ -59,7 +59,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> None:
         self._registrar, self._troubles, self._refusals, self._doorkeeper = registrar, troubles, refusals, doorkeeper
         self._ready = ready
-        self._calls: Counter[str] = Counter()  # by fingerprint, at this moment
+        self._calls: Counter[str] = Counter()  # by fingerprint (of a token by connection), at this moment
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> Caller:
         """Errors: CertificateRefused, Forbidden, TokenRefused, LedgerBusy."""
@@ -68,9 +68,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             found = await self._registrar.caller(fingerprint)
         finally:
-            # Many devices may share a token, so it is not one caller; a connection that enrols has the time of a handshake.
-            if found is None or found.role != "bootstrap":
-                self._doorkeeper.came(context.peer(), fingerprint)
+            self._doorkeeper.came(context.peer(), "" if _by_token(found) else fingerprint)
         if not method.startswith(ALLOWED[found.role]):
             if found.role == "bootstrap":
                 raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")
@@ -98,13 +96,13 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self._answering(method, context) as answering:
-                with self._counted(await self.check(method, context)):
+                with self._counted(await self.check(method, context), context):
                     await self._orders_out(method)
                     return await behaviour(answering.takes(request, read), context)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             async with self._answering(method, context) as answering:
-                with self._counted(await self.check(method, context)):
+                with self._counted(await self.check(method, context), context):
                     await self._orders_out(method)
                     async for message in behaviour(answering.takes(request, read), context):
                         yield message
@@ -116,9 +114,9 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await self._ready.wait()
 
     @contextlib.contextmanager
-    def _counted(self, found: Caller) -> Iterator[None]:
+    def _counted(self, found: Caller, context: grpc.aio.ServicerContext) -> Iterator[None]:
         """Errors: TooMany."""
-        who = found.fingerprint
+        who = context.peer() if _by_token(found) else found.fingerprint
         if self._calls[who] >= CALLS_A_CALLER:
             raise TooMany(
                 f"{found.name or 'the holder of this token'} makes {CALLS_A_CALLER} calls already: wait for an answer"
@@ -180,6 +178,11 @@ class _Answering:
         if found is not None and found.role == "operator":
             return "the operator", ""
         return f"{self._claimed or 'somebody'} from {address}", ""
+
+
+def _by_token(found: Caller | None) -> bool:
+    """Many devices may share a token, so it is not one caller."""
+    return found is not None and found.role == "bootstrap"
 
 
 def _read(method: str, deserialize: Callable[[bytes], Any] | None, message: bytes) -> Any:

@@ -82,7 +82,7 @@ class Doorkeeper:
 
     def __init__(self, bounds: Bounds, handshake_s: float) -> None:
         self.bounds, self._handshake_s = bounds, handshake_s
-        self._callers: dict[Peer, str] = {}  # fingerprint of the certificate
+        self._callers: dict[Peer, str] = {}  # fingerprint of the certificate; empty: a join token, which many may share
         self._since: dict[Peer, float] = {}
         self.called = 0  # connections that have made a call, ever
 
@@ -90,7 +90,10 @@ class Doorkeeper:
         return f"Doorkeeper({len(self._callers)} known of {len(self._since)})"
 
     def came(self, peer: str, fingerprint: str) -> None:
-        """A call came on this connection, under this certificate."""
+        """A call came on this connection, under this certificate; empty: under a join token, which may only enrol.
+
+        What comes with a token has the time and the bounds of a handshake, and no other connection counts against it.
+        """
         known = address_of(peer)
         self.called += known not in self._callers
         self._callers[known] = fingerprint
@@ -102,24 +105,23 @@ class Doorkeeper:
         self._since = {peer: self._since.get(peer, now) for peer in peers}
         self._callers = {peer: who for peer, who in self._callers.items() if peer in peers}
         known = [Socket(fd, peer, self._since[peer]) for fd, peer in found]
-        unfinished = [each for each in known if each.peer not in self._callers]
-        too_many = self._too_many([each for each in known if each.peer in self._callers])
-        too_long = self._too_long(unfinished, now)
+        too_many = self._too_many([each for each in known if self._callers.get(each.peer)])
+        too_long = self._too_long([each for each in known if not self._callers.get(each.peer)], now)
         flooded = any(self._has_time(each, now) for each in too_long)
-        return Look(too_long, too_many, len(unfinished), flooded)
+        return Look(too_long, too_many, sum(each.peer not in self._callers for each in known), flooded)
 
     def _has_time(self, each: Socket, now: float) -> bool:
         return each.since >= now - self._handshake_s
 
-    def _too_long(self, unfinished: list[Socket], now: float) -> list[Socket]:
+    def _too_long(self, strangers: list[Socket], now: float) -> list[Socket]:
         """Those that have had their time; and the oldest beyond the bounds, for an honest handshake takes a moment."""
-        gone = {each for each in unfinished if not self._has_time(each, now)}
+        gone = {each for each in strangers if not self._has_time(each, now)}
         of_address: dict[str, list[Socket]] = defaultdict(list)
-        for each in sorted(unfinished, key=lambda each: each.since):
+        for each in sorted(strangers, key=lambda each: each.since):
             of_address[each.peer[0]].append(each)
         for those in of_address.values():
             gone.update(those[: max(0, len(those) - self.bounds.an_address)])
-        left = sorted((each for each in unfinished if each not in gone), key=lambda each: each.since)
+        left = sorted((each for each in strangers if each not in gone), key=lambda each: each.since)
         gone.update(left[: max(0, len(left) - self.bounds.unfinished)])
         return sorted(gone, key=lambda each: each.since)
 

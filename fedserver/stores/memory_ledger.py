@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -84,8 +84,9 @@ class MemoryLedger:
     async def device(self, name: str) -> Device | None:
         return self._devices.get(name)
 
-    async def devices(self) -> list[Device]:
-        return [device for _, device in sorted(self._devices.items())]
+    async def devices(self, names: Collection[str] | None = None) -> list[Device]:
+        asked = self._devices.keys() if names is None else self._devices.keys() & set(names)
+        return [self._devices[name] for name in sorted(asked)]
 
     async def update_device(self, name: str, **fields: Any) -> None:
         if name in self._devices:

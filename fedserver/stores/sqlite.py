@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,8 +81,8 @@ class SqliteLedger:
     async def device(self, name: str) -> Device | None:
         return await self._do(self._tables.device, name)
 
-    async def devices(self) -> list[Device]:
-        return await self._do(self._tables.devices)
+    async def devices(self, names: Collection[str] | None = None) -> list[Device]:
+        return await self._do(self._tables.devices, names)
 
     async def update_device(self, name: str, **fields: Any) -> None:
         await self._do(self._tables.update_device, name, fields)

@@ -7,7 +7,7 @@ killed process; `commit_round` also survives a power cut (synchronous = FULL).
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -203,8 +203,8 @@ class Tables:
         row = self._db.execute("SELECT * FROM devices WHERE name = ?", (name,)).fetchone()
         return msgspec.convert(dict(row), Device, strict=False) if row else None
 
-    def devices(self) -> list[Device]:
-        return devices_in(self._db)
+    def devices(self, names: Collection[str] | None) -> list[Device]:
+        return devices_in(self._db, names)
 
     def update_device(self, name: str, fields: Mapping[str, Any]) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
@@ -335,8 +335,12 @@ def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
     return from_json(row[0], kind) if row else None
 
 
-def devices_in(db: sqlite3.Connection) -> list[Device]:
-    rows = db.execute("SELECT * FROM devices ORDER BY name")
+def devices_in(db: sqlite3.Connection, names: Collection[str] | None = None) -> list[Device]:
+    if names is None:
+        rows = db.execute("SELECT * FROM devices ORDER BY name")
+    else:  # as one value: the number of a statement's variables is bounded
+        asked = msgspec.json.encode(sorted(names)).decode()
+        rows = db.execute("SELECT * FROM devices WHERE name IN (SELECT value FROM json_each(?)) ORDER BY name", (asked,))
     return [msgspec.convert(dict(row), Device, strict=False) for row in rows]
 
 

@@ -51,8 +51,8 @@ def within() -> None:
     """What the process does: a round within ROOM_BYTES beyond what it has; then all updates at once, if there is room."""
     folder, updates, kind = Path(sys.argv[0]), Path(sys.argv[1]), sys.argv[2]
     aggregator, vault = aggregator_in(folder, kind)
-    has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + ROOM_BYTES, resource.RLIM_INFINITY))
+    has_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (has_bytes + ROOM_BYTES, resource.RLIM_INFINITY))
     close_round(aggregator, updates)
     digests = {slot.key: slot.digest for slot in vault.staged_slots()}
     try:

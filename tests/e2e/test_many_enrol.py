@@ -26,4 +26,6 @@ def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str],
         return [identity.name for identity in found]
 
     assert asyncio.run(all_of_them()) == [f"d{number:03}" for number in range(DEVICES)]
-    assert len(federation.status()["clients"]) == DEVICES
+    status = federation.status()
+    assert len(status["clients"]) == DEVICES
+    assert status["refused"] == []

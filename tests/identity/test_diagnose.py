@@ -17,6 +17,7 @@ import pytest
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
 from attune.common.identity.credential import Credential, server_name, short_form
 from attune.common.identity.token import JoinToken
+from attune.fedclient.link import diagnose as diagnosis
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials
@@ -68,7 +69,8 @@ def test_own_dates_are_looked_at_before_the_network(authority: Authority, device
     assert ("expired" if days_away < 0 else "clock") in str(found)
 
 
-def test_nobody_there(authority: Authority, device: Any) -> None:
+def test_nobody_there(authority: Authority, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "_context", lambda *_: pytest.fail("a fleet would make one for each device and try"))
     with socket.create_server(("127.0.0.1", 0)) as placeholder:
         port = placeholder.getsockname()[1]
     found = diagnose("127.0.0.1", port, authority.certificate_pem, device(authority), 5.0)

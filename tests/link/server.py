@@ -150,10 +150,13 @@ class OverGrpc(FederationServicer):
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("attune.v1.Blobs", handlers),))
 
-    async def start(self) -> GrpcLink:
+    async def start(self, port: int = 0) -> GrpcLink:
         tls = LiveServerCredentials([self.authority.certificate_pem], self.authority.issue_server())
-        port = self._server.add_secure_port("127.0.0.1:0", tls.credentials)
+        port = self._server.add_secure_port(f"127.0.0.1:{port}", tls.credentials)
         await self._server.start()
+        return self.link(port)
+
+    def link(self, port: int) -> GrpcLink:
         key = new_key()
         credential = Credential(key, self.authority.issue_device(csr_der(key, "kiel"), "kiel", 30.0))
         identity = Identity("kiel", credential, self.authority.certificate_pem)

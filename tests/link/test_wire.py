@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 
 import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
+from attune.common.plan import Profile
 from attune.fedclient.link.port import Broken
 from attune.fedclient.link.transfer import persist, together
 from attune.fedclient.link.wire import Wire
+from tests.link.server import OverGrpc, Scripted
 
+PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 CUT = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "cut")
 
 
@@ -96,3 +101,38 @@ def test_what_was_cut_says_why():
             await task
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):
+    """gRPC remembers a failed connection for a second, and answers every call of that time with it."""
+
+    async def scenario():
+        server, tries = OverGrpc(Scripted(), tmp_path), 0
+        with socket.create_server(("127.0.0.1", 0)) as placeholder:
+            port = placeholder.getsockname()[1]
+        link, opened = server.link(port), asyncio.Event()
+
+        async def handle(event):
+            opened.set()
+
+        async def connect():
+            nonlocal tries
+            while True:
+                tries += 1
+                with contextlib.suppress(Broken):
+                    await link.control("test", PROFILE, handle)
+                if not opened.is_set():
+                    await link.diagnosis()
+                if tries == 1:
+                    await server.start(port)
+
+        connecting = asyncio.create_task(connect())
+        async with asyncio.timeout(30):
+            await opened.wait()
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await link.close()
+        await server.stop()
+        return tries
+
+    assert asyncio.run(scenario()) == 2

@@ -81,6 +81,8 @@ def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger
             Device("b", "another key", enrolled_at=5.0, founder=True),
         ]
         assert await ledger.certificate("fb") == certificate("fb", "b")
+        assert [device.name for device in await ledger.devices(["b", "nobody"])] == ["b"]
+        assert await ledger.devices([]) == []
 
     run(ledger, scenario)
 

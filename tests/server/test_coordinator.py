@@ -197,6 +197,26 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
     process(world, scenario)
 
 
+def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is served is made for the whole cohort, so a step for each device would take time with the square of them."""
+    opened: list[tuple[str, ...]] = []
+
+    async def scenario(server: Server) -> None:
+        await first_orders(server)
+        original = server.coordinator._orders.open
+
+        async def counted(*arguments: Any) -> None:
+            opened.append(tuple(arguments[-1]))
+            await original(*arguments)
+
+        monkeypatch.setattr(server.coordinator._orders, "open", counted)
+        again = server.connect("a", "b")
+        assert [(await next_order(stream)).id.round for stream in again] == [1, 1]
+
+    process(world, scenario)
+    assert opened == [("a", "b")]
+
+
 @pytest.mark.parametrize("error", [LedgerBusy("locked"), DiskFull("no room"), OSError(24, "Too many open files")])
 @pytest.mark.parametrize("step", ["lab.aggregate", "ledger.commit_round", "ledger.put_record"])
 def test_what_can_pass_is_tried_again_and_said(

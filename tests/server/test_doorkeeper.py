@@ -65,6 +65,18 @@ def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[s
     assert keeper.called == 10
 
 
+def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int, tuple[str, int]]) -> None:
+    """Many devices share a token, so that no number of connections under it is too many."""
+    keeper = Doorkeeper(Bounds.of(256), 10.0)
+    for number in range(12):
+        present[number] = ("10.0.0.9", 100 + number)
+        keeper.look(PORT, 0.0)
+        keeper.came(f"ipv4:10.0.0.9:{100 + number}", "")
+    look = keeper.look(PORT, 1.0)
+    assert (look.too_long, look.too_many, look.unfinished, keeper.called) == ([], [], 0, 12)
+    assert sorted(fds(keeper.look(PORT, 10.1).too_long)) == list(range(12))
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [

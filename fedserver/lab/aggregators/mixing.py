@@ -22,6 +22,7 @@ from attune.fedserver.lab.aggregators.base import (
     Unit,
     Update,
     Vault,
+    Writer,
     cohort,
     manifest_in,
     read_into,
@@ -100,16 +101,28 @@ class Mixing:
             for unit in self.units():
                 combined = self.combine(unit, [self.partial(block, counted) for block in unit.blocks], counted)
                 for block in unit.blocks:
-                    for name, values in _by_name(self.apply(block, combined, counted)):
-                        for key, value in values.items():
-                            writers[key].put(name, value)
-                        old = _one_after_the_other((before[key] for key in values), name, values[keys[0]])
-                        cold_start.put(name, moved(mean[name], list(values.values()), old, known))
+                    self._put(writers, before, cold_start, mean, known, self.apply(block, combined, counted))
                 matrices.add(unit.name, combined[WEIGHTS])
                 metrics[f"self_attention/{unit.name}"] = float(combined[WEIGHTS].diagonal().mean())
         matrices.write(self._vault)
         self._served.update(keys)
         return metrics
+
+    def _put(
+        self,
+        writers: Mapping[str, Writer],
+        before: Mapping[str, Mapping[str, torch.Tensor]],
+        cold_start: Writer,
+        mean: Mapping[str, torch.Tensor],
+        known: int,
+        puts: Iterable[Put],
+    ) -> None:
+        """Values of clients, and the value of a cold start that moves with them. None of them is held afterwards."""
+        for name, values in _by_name(puts):
+            for key, value in values.items():
+                writers[key].put(name, value)
+            old = _one_after_the_other((before[key] for key in values), name, next(iter(values.values())))
+            cold_start.put(name, moved(mean[name], list(values.values()), old, known))
 
     def units(self) -> list[Unit]:
         """A block for each group of tensors."""
