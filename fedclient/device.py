@@ -302,8 +302,9 @@ class Device:
         if learner is None:
             learner = await self.worker.do(slot.awake)
         missing = learner.missing(order)
-        coming_bytes = learner.size_bytes + sum(ref.size for ref, _ in missing)
-        await self.worker.do(self.store.check_room, self.options.thrift, coming_bytes)
+        if self.options.thrift.disk_bytes:
+            coming_bytes = learner.size_bytes + sum(ref.size for ref, _ in missing)
+            await self.worker.do(self.store.check_room, self.options.thrift, coming_bytes)
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
         fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
