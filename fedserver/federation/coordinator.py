@@ -313,7 +313,7 @@ class Coordinator:
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
-        await self._standing.bounded(number, closing.outcome.bounded)
+        await self._standing.bounded(number, closing.outcome.bounded, closing.outcome.without_vote)
         await self._follow(taken.effects)
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from attune.fedserver.core.policy import PATIENCE
@@ -37,8 +37,8 @@ class Standing:
             if device is not None and device.note == PASSED_OVER:
                 await self._note(name, "")
 
-    async def bounded(self, number: int, bounded: Mapping[str, float]) -> None:
-        """bounded: whose change counted less than it was, and how many median norms it was."""
+    async def bounded(self, number: int, bounded: Mapping[str, float], without_vote: Collection[str]) -> None:
+        """bounded: whose change was above the bound, and how many median norms it was; without_vote: who did not count."""
         if not bounded:
             return
         largest = sorted(bounded, key=lambda name: -bounded[name])
@@ -46,9 +46,8 @@ class Standing:
         said = ", ".join(f"{name} ({bounded[name]:.3g})" for name in largest[:SHOWN])
         LOG.warning("round %d: bounded against the cohort, with their norms of change in medians: %s%s", number, said, more)
         for name, medians in bounded.items():
-            await self._note(
-                name, f"in round {number} its change was {medians:.3g} times the cohort's median norm; it was bounded"
-            )
+            result = "it had no vote" if name in without_vote else "it was bounded"
+            await self._note(name, f"in round {number} its change was {medians:.3g} times the cohort's median norm; {result}")
 
     async def _note(self, name: str, text: str) -> None:
         await self._troubles.overcome("writing a device's note", partial(self._ledger.update_device, name, note=text))

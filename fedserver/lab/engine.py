@@ -67,6 +67,7 @@ class Engine:
         self._settings = options_of(method, plan.method_options).aggregators
         self._norms: dict[tuple[str, str, str], float] = {}  # of (part, client, digest) since the present state became true
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
+        self._without_vote: set[str] = set()  # of them, who did not count in some part
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: Recipe | None = None  # of the present state
         self._next_recipe: Recipe | None = None  # of the staged one
@@ -186,10 +187,10 @@ class Engine:
         except NotFinite as error:
             self._take_back()
             self._note_recipe(None, {}, [])
-            return Outcome({}, [], dict(self._bounded), str(error))
+            return Outcome({}, [], dict(self._bounded), sorted(self._without_vote), str(error))
         slots = self.staged_slots()
         self._note_recipe(adaptation, entries, slots)
-        return Outcome(metrics, slots, dict(self._bounded))
+        return Outcome(metrics, slots, dict(self._bounded), sorted(self._without_vote))
 
     def go_back(self) -> Outcome:
         """The state before the last round, staged as the next one. No slot means that it is not known any more.
@@ -222,35 +223,40 @@ class Engine:
         self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]
     ) -> dict[str, float]:
         self._take_back()
-        self._bounded = {}
+        self._bounded, self._without_vote = {}, set()
         closes: dict[PartKind, Callable[[list[Update]], dict[str, float]]]
+        votes = adaptation is None or adaptation.common  # what is fitted to a newcomer is its own
         if adaptation is None:
             closes = {part: one.close_round for part, one in self._aggregators.items()}
         else:
             chosen = {part: self._aggregators[part] for part in adaptation.returns}
-            closes = {p: one.close_round if adaptation.common else one.fit for p, one in chosen.items()}
+            closes = {p: one.close_round if votes else one.fit for p, one in chosen.items()}
         # Whatever failed before, or was served by another process: who takes part is in the next state, and in its recipe.
         self._admit(self._admitted | {client: client in founders for client in entries})
         metrics: dict[str, float] = {}
         for part, close in sorted(closes.items()):
             with ExitStack() as stack:
-                updates = self._updates(part, entries, stack)
+                updates = self._updates(part, entries, votes, stack)
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
-    def _updates(self, part: PartKind, entries: Mapping[str, Entry], stack: ExitStack) -> list[Update]:
-        """A cohort's updates of a part, bounded against one another."""
+    def _updates(self, part: PartKind, entries: Mapping[str, Entry], votes: bool, stack: ExitStack) -> list[Update]:
+        """A cohort's updates of a part, bounded against one another; where it `votes`, without those that have none."""
         settings, updates = self._settings[part], []
         weight = weights({name: float(entry.row.samples or 0) for name, entry in entries.items()}, settings.bound_samples)
         counted = [name for name in sorted(entries) if weight[name] > 0] if settings.bound else []
         over = multiples({name: self._norm(name, part, entries[name].parts[part]) for name in counted}, settings.bound)
-        for name, entry in sorted(entries.items()):
+        without = {name for name, medians in over.items() if votes and 0 < settings.no_vote < medians}
+        self._without_vote |= without
+        told = max(settings.bound, settings.bound_change)  # clipping meets half of a cohort, round after round
+        for name, medians in over.items():
+            if medians > told:
+                self._bounded[name] = max(self._bounded.get(name, 0.0), medians)
+        for name, entry in sorted((name, entry) for name, entry in entries.items() if name not in without):
             source, manifest = self._blobs.open(entry.parts[part]), self.manifests[part]
             decoded = stack.enter_context(Decoded(source, manifest))
             if name in over:
-                shrink = factor(over[name], settings.bound)
-                decoded = Bounded(source, manifest, self._base(name, part, stack), shrink)
-                self._bounded[name] = max(self._bounded.get(name, 0.0), over[name])
+                decoded = Bounded(source, manifest, self._base(name, part, stack), factor(over[name], settings.bound))
             updates.append(Update(name, weight[name], decoded))
         return updates
 

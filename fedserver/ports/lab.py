@@ -31,13 +31,15 @@ class Started:
 class Outcome:
     """A round's next state, written beside the present one: true once its slots are committed.
 
-    bounded: whose change was made smaller, and how many times the cohort's median norm it was. refused: why the updates make no
-    state that may be; then there is no slot, and the present state stays.
+    bounded: whose change was above the bound, and how many times the cohort's median norm it was. without_vote: whose did not
+    count at all for it, in some part. refused: why the updates make no state that may be; then there is no slot, and the
+    present state stays.
     """
 
     metrics: dict[str, float]
     slots: list[Slot]
     bounded: dict[str, float] = field(default_factory=dict)
+    without_vote: list[str] = field(default_factory=list)
     refused: str = ""
 
 

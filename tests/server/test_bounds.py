@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.lab import bounds
 from attune.fedserver.lab.recipe import name_of
 from tests.server.bench import Bench, plan
@@ -82,6 +83,44 @@ def test_two_updates_have_no_median_that_one_does_not_decide(bench):
     tiny = bench()
     tiny.close(ann=(1.0, 1), bob=(100.0, 999))
     assert np.allclose(numbers(tiny), 99.901, rtol=1e-5)
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed-mean", "multi-krum"])
+@pytest.mark.parametrize(("method", "value"), [("fedavg", -200.0), ("fedavg", 1e30), ("fedtp", -200.0), ("fedtp", 1e30)])
+def test_an_extreme_has_no_vote(bench, robust, method, value):
+    """Made as small as usual, it would hide among those that the vote compares. Nothing is left of it, not even a bit."""
+    values = {"ann": 0.01, "bob": 0.01, "carl": 0.012, "dora": 0.01, "emil": 0.01, "fred": 0.009}
+    honest = {name: (value_, 10) for name, value_ in values.items()}
+    found = []
+    for others in ({}, {"xena": (value, 10), "yves": (value, 10)}):
+        tiny = bench(method, "vit", robust=robust)
+        tiny.engine.serve([*honest, "xena", "yves"])
+        tiny.close(**honest, **others)
+        found.append(tiny.digests(tuple(honest)))
+    assert found[0] == found[1]
+
+
+def test_who_has_no_vote_is_named_and_who_is_only_bounded_is_not_said_to_have_none(bench):
+    said = {"ann": 1.0, "bob": 1.1, "carl": 1.2, "eve": 1000.0}
+    for robust, without in (("none", []), ("clip", []), ("multi-krum", ["eve"])):
+        tiny = bench(robust=robust)
+        outcome = tiny.engine.aggregate({name: tiny.entry(name, value, 10) for name, value in said.items()})
+        assert outcome.bounded["eve"] > 300
+        assert outcome.without_vote == without
+
+
+def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
+    """Beside a frozen network its embedding is its own: there is nothing to vote on, and the change is bounded."""
+    tiny = bench("fedtp", "vit", robust="multi-krum")
+    tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10))
+    before = tiny.digests(("dora", "eve"))
+    entries = {name: tiny.entry(name, value, 10) for name, value in (("cy", 0.01), ("dora", 0.01), ("eve", 5.0))}
+    outcome = tiny.engine.adapt(entries, Adaptation(("generated",), ("generated",), common=False))
+    assert outcome.without_vote == []
+    tiny.closed += 1
+    tiny.commit()
+    after = tiny.digests(("dora", "eve"))
+    assert all(after[name]["generated"] != before[name]["generated"] for name in after)
 
 
 @pytest.mark.parametrize(("medians", "multiple", "norm"), [(3.5, 3, 2.5), (5, 3, 1), (400, 3, 1), (1.5, 1, 1), (9, 0.5, 0.5)])

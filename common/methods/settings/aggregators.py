@@ -13,6 +13,7 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cap = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Minority = Annotated[float, msgspec.Meta(ge=0, lt=0.5)]
 Robust = Literal["none", "clip", "median", "trimmed-mean", "multi-krum"]
+VOTES = ("median", "trimmed-mean", "multi-krum")  # in which devices outvote one another
 
 
 class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +28,11 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def bound(self) -> float:
         """The bound on changes in force, in median norms; 0: none."""
         return self.bound_change
+
+    @property
+    def no_vote(self) -> float:
+        """Above so many median norms a change does not count at all; 0: each counts."""
+        return 0.0
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
@@ -47,6 +53,11 @@ class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=Tru
     @property
     def bound(self) -> float:
         return min(self.bound_change or self.clip, self.clip) if self.clips else self.bound_change
+
+    @property
+    def no_vote(self) -> float:
+        """Made as small as the others, an extreme would hide among those that a vote compares."""
+        return self.bound_change if self.robust in VOTES else 0.0
 
 
 class MixedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
