@@ -30,9 +30,9 @@ from attune.fedclient.partition.split import partition
 from attune.fedclient.work.learner import Learner
 from examples.demo import shorten
 
-FLIP, NOISE, LABELS, REPLACEMENT = "sign-flip", "noise", "label-flip", "replacement"
-ATTACKS = (FLIP, NOISE, LABELS, REPLACEMENT)
-FLIPPED_BY = 100.0
+FLIP, MILD, NOISE, LABELS, REPLACEMENT = "sign-flip", "mild-flip", "noise", "label-flip", "replacement"
+ATTACKS = (FLIP, MILD, NOISE, LABELS, REPLACEMENT)
+FLIPPED_BY = {FLIP: 100.0, MILD: 1.0}  # the mild one is no larger than an honest change, so no bound meets it
 OFF = {"method.bound_change": 0.0, "method.bound_samples": 0.0, "round.take_back": 0.0}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # FedTP generates projections of attention
     "fedavg": ("dnn", {}),
@@ -82,7 +82,7 @@ class Attack:
             return trained
         if self.kind == NOISE:
             return torch.randn(trained.shape, generator=draw)
-        times = -FLIPPED_BY if self.kind == FLIP else float(self.all_devices)
+        times = -FLIPPED_BY[self.kind] if self.kind in FLIPPED_BY else float(self.all_devices)
         return before + times * (trained - before)
 
     @contextmanager

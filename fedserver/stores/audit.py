@@ -27,7 +27,7 @@ from attune.common.json_text import from_json
 
 FIRST = "0" * 64  # what the first line names
 LOCK_S = 10.0
-TAIL_BYTES = 1 << 16  # longer than any line
+TAIL_BYTES = 1 << 16  # longer than nearly every line
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -83,11 +83,14 @@ class Audit:
 
 
 def _tail(fd: int) -> tuple[bytes, bytes]:
-    """The last whole line, and what comes after it."""
-    size = os.fstat(fd).st_size
-    end = os.pread(fd, TAIL_BYTES, max(0, size - TAIL_BYTES))
-    whole, _, torn = end.rpartition(b"\n")
-    return whole.rpartition(b"\n")[2], torn
+    """The last whole line, and what comes after it: read from the end, for as long as it takes to have both."""
+    size, asked = os.fstat(fd).st_size, TAIL_BYTES
+    while True:
+        end = os.pread(fd, asked, max(0, size - asked))
+        if asked >= size or end.count(b"\n") >= 2:
+            whole, _, torn = end.rpartition(b"\n")
+            return whole.rpartition(b"\n")[2], torn
+        asked *= 2
 
 
 def _add(fd: int, last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:

@@ -82,6 +82,17 @@ def test_a_process_that_was_killed_in_the_middle_of_a_line_leaves_a_log_that_goe
     assert cut.facts == {"unfinished": torn.decode()}
 
 
+@pytest.mark.parametrize("length", [1 << 15, (1 << 16) - 200, 1 << 16, 1 << 18])
+def test_a_line_may_be_of_any_length_and_the_next_follows_it(audit: Audit, length: int) -> None:
+    """The names of a table's columns, which the operator declares, are a setting."""
+    audit.write("enrolled", "device", name="ada")
+    audit.write("settings", "operator eve", changed={"data.columns": [None, ["x" * length]]})
+    with audit.path.open("ab") as file:
+        file.write(b"y" * length)
+    audit.write("enrolled", "device", name="bob")
+    assert events(audit) == ["enrolled", "settings", "cut off", "enrolled"]
+
+
 def test_many_writers_make_one_chain(audit: Audit) -> None:
     def write(who: str) -> None:
         for number in range(10):
