@@ -54,12 +54,12 @@ def _cell(rule: str, share: str, points: float | None) -> str:
 def _sizes(narrow: Sequence[Row], wide: Sequence[Row]) -> Iterator[str]:
     """The default bound of 3 beside one of 1.5, for the same federations."""
     usual = {(row["data"], row["method"], row["rule"], row["attack"], row["share"]): row["lost_points"] for row in wide}
-    yield "| a bound of | " + " | ".join(ATTACKS) + " |"
-    yield f"|---|{'---|' * len(ATTACKS)}"
-    found = {row["attack"]: row for row in narrow if row["rule"] == "default"}
-    keys = {attack: tuple(found[attack][name] for name in ("data", "method", "rule", "attack", "share")) for attack in ATTACKS}
-    yield f"| 3 | {' | '.join(usual[keys[attack]] for attack in ATTACKS)} |"
-    yield f"| 1.5 | {' | '.join(found[attack]['lost_points'] for attack in ATTACKS)} |"
+    found = {row["attack"]: row for row in narrow if row["rule"] == "default" and row["attack"] in ATTACKS}
+    yield "| a bound of | " + " | ".join(found) + " |"
+    yield f"|---|{'---|' * len(found)}"
+    keys = [tuple(row[name] for name in ("data", "method", "rule", "attack", "share")) for row in found.values()]
+    yield f"| 3 | {' | '.join(usual.get(key, '-') for key in keys)} |"
+    yield f"| 1.5 | {' | '.join(row['lost_points'] for row in found.values())} |"
 
 
 def _honest(rows: Sequence[Row]) -> Iterator[str]:

@@ -48,8 +48,11 @@ DEFAULT_LIMITS = Limits()
 def epochs_of(plan: Plan, samples: int) -> float:
     """Passes over so many samples that one order's training takes, with what objective and predictor add to it."""
     options, train = options_of(method_of(plan), plan.method_options), plan.train
-    own = train.local_steps / max(1, math.ceil(samples / train.batch_size)) if train.local_steps else train.local_epochs
-    added = 0
+    batches = max(1, math.ceil(samples / train.batch_size))
+    own = train.local_steps / batches if train.local_steps else train.local_epochs
+    added = 0.0
     for settings in (options.objective, options.predictor):
-        added += sum(getattr(settings, name) for name in settings.__struct_fields__ if name.endswith("_epochs"))
+        steps = getattr(settings, "tune_steps", 0)  # in place of epochs
+        passes = [getattr(settings, name) for name in settings.__struct_fields__ if name.endswith("_epochs")]
+        added += steps / batches if steps else sum(passes)
     return (own + added) * float(getattr(options.objective, "inner_steps", 1))

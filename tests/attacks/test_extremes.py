@@ -78,6 +78,17 @@ def test_extreme_values_move_the_state_no_further_than_honest_ones(scene: Any) -
     assert "round 2: bounded against the cohort" in found.server.text
 
 
+def test_where_devices_vote_an_extreme_has_no_vote_and_the_operator_hears_it(scene: Any) -> None:
+    found = scene("--set", "method.robust=multi-krum")
+    before = found.served
+    found.close({"ada": 0.1, "bob": 0.1, "carl": 0.11, "eve": filled(-1e30)})
+    for name in before:
+        assert np.allclose(found.served[name] - before[name], 0.31 / 3, atol=1e-6)
+    notes = {client["name"]: client["note"] for client in found.status["clients"]}
+    assert "it had no vote" in notes["eve"]
+    assert notes["ada"] is None
+
+
 def test_a_claim_of_many_samples_weighs_no_more_than_five_medians(scene: Any) -> None:
     found = scene()
     found.streams["eve"].hang_up()

@@ -149,3 +149,6 @@ def test_passes_are_counted_as_they_are_trained() -> None:
     assert epochs_of(rep, 100) == 8
     pfedme = msgspec.structs.replace(planned(local_epochs=2), method="pfedme", method_options={"inner_steps": 5})
     assert epochs_of(pfedme, 100) == 10
+    tuned = planned(local_epochs=2, batch_size=20)
+    tuned = msgspec.structs.replace(tuned, method="fedavg+ft", method_options={"tune_steps": 1_000_000})
+    assert epochs_of(tuned, 100) == 2 + 200_000
