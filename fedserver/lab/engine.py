@@ -257,7 +257,7 @@ class Engine:
             decoded = stack.enter_context(Decoded(source, manifest))
             if name in over:
                 decoded = Bounded(source, manifest, self._base(name, part, stack), factor(over[name], settings.bound))
-            updates.append(Update(name, weight[name], decoded))
+            updates.append(Update(name, weight[name], decoded, len(without)))
         return updates
 
     def _take_back(self) -> None:

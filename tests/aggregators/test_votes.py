@@ -93,6 +93,18 @@ def test_a_fifth_of_a_cohort_cannot_leave_the_range_of_the_honest(robust, extrem
     assert (value <= honest.max(axis=0) + 1e-6).all()
 
 
+def test_who_has_no_vote_is_one_of_the_attackers_reckoned_with():
+    """Of ten with a share of 0.3: one is left out already, so two more."""
+    row = torch.arange(9.0)[:, None]
+    distances = row @ row.T
+    assert votes.trimmed(9, 0.3, absent=1) == 2
+    assert votes.trimmed(9, 0.3) == 3
+    assert votes.trimmed_mean(row, 0.3, absent=1).tolist() == [4.0]
+    assert votes.multi_krum(distances, 0.3, absent=1) == [1, 2, 3, 4, 5, 6, 7]
+    assert votes.multi_krum(distances, 0.3, absent=4) == list(range(9))
+    assert votes.multi_krum(distances, 0.3, absent=9) == list(range(9))
+
+
 def test_integers_are_voted_on_too_and_stay_integers():
     vault = MemoryVault()
     mean = Mean(MeanSettings(robust="median"), vault, 0, {"n": ["n"]})

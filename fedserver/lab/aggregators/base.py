@@ -24,6 +24,7 @@ class Update:
     client: str
     weight: float  # m_i: training samples
     tensors: Mapping[str, torch.Tensor]
+    absent: int = 0  # how many more of its cohort have no vote
 
 
 class Writer(Protocol):

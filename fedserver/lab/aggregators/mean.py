@@ -88,7 +88,7 @@ class Mean:
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
         if self._robust == "multi-krum":
             G_SS = torch.stack([partial[GRAM] for partial in partials]).sum(dim=0)
-            chosen = votes.multi_krum(G_SS, self._attackers)
+            chosen = votes.multi_krum(G_SS, self._attackers, updates[0].absent)
             shares_S = torch.zeros(len(updates), dtype=torch.float64)
             shares_S[chosen] = 1 / len(chosen)
             return {SHARES: shares_S}
@@ -100,11 +100,11 @@ class Mean:
         exact = first.is_floating_point()
         dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
         X_SN = torch.stack([update.tensors[name].reshape(-1).to(dtype) for update in updates])
-        result = torch.cat([self._vote(X_SB) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(first.shape)
+        result = torch.cat([self._vote(X_SB, updates[0].absent) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(first.shape)
         return result.to(first.dtype) if exact else result.round_().to(first.dtype)
 
-    def _vote(self, X_SB: torch.Tensor) -> torch.Tensor:
-        return votes.median(X_SB) if self._robust == "median" else votes.trimmed_mean(X_SB, self._attackers)
+    def _vote(self, X_SB: torch.Tensor, absent: int) -> torch.Tensor:
+        return votes.median(X_SB) if self._robust == "median" else votes.trimmed_mean(X_SB, self._attackers, absent)
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         before = self._vault.read(VALUE) if self._mix != 1 else {}

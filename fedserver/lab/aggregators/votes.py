@@ -1,6 +1,7 @@
 """Robust rules for one value that all clients share: a minority of a cohort cannot move them far.
 
-Shapes: S clients of the cohort, N numbers of a tensor. Weights (samples) do not count here: whoever lies chooses them.
+Shapes: S clients of the cohort, N numbers of a tensor. Weights (samples) do not count here: whoever lies chooses them. absent:
+how many more of the cohort have no vote; they are some of the attackers that a rule reckons with.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ def median(X_SN: torch.Tensor) -> torch.Tensor:
     return low if len(X_SN) % 2 else low + (X_SN.kthvalue(len(X_SN) // 2 + 1, dim=0).values - low) / 2
 
 
-def trimmed_mean(X_SN: torch.Tensor, share: float) -> torch.Tensor:
+def trimmed_mean(X_SN: torch.Tensor, share: float, absent: int = 0) -> torch.Tensor:
     """The coordinate-wise mean without the `share` of S largest and smallest (Yin et al., definition 2); rounded up."""
-    cut = trimmed(len(X_SN), share)
+    cut = trimmed(len(X_SN), share, absent)
     return X_SN.sort(dim=0).values[cut : len(X_SN) - cut].mean(dim=0)
 
 
-def trimmed(size: int, share: float) -> int:
+def trimmed(size: int, share: float, absent: int = 0) -> int:
     """How many of a cohort's numbers go at each end: `share` of them rounded up, and at least one stays."""
-    return min(_attackers(size, share), (size - 1) // 2)
+    return min(_attackers(size, share, absent), (size - 1) // 2)
 
 
-def multi_krum(G_SS: torch.Tensor, share: float) -> list[int]:
+def multi_krum(G_SS: torch.Tensor, share: float, absent: int = 0) -> list[int]:
     """Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017): the clients whose mean is taken, in order.
 
     From inner products about any origin, (S, S) float64. With f attackers, `share` of S rounded up, a client's score is the sum
@@ -33,7 +34,7 @@ def multi_krum(G_SS: torch.Tensor, share: float) -> list[int]:
     of a smaller cohort f is the largest number for which this holds. If that is 0, all stay.
     """
     size = len(G_SS)
-    attackers = min(_attackers(size, share), max(0, (size - 3) // 2))
+    attackers = min(_attackers(size, share, absent), max(0, (size - 3) // 2))
     if not attackers:
         return list(range(size))
     square_S = G_SS.diagonal()
@@ -42,9 +43,9 @@ def multi_krum(G_SS: torch.Tensor, share: float) -> list[int]:
     return sorted(score_S.argsort(stable=True)[: size - attackers].tolist())
 
 
-def _attackers(size: int, share: float) -> int:
-    """`share` of a cohort, rounded up; what rounding adds to a product such as 0.2 * 5 does not count."""
-    return -int(-(share * size - 1e-9) // 1) if share else 0
+def _attackers(size: int, share: float, absent: int) -> int:
+    """`share` of a cohort, rounded up, without the absent; what rounding adds to a product such as 0.2 * 5 does not count."""
+    return max(0, -int(-(share * (size + absent) - 1e-9) // 1) - absent) if share else 0
 
 
 def limited(A_SS: torch.Tensor, cap: float, floor: float) -> torch.Tensor:
