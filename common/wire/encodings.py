@@ -109,7 +109,7 @@ def _restored(
             continue
         end = start + int8.blocks_of(spec)
         change = int8.restored(file[name].reshape(-1), scale_K[start:end]).view(spec.shape)
-        yield name, _on(base[name] if name in base else None, change)
+        yield name, _on(base.get(name), change)
         start = end
 
 
