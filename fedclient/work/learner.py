@@ -184,7 +184,7 @@ class Learner:
         trained = self.trained
         if order.train and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
-        written = {part: self._written(part, names, theta, received, order.encoding) for part, names in returns.items()}
+        written = {part: self._written(part, names, theta, received, order) for part, names in returns.items()}
         parts, owed = {part: each.tensors for part, each in written.items()}, dict(self.owed)
         for each in written.values():
             owed |= each.errors
@@ -303,11 +303,12 @@ class Learner:
             self.hooks.evaluate, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self.plan.classes)
         )
 
-    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, encoding: str) -> Written:
-        """What is handed in of a part. The server adds changes from what it served to that."""
+    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
+        """What is handed in of a part. The server reads it beside what this order served of it."""
         if self.returns[part] == "change":
-            return encode({name: theta[name] - received[name] for name in names}, encoding, None, self.owed)
-        return encode({name: theta[name] for name in names}, encoding, received, self.owed)
+            return encode({name: theta[name] - received[name] for name in names}, order.encoding, None, self.owed)
+        base = received if any(ref.part == part for ref in order.downloads) else None
+        return encode({name: theta[name] for name in names}, order.encoding, base, self.owed)
 
     def trial(self) -> Jobs[Trained]:
         """Training as an order's would be, to see how long it takes: nothing comes of it."""

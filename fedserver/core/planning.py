@@ -14,6 +14,7 @@ from attune.common.methods.method import EVERYDAY, Method, options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
+from attune.common.protocol import ENCODINGS, EXTRAS
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
@@ -83,6 +84,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
+    _check_encoding(rounds.encoding)
     return ResolvedSettings(
         method=method,
         method_options=options,
@@ -95,6 +97,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         seed=int(full.get("seed", 0)),
         adaptation=adaptation_of(method, options, rounds.adapt),
     )
+
+
+def _check_encoding(encoding: str) -> None:
+    """Errors: SettingError where this server cannot read what devices would hand in."""
+    if encoding and encoding not in ENCODINGS:
+        raise SettingError(f'round.encoding = "{encoding}" needs the package {EXTRAS[encoding]}: install attune-fl[{encoding}]')
 
 
 def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
