@@ -103,7 +103,7 @@ def understated() -> bytes:
     return bytes(frame)
 
 
-GOOD = compressed(256)
+GOOD, SPEC = compressed(256), TensorSpec("F32", (256,))
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,21 @@ GOOD = compressed(256)
 )
 def test_a_frame_that_holds_something_else_is_refused(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(Malformed) as caught:
-        unpacked(make(), TensorSpec("F32", (256,)), None, "kiel")
+        unpacked(make(), SPEC, None, "kiel")
     assert caught.value.kind == "bad-frame" and str(caught.value).startswith("kiel: ")
+
+
+@given(st.binary(max_size=200), st.binary(max_size=64))
+def test_whatever_comes_it_is_a_tensor_or_refused(noise: bytes, tail: bytes) -> None:
+    """Anything at all, and anything behind three frames that are right."""
+    lengths = b"".join(len(each).to_bytes(4, "little") for each in (GOOD, GOOD, GOOD, tail))
+    for data in (noise, lengths + GOOD * 3 + tail):
+        try:
+            found = unpacked(torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8), SPEC, None, "kiel")
+        except Malformed as refused:
+            assert refused.kind == "bad-frame"
+        else:
+            assert spec_of("w", found) == SPEC
 
 
 def test_bytes_that_are_no_fewer_than_the_tensor_has_are_no_packed_tensor() -> None:
