@@ -1,4 +1,4 @@
-"""Models with a frozen body and trained adapters, for tests: found as attune.tests.e2e.adapted, also by devices of other processes."""
+"""Models with a frozen body and trained adapters, for tests; others find them as attune.tests.e2e.adapted."""
 
 from __future__ import annotations
 

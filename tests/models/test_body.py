@@ -78,9 +78,9 @@ def test_the_pin_is_a_setting_that_no_factory_sees() -> None:
     spec = registry.default_spec("tabular", (4,), 3, 0, TABLE.name, {"depth": 1, "body_digest": digest})
     assert (spec.body_digest, spec.options) == (digest, {"depth": 1})
     assert b"body_digest" not in msgspec.json.encode(registry.default_spec("tabular", (4,), 3, 0, TABLE.name, {}))
-    with pytest.raises(SettingError, match="setting model.body_digest: 'abc' is not sha256:"):
+    with pytest.raises(SettingError, match=r"setting model\.body_digest: 'abc' is not sha256:"):
         planning.resolve({"model": {"name": TABLE.name, "body_digest": "abc"}})
-    with pytest.raises(SettingError, match="model.body_digest"):
+    with pytest.raises(SettingError, match=r"model\.body_digest"):
         planning.resolve({"model": {"name": "mlr", "body_digest": digest}})
 
 
