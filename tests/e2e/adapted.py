@@ -65,3 +65,14 @@ def without_attention(spec: ModelSpec) -> nn.Module:
     for block in model.blocks:
         block.attention.to_qkv = block.attention.to_qkv.base
     return model
+
+
+def peft_lora(spec: ModelSpec) -> nn.Module:
+    """As `vit`, by peft."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    options = {"width": 8, "heads": 2, "depth": 2, "patch": 4}
+    model = build(ModelSpec("vit", "images", spec.shape, spec.classes, options=options), 3)
+    adapted: nn.Module = inject_adapter_in_model(LoraConfig(r=2, target_modules=["to_qkv"]), model)
+    adapted.head.requires_grad_(True)
+    return adapted

@@ -167,3 +167,13 @@ def test_without_its_body_a_finished_model_says_so(
     monkeypatch.setenv(adapted.BODY, str(tmp_path / "other.safetensors"))
     with pytest.raises(SettingError, match="adapters of a frozen body with the digest sha256:"):
         Model.load(saved)
+
+
+def test_pefts_lora_travels_alone(digits: dict[str, Path], written: list[set[str]]) -> None:
+    pytest.importorskip("peft")
+    first, *_ = digits
+    model = federation(digits, "fedmcsa", "attune.tests.e2e.adapted:peft_lora").model(first)
+    layers = {f"blocks.{block}.attention.to_qkv.lora_{each}.default.weight" for block in (0, 1) for each in "AB"}
+    assert set(model.tensors) == layers | {"head.weight", "head.bias"}
+    assert not any(names & names_of(model.trainer.network.model) for names in written)
+    assert any(bool(model.tensors[name].any()) for name in layers if "lora_B" in name), "zero before training"
