@@ -10,6 +10,12 @@ from attune.common.config import TrainSettings
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
+FIRST_RUN = "first"  # what people call the run with which a federation begins; in plan and ledger it has no name
+
+
+def run_name(run: str) -> str:
+    """Of a plan's `run`, for people and for folders."""
+    return run or FIRST_RUN
 
 
 class Columns(msgspec.Struct, frozen=True):

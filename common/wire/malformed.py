@@ -53,6 +53,7 @@ Kind = Literal[
     "trailing-bytes",  # bytes behind the last tensor
     "not-boolean",  # a BOOL tensor with a byte other than 0 and 1, on which torch's operations would disagree
     "not-finite",  # NaN or infinite values
+    "bad-scale",  # of int8: NaN, infinite or negative
     "missing-tensor",
     "unexpected-tensor",
     "wrong-dtype",  # another than the manifest says

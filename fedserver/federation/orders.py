@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from attune.common.protocol import RELATIVE
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import Order, OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
@@ -59,7 +60,7 @@ class Orders:
         for name in devices:
             blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
-            order_id, encoding = OrderId(work, number, name), self._settings.round.encoding
+            order_id, encoding = OrderId(work, number, name), encoding_of(self._settings, blobs)
             order = self.book.write(order_id, blobs, returns, left_s, record.round, cold_start, trains, encoding)
             inline = self._inline(name, order)
             for digest, blob in inline.items():
@@ -113,6 +114,12 @@ class Orders:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
         train = "sampled" if record.adapting else self._settings.round.train
         return needs_download(device, work, train, self._settings.method.evaluate)
+
+
+def encoding_of(settings: ResolvedSettings, served: Mapping[str, Blob]) -> str:
+    """Of what is handed in. A device that goes on from its own state shares nothing from which a change could be written."""
+    encoding = settings.round.encoding
+    return encoding if served or encoding not in RELATIVE else ""
 
 
 def _founders(known: Mapping[str, Device], names: Iterable[str]) -> list[str]:

@@ -15,11 +15,10 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
-from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import check_finite, check_manifest, is_finite
-from attune.common.wire.encodings import encoded_manifest
-from attune.common.wire.files import TensorFile, write_tensors
+from attune.common.wire.encodings import AS_THEY_LIE, decoded, encoded_manifest
+from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import Adaptation
@@ -80,7 +79,7 @@ class Engine:
         for part, aggregator in self._aggregators.items():
             own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
             self.manifests[part] = manifest_of(own)
-            self._encoded[part] = [encoded_manifest(self.manifests[part], encoding) for encoding in ENCODINGS]
+            self._encoded[part] = [encoded_manifest(self.manifests[part], encoding) for encoding in AS_THEY_LIE]
             if not slots:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
@@ -137,6 +136,24 @@ class Engine:
     def _write_served(self, name: str, tensors: Tensors) -> Blob:
         create = partial(self._served.create, f"{SERVED}{name}.safetensors", durable=False)
         return write_tensors(create, tensors)
+
+    def unpack(self, client: str, part: PartKind, blob: Blob, encoding: str, served: bool) -> Blob:
+        """The values that a blob in an encoding stands for, as a blob beside it that is not durable yet.
+
+        A blob that can be read as it lies stays. served: whether the client was served a value that it may be a change from.
+        Errors: WireError.
+        """
+        if encoding in AS_THEY_LIE:
+            return blob
+        who, manifest = f"{client}'s {part} update", self.manifests[part]
+        with ExitStack() as stack:
+            update = stack.enter_context(TensorFile(self._blobs.open(blob)))
+            base = self._base(client, part, stack) if served else None
+            create = partial(self._blobs.create, f"{blob.name}.{encoding}", durable=False)
+            writer = stack.enter_context(TensorWriter(create, manifest))
+            for name, tensor in decoded(update, encoding, manifest, base, who):
+                writer.put(name, tensor)
+            return writer.close()
 
     def check(self, client: str, part: PartKind, blob: Blob, max_norm: float) -> None:
         """Refuses an update that could harm the state. Errors: WireError, UpdateRefused, each naming device and tensor.

@@ -61,6 +61,13 @@ class Lab(Protocol):
         """For each part what a device is served of which nothing is known."""
         ...
 
+    async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
+        """The values that a blob in this encoding stands for: the blob itself, or one made beside it that is not durable yet.
+
+        served: whether the client's order served a value that it may be a change from. Errors: WireError, naming the device.
+        """
+        ...
+
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         """Refuses an update that could harm the state; max_norm limits the L2 norm of the change, 0: no limit.
 
