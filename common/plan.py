@@ -67,6 +67,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     vocabulary: int = 0
     options: dict[str, Any] = {}
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
+    body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of what is frozen in it and never travels; left out where nothing is
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -45,7 +45,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     federation: str
     method: str
     method_options: dict[str, Any]
-    model: ModelSpec
+    model: ModelSpec  # a frozen body is in no file here: whoever builds the model reads it, and its digest is checked
     classes: list[Label]  # class index -> original label
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
@@ -58,6 +58,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     samples: int = 0
     test_samples: int = 0
     round: int = 0
+    seed: int = 0  # that the model is built with
     files: dict[str, str] = {}  # file beside this one -> digest
 
     @property
@@ -125,6 +126,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         samples=result.samples,
         test_samples=result.test_samples or 0,
         round=result.round,
+        seed=plan.seed,
     )
     return info, tensors
 
@@ -156,7 +158,7 @@ class Model:
         options = {**info.method_options, "name": info.method}
         method = method_from_options(options)
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
-        network, where = build(info.model, 0), choose(device)
+        network, where = build(info.model, info.seed), choose(device)
 
         def member(name: Choice, weight: float) -> Member:
             predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())

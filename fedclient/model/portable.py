@@ -6,7 +6,7 @@ N samples, C classes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
+from attune.common.models.body import body_of
 from attune.fedclient.data.prepare import prepare_features
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.blend import Member
@@ -27,7 +28,7 @@ SAMPLES = 8  # that the file is checked on, where none are given
 
 
 class Portable(nn.Module):
-    """From features as they lie in a shard to probabilities: preparation, every model of the blend, softmax.
+    """From features as they lie in a shard to probabilities: preparation, every model of the blend on its frozen body, softmax.
 
     Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
     tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
@@ -43,6 +44,8 @@ class Portable(nn.Module):
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
+        body = body_of(model.trainer.network.model)
+        self._body = _held(self, body.tensors if body else {})
         self.members = nn.ModuleList(_Member(member) for member in model.members.values())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +53,8 @@ class Portable(nn.Module):
             x = ((x.double() - self.mean) / self.std).float()
         if self._images:
             x = x.permute(0, 3, 1, 2)
-        shares = [member(x) for member in self.members]
+        body = {name: self.get_buffer(key) for name, key in self._body.items()}
+        shares = [member(x, body) for member in self.members]
         return torch.stack(shares).sum(dim=0)
 
 
@@ -60,14 +64,20 @@ class _Member(nn.Module):
     def __init__(self, member: Member) -> None:
         super().__init__()
         self._trainer, self._weight = member.trainer, member.weight
-        self._names = {name: f"tensor{number}" for number, name in enumerate(sorted(member.tensors))}
-        for name, key in self._names.items():
-            self.register_buffer(key, member.tensors[name].detach().clone())
+        self._names = _held(self, member.tensors)
 
-    def forward(self, x: Tensor) -> Tensor:
-        tensors = {name: self.get_buffer(key) for name, key in self._names.items()}
+    def forward(self, x: Tensor, body: Mapping[str, Tensor]) -> Tensor:
+        tensors = {**body, **{name: self.get_buffer(key) for name, key in self._names.items()}}
         logits = self._trainer.predictor.logits(self._trainer.network, tensors, x)
         return self._weight * logits.float().softmax(-1)
+
+
+def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Copies of the tensors as buffers of the module: name -> buffer."""
+    names = {name: f"tensor{number}" for number, name in enumerate(sorted(tensors))}
+    for name, key in names.items():
+        module.register_buffer(key, tensors[name].detach().clone())
+    return names
 
 
 def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> float:

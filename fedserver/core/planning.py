@@ -163,6 +163,13 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     return plan
 
 
+def pinned(plan: Plan, body_digest: str) -> Plan:
+    """The plan of a model whose frozen body has this digest; empty: it has no body."""
+    if not body_digest:
+        return plan
+    return msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, body_digest=body_digest))
+
+
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Why a model was chosen that is not the usual one for this kind of data; empty if it is, or was named."""
     lacking = models.lacking(plan.model.kind, roles_of(settings.method))
