@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
 from attune.fedclient.data.prepare import prepare_features
-from attune.fedclient.model.artifact import Model
-from attune.fedclient.work.blend import Member
+from attune.fedclient.model.artifact import Model, in_unit
+from attune.fedclient.work.blend import Member, blended_shares
 
 FORMATS = (".onnx", ".pt2")
 TOLERANCE = 1e-4  # of a probability
@@ -29,12 +29,16 @@ SAMPLES = 8  # that the file is checked on, where none are given
 class Portable(nn.Module):
     """From features as they lie in a shard to probabilities: preparation, every model of the blend, softmax.
 
+    Of several labels the probability of each; of numbers the numbers, in their unit.
+
     Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
     tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
     """
 
     mean: Tensor
     std: Tensor
+    unit: Tensor
+    origin: Tensor
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -43,6 +47,9 @@ class Portable(nn.Module):
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
+        self.register_buffer("unit", torch.tensor(unit_of(model)))
+        self.register_buffer("origin", torch.tensor(model.info.targets.mean if model.info.targets else [0.0]))
+        self._numbers = model.info.targets is not None
         self.members = nn.ModuleList(_Member(member) for member in model.members.values())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +58,8 @@ class Portable(nn.Module):
         if self._images:
             x = x.permute(0, 3, 1, 2)
         shares = [member(x) for member in self.members]
-        return torch.stack(shares).sum(dim=0)
+        found = torch.stack(shares).sum(dim=0)
+        return (found.double() * self.unit + self.origin).float() if self._numbers else found
 
 
 class _Member(nn.Module):
@@ -67,11 +75,12 @@ class _Member(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tensors = {name: self.get_buffer(key) for name, key in self._names.items()}
         logits = self._trainer.predictor.logits(self._trainer.network, tensors, x)
-        return self._weight * logits.float().softmax(-1)
+        return self._weight * self._trainer.measure.shares(logits)
 
 
 def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> float:
-    """Writes the file, runs it, and returns the largest difference of a probability from the original's.
+    """Writes the file, runs it, and returns the largest difference from the original: of probabilities, or of numbers in
+    standard deviations.
 
     samples: (N, ...) as in a shard, to check on; some that are drawn where None. model: on the CPU.
     Errors: SettingError for another ending, without the packages, or for a model that cannot be exported; NoModel if the file
@@ -89,10 +98,10 @@ def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> 
     with replaced(out) as beside:
         _written(write, Portable(model).eval(), torch.from_numpy(x[:2]), beside, model)
         found = run(beside, x)
-        difference = float(np.abs(found - wanted).max())
+        difference = float((np.abs(found - wanted) / unit_of(model)).max())
         if not difference <= TOLERANCE:
             raise NoModel(
-                f"the exported model's probabilities differ from the original's by up to {difference:.2g}, so no file was "
+                f"the exported model's outputs differ from the original's by up to {difference:.2g}, so no file was "
                 "kept: use `fedclient predict` or `fedclient serve`"
             )
     return difference
@@ -119,10 +128,12 @@ def _plain(x: npt.NDArray[Any], model: Model) -> npt.NDArray[Any]:
 def _original(model: Model, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """What the model itself predicts with, by its own way from features to scores."""
     features = prepare_features(x, model.info.model, model.standardiser)
-    shares = [
-        member.weight * member.trainer.scores(member.tensors, features).float().softmax(-1) for member in model.members.values()
-    ]
-    return np.asarray(torch.stack(shares).sum(dim=0))
+    return in_unit(np.asarray(blended_shares(list(model.members.values()), features)), model.info.targets)
+
+
+def unit_of(model: Model) -> list[float]:
+    """In which its outputs are compared: of numbers a standard deviation each."""
+    return model.info.targets.std if model.info.targets else [1.0]
 
 
 def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Path, model: Model) -> None:
