@@ -36,10 +36,10 @@ class Client:
     says which device this is. model: code of the federation that may run here: "package.module:factory", the function, or
     several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
     (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
-    options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. task: as for `attune.simulate`. limits: on what the
-    server may ask of this device. stay: wait for the federation's next run instead of returning. thrift: what of
-    the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`. The rest
-    as the options of `fedclient`.
+    options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. task: as for `attune.simulate`.
+    limits: on what the server may ask of this device. stay: wait for the federation's next run instead of returning. thrift:
+    what of the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`.
+    The rest as the options of `fedclient`.
     Errors: SettingError, ShardError.
     """
 
