@@ -43,6 +43,11 @@ MULTILABEL = Task(
 TASKS: dict[TaskName, Task] = {task.name: task for task in (CLASSES, REGRESSION, MULTILABEL)}
 
 
+def described(metric: str) -> str:
+    """The metric of this name with its direction."""
+    return next((task.described for task in TASKS.values() if task.metric == metric), metric)
+
+
 def asked(task: TaskName, outputs: Sequence[int | str]) -> str:
     """For a message: the task, and of what, where a task says so."""
     if task == "classes":

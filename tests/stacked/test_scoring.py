@@ -127,7 +127,9 @@ def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method
         expected = [each.carry_out(*orders(each, number, train)) for each in one_by_one]
         for each, other, result, by_itself in zip(together, one_by_one, results, expected, strict=True):
             assert result is each.newest and result.order_id == by_itself.order_id
-            assert result.accuracies == pytest.approx(by_itself.accuracies) and comparisons_of(result) == comparisons_of(by_itself)
+            assert result.accuracies == pytest.approx(by_itself.accuracies) and comparisons_of(result) == comparisons_of(
+                by_itself
+            )
             assert not train or result.loss == pytest.approx(by_itself.loss, rel=1e-4)
             assert result.weights == pytest.approx(by_itself.weights, rel=1e-4)
             torch.testing.assert_close(each.theta, other.theta, rtol=1e-4, atol=1e-5)

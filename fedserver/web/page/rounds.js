@@ -28,7 +28,7 @@ function chart(title, found, series, { top, format, wide }) {
   const known = series.flatMap(({ name }) => found.map((line) => line[name]).filter((value) => value !== null));
   if (!known.length) return null;
   const high = top ?? (Math.max(...known) || 1), last = Math.max(found.at(-1).round, found[0].round + 1), first = found[0].round;
-  const x = (round) => LEFT + ((round - first) / (last - first)) * (W - LEFT - 8), y = (value) => TOP + (1 - value / high) * (H - TOP - BOTTOM);
+  const x = (round) => LEFT + ((round - first) / (last - first)) * (W - LEFT - 8), y = (value) => TOP + (1 - Math.max(value, 0) / high) * (H - TOP - BOTTOM);
   const grid = [0, 0.5, 1].map((part) => [s("line", { x1: LEFT, x2: W - 8, y1: y(part * high), y2: y(part * high) }), s("text", { x: LEFT - 6, y: y(part * high) + 4, "text-anchor": "end" }, format(part * high))]);
   const lines = series.map(({ name, colour }) => curve(found.filter((line) => line[name] !== null).map((line) => [x(line.round), y(line[name])]), colour));
   const latest = series.map(({ name, label }) => [label, found.filter((line) => line[name] !== null).at(-1)?.[name]]).filter(([, value]) => value !== undefined);
