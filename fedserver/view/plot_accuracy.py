@@ -69,8 +69,8 @@ def curves(summary: Summary) -> Section:
     some = any(not point.whole for points in summary.curves.values() for point in points)
     hint = " Hollow marks and thin lines are of those clients only that took part in a round." if some else ""
     caption = (
-        f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over all "
-        f"test samples, in which each sample counts the same.{hint}{scored.direction(summary.task)}"
+        f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over "
+        f"all test samples, in which each sample counts the same.{hint}{scored.direction(summary.task)}"
     )
     return Section(
         f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary)

@@ -42,9 +42,9 @@ def helped(summary: Summary) -> Section:
     count = sum(client.verdict == "better" for client in compared)
     caption = (
         f"Federation helps {count} of {len(compared)} devices for certain. "
-        f"What it gives is how much better a device's own model is ({summary.metric}) than one that the device trains alone (or, "
-        "where it trained none, than the common model), on the same test samples. A verdict is for certain where a paired test says "
-        "so at 95 %."
+        f"What it gives is how much better a device's own model is ({summary.metric}) than one that the device trains alone "
+        "(or, where it trained none, than the common model), on the same test samples. A verdict is for certain where a paired "
+        "test says so at 95 %."
     )
     return Section(
         "Who is helped?", caption, None, Table(("verdict", "devices", "what federation gives, mean"), _counted(summary))

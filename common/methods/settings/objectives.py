@@ -71,7 +71,7 @@ class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 
     keeps_own: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
-    only_classes: ClassVar[str] = "one of its heads is corrected by how often each class occurs. Take fedrep or fedper"
+    only_classes: ClassVar[str] = "one of its heads is corrected by how often each class occurs. Take fedrep, fedper or fedtp"
 
 
 class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown_fields=True):

@@ -7,16 +7,16 @@ const SERIES = [["before", "as served", "--downloading"], ["after", "after local
 const WIDE = [560, 190], NARROW = [290, 130], LEFT = 54, BOTTOM = 22, TOP = 8;
 const LISTED = 20;
 
-export function rounds(found, devices) {
-  show($("charts"), found.map((line) => ({ ...line, trained: 0, evaluated: 0 })), () => (found.length ? charts(found) : h("p", { class: "quiet" }, "No round is closed yet.")));
+export function rounds(found, devices, metric) {
+  show($("charts"), found.map((line) => ({ ...line, trained: 0, evaluated: 0 })), () => (found.length ? charts(found, metric) : h("p", { class: "quiet" }, "No round is closed yet.")));
   show($("round-table"), found.slice(-LISTED), (lines) => table(lines));
   show($("part"), [found.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
 }
 
-function charts(found) {
+function charts(found, metric) {
   const present = SERIES.filter(([name]) => found.some((line) => line[name] !== null));
   return [
-    chart("Accuracy, mean over devices", found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide: true }),
+    chart(`${metric[0].toUpperCase()}${metric.slice(1)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide: true }),
     chart("Training loss", found, [{ name: "loss", colour: "--training" }], { format: (v) => v.toPrecision(2) }),
     chart("Bytes up and down", found, [{ name: "bytes_up", label: "up", colour: "--sending" }, { name: "bytes_down", label: "down", colour: "--downloading" }], { format: bytes }),
     chart("Seconds of the slowest device", found, [{ name: "seconds", colour: "--evaluating" }], { format: (v) => span(v) }),
