@@ -40,8 +40,10 @@ def test_a_profile_says_the_task_and_the_sums_of_its_targets(write):
     assert profile.targets.squares == pytest.approx([((DOSE - 33) ** 2).sum()] * 2)
     labels = load_shard(write(X, LABELS, meta=MULTILABEL, name="labels"))
     assert (labels.profile().task, labels.profile().labels, labels.profile().targets) == ("multilabel", [0, 1, 2], None)
-    assert "3 labels" in labels.described and not labels.per_position and labels.warnings == (
-        "18 training samples are fewer than a batch of 32: every epoch is a single step",
+    assert (
+        "3 labels" in labels.described
+        and not labels.per_position
+        and labels.warnings == ("18 training samples are fewer than a batch of 32: every epoch is a single step",)
     )
     assert load_shard(write(X, LABELS[:, 0], name="plain")).profile().task == "classes"
 
@@ -60,14 +62,18 @@ def test_groups_stay_together_although_no_two_targets_are_alike(write):
     path = write(X, DOSE, meta=REGRESSION | {"groups": "who"})
     np.savez(path / "train.npz", x=X, y=DOSE, who=np.arange(24) // 3)
     shard = load_shard(path)
-    kept, tested = ({int(round((y - 10) / 2)) // 3 for y in part[:, 0]} for part in (shard.train_y, shard.test_y))
+    kept, tested = ({round((y - 10) / 2) // 3 for y in part[:, 0]} for part in (shard.train_y, shard.test_y))
     assert len(shard.test_y) >= 6 and not kept & tested
 
 
 @pytest.mark.parametrize(
     ("y", "meta", "message"),
     [
-        (np.where(DOSE > 50, np.nan, DOSE), REGRESSION, r"holds 3 values that the task regression cannot use, the first is nan"),
+        (
+            np.where(DOSE > 50, np.nan, DOSE),
+            REGRESSION,
+            r"holds 3 values that the task regression cannot use, the first is nan",
+        ),
         (np.array(["low"] * 24), REGRESSION, r"the task regression needs numbers, shape \(N,\) or \(N, K\)"),
         (DOSE[:7], REGRESSION, "holds 7 rows for 24 samples"),
         (BOTH[:, :, None], REGRESSION, r"shape \(24, 2, 1\)"),

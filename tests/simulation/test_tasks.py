@@ -14,7 +14,7 @@ from attune.fedclient.model import artifact, portable
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.serve import answer, describe
 
-QUICK = {"train.lr": 0.05, "train.batch_size": 16}
+QUICK = {"train.lr": 0.05, "train.batch_size": 16, "train.local_epochs": 3}
 
 
 def device(number: int, task: str) -> tuple[np.ndarray, np.ndarray]:
@@ -25,11 +25,11 @@ def device(number: int, task: str) -> tuple[np.ndarray, np.ndarray]:
     return x, 300 + 20 * z if task == "regression" else (z > 0).astype(np.int64)
 
 
-def run(task: str, executor: Any = None, method: str = "fedper", **more: Any) -> attune.Result:
+def run(task: str, executor: Any = None, method: str = "fedper", rounds: int = 4, **more: Any) -> attune.Result:
     shards = {f"site{number}": device(number, task) for number in (-1, 0, 1)}
     settings = QUICK | more.pop("settings", {})
     return attune.simulate(
-        shards, method, rounds=4, task=task, settings=settings, baseline="local", executor=executor, progress=False, **more
+        shards, method, rounds=rounds, task=task, settings=settings, baseline="local", executor=executor, progress=False, **more
     )
 
 
@@ -39,10 +39,10 @@ def test_every_device_beats_the_constant_answer_and_stacked_devices_are_the_same
     for one, other in zip(plain.table(), stacked.table(), strict=True):
         assert (one.accuracy, one.local) == pytest.approx((other.accuracy, other.local), rel=1e-4)
         assert one.verdict == other.verdict and (one.interval is None) == (task == "regression")
-    for line in plain.status()["clients"]:
+    for line in plain.status["clients"]:
         assert line["accuracy"] > line["accuracy_constant"] + 0.2, line
         assert line["p_local"] is not None and line["gain_local"] == pytest.approx(line["accuracy"] - line["accuracy_local"])
-    assert plain.status()["metric"] == {"regression": "R2", "multilabel": "label accuracy"}[task]
+    assert plain.status["metric"] == {"regression": "R2", "multilabel": "label accuracy"}[task]
 
 
 def test_predictions_are_in_the_unit_of_y_and_survive_saving_serving_and_exporting(tmp_path):
@@ -82,9 +82,10 @@ def test_a_blend_predicts_the_weighted_mean_of_its_models():
     assert np.array(model.predict(x[:4])) == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedtp", "pfedme", "per-fedavg", "ditto", "fedmcsa", "pfedhn"])
+@pytest.mark.parametrize("method", ["fedtp", "pfedme", "per-fedavg", "ditto", "fedavg+ft"])
 def test_methods_of_every_kind_run(method):
-    result = run("regression", method=method, settings={"round.rounds": 1} | ({"method.hidden": 8} if method == "pfedhn" else {}))
+    small = {"model.width": 8, "model.depth": 1, "method.hidden": 8} if method == "fedtp" else {}
+    result = run("regression", method=method, rounds=1, settings={"train.local_epochs": 1, **small})
     assert all(row.accuracy is not None and -1 <= row.accuracy <= 1 for row in result.table())
 
 
@@ -96,8 +97,10 @@ def test_a_method_for_classes_and_a_device_of_another_task_end_it_before_it_begi
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "train.npz", x=x, y=y)
         (tmp_path / name / "meta.json").write_text(json.dumps({"task": task}))
-    with pytest.raises(ShapeMismatch, match=r"the shard of odd is for multilabel of 2 labels \(0, 1\); this federation is for reg"):
-        attune.simulate(tmp_path, "fedavg", rounds=1, progress=False)
+    with pytest.raises(
+        ShapeMismatch, match=r"odd is for multilabel of 2 labels \(0, 1\); this federation is for reg"
+    ):
+        attune.simulate(str(tmp_path / "*"), "fedavg", rounds=1, progress=False)
 
 
 def test_a_loop_and_scores_of_ones_own():
