@@ -43,7 +43,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worse_than_local: Count | None = None
     gain_common: Finite | None = None  # mean of (own score - its score) over the test samples; only where scores are not 0 or 1
     error_common: Finite | None = None  # standard error of that mean
-    p_common: Share | None = None  # of the paired test: common.permutation
+    p_common: Share | None = None  # of the paired test: fedclient.work.permutation
     gain_local: Finite | None = None
     error_local: Finite | None = None
     p_local: Share | None = None

@@ -18,7 +18,7 @@ class Pair:
     """On how many samples the own model has the better score, and on how many a worse one.
 
     Scores of 0 or 1 need no more. Of other scores the device has reported the mean gain, its standard error and the p value of
-    common.permutation; else None.
+    fedclient.work.permutation; else None.
     """
 
     rival: Choice

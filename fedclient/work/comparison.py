@@ -9,9 +9,9 @@ import torch
 
 from attune.common.metrics import Choice
 from attune.common.paired import Pair, findings_of, pairs_of
-from attune.common.permutation import sign_flip
 from attune.common.statistics import Finding, overall
 from attune.fedclient.messages import Result
+from attune.fedclient.work.permutation import sign_flip
 
 
 def comparisons_of(result: Result) -> list[Pair]:

@@ -97,9 +97,7 @@ def test_a_method_for_classes_and_a_device_of_another_task_end_it_before_it_begi
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "train.npz", x=x, y=y)
         (tmp_path / name / "meta.json").write_text(json.dumps({"task": task}))
-    with pytest.raises(
-        ShapeMismatch, match=r"odd is for multilabel of 2 labels \(0, 1\); this federation is for reg"
-    ):
+    with pytest.raises(ShapeMismatch, match=r"odd is for multilabel of 2 labels \(0, 1\); this federation is for reg"):
         attune.simulate(str(tmp_path / "*"), "fedavg", rounds=1, progress=False)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attune.common.paired import findings_of, pairs_of
-from attune.common.permutation import EXACT, MANY, sign_flip
 from attune.common.statistics import mcnemar
+from attune.fedclient.work.permutation import EXACT, MANY, sign_flip
 
 
 def test_by_hand():
