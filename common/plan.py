@@ -11,6 +11,12 @@ from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
+FIRST_RUN = "first"  # what people call the run with which a federation begins; in plan and ledger it has no name
+
+
+def run_name(run: str) -> str:
+    """Of a plan's `run`, for people and for folders."""
+    return run or FIRST_RUN
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -68,6 +74,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     vocabulary: int = 0
     options: dict[str, Any] = {}
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
+    body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of what is frozen in it and never travels; left out where nothing is
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

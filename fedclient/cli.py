@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import difflib
-import errno
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from attune.common.durable import NO_SPACE
-from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.errors import AttuneError, SettingError
+from attune.fedclient.command_options import (
+    data_option,
+    home_of,
+    home_option,
+    name_option,
+    reported,
+    server_option,
+    timeout_option,
+    token_file_option,
+    token_in,
+)
 from attune.fedclient.table_options import NAMES, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.fleet import How
-    from attune.fedclient.home import Home
     from attune.fedclient.model.artifact import ModelInfo
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
@@ -34,10 +41,7 @@ if TYPE_CHECKING:
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-DEFAULT_TIMEOUT_S = 300.0
-MAX_TOKEN_FILE = 4096  # characters; a token has 76
 BESIDE = ("doctor", "export", "serve")  # commands of fedclient.commands
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Group(click.Group):
@@ -66,75 +70,19 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@contextlib.contextmanager
-def reported() -> Iterator[None]:
-    """Errors for people: one line on stderr and the error's own exit code, never a traceback."""
-    try:
-        yield
-    except AttuneError as error:
-        click.echo(f"fedclient: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise  # whoever read our output has gone; click ends quietly
-        click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
-        sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
-    except KeyboardInterrupt:
-        click.echo("fedclient: interrupted; finished work is saved", err=True)
-        sys.exit(130)
-
-
-def _server_option(required: bool = False) -> Callable[[F], F]:
-    return click.option("--server", metavar="HOST:PORT", required=required, help="Where fedserver listens.")
-
-
-def _data_option(help_text: str, **more: Any) -> Callable[[F], F]:
-    return click.option("--data", metavar="SHARD", multiple=True, help=help_text, **more)
-
-
-_home_option = click.option(
-    "--home",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="This device's folder (default: one per server and shard); for several devices, the folder of their folders.",
-)
-_name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
-_timeout_option = click.option(
-    "--connect-timeout", type=click.FloatRange(min=0), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S",
-    help="Give up after this many seconds without an answer of the server.",
-)  # fmt: skip
-
-
-_token_file_option = click.option(
-    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
-)
-
-
-def _token(text: str | None, file: str | None) -> str | None:
-    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
-    if file is None:
-        return text
-    if text is not None:
-        raise click.UsageError("--token and --token-file are two tokens: give one")
-    try:
-        with click.open_file(file, encoding="utf-8") as source:
-            return str(source.read(MAX_TOKEN_FILE)).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read a token from {file}: {error}") from None
-
-
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@_data_option(
+@data_option(
     "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
 )
-@_server_option()
+@server_option()
 @table_options
-@_home_option
-@_name_option
+@home_option
+@name_option
 @click.option("--token", help="A join token, if this device is not enrolled yet.")
-@_token_file_option
+@token_file_option
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads for training.")
-@_timeout_option
+@timeout_option
 @click.option(
     "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
     help="best: a blend of the models, weighted on samples held out of training; personalized: the own model alone.",
@@ -202,7 +150,7 @@ def _train(given: dict[str, Any]) -> None:
         model=given["allow_model"],
         home=given["home"],
         name=given["name"],
-        token=_token(given["token"], given["token_file"]),
+        token=token_in(given["token"], given["token_file"]),
         device=given["device"],
         threads=given["threads"],
         connect_timeout_s=given["connect_timeout"],
@@ -259,15 +207,15 @@ def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
 
 
 @main.command()
-@_server_option(required=True)
+@server_option(required=True)
 @click.option("--token", help="What `fedserver token` printed.")
-@_token_file_option
-@_data_option(
+@token_file_option
+@data_option(
     "Enrol a device for each of these shards, each by a use of the token. Default: one device, for the first that starts."
 )
-@_name_option
-@_home_option
-@_timeout_option
+@name_option
+@home_option
+@timeout_option
 def join(
     server: str,
     token: str | None,
@@ -279,7 +227,7 @@ def join(
 ) -> None:
     """Enrol this device with a server, once."""
     with reported():
-        token = _token(token, token_file)
+        token = token_in(token, token_file)
         if token is None:
             raise click.UsageError("Missing option '--token' or '--token-file'.")
         if data:
@@ -307,9 +255,9 @@ def join(
 
 
 @main.command()
-@_data_option("The shard whose device is meant; a quoted pattern checks the home of each.")
-@_server_option()
-@_home_option
+@data_option("The shard whose device is meant; a quoted pattern checks the home of each.")
+@server_option()
+@home_option
 def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None:
     """Hold every file of this device's home against its digest; exit code 4 if one is damaged."""
     with reported():
@@ -324,9 +272,9 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
 
 
 @main.command()
-@_data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
-@_server_option()
-@_home_option
+@data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
+@server_option()
+@home_option
 @table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
@@ -338,7 +286,7 @@ def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_js
 
         if shards.is_fleet(data):
             sys.exit(_evaluate_fleet(data, server, home, as_json, table))
-        found = evaluation.of(_home(home, server, Path(data[0])), Path(data[0]), table)
+        found = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
         click.echo(json.dumps(asdict(found)) if as_json else found)
 
 
@@ -352,7 +300,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     found, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            found.append(evaluation.of(_home(home / label if home else None, server, path, only_own=True), path, table))
+            found.append(evaluation.of(home_of(home / label if home else None, server, path, only_own=True), path, table))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -376,8 +324,8 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     required=True,
     help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B.",
 )
-@_server_option()
-@_home_option
+@server_option()
+@home_option
 def predict(data: Path, out: Path, server: str | None, home: Path | None) -> None:
     """Label new samples with the finished model, offline."""
     with reported():
@@ -386,7 +334,7 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
         from attune.fedclient.data.shard import load_features
         from attune.fedclient.model.artifact import Model
 
-        model = Model.load(_home(home, server, None).model)
+        model = Model.load(home_of(home, server, None).model)
 
         labels = model.predict(load_features(data, model.info.column_names), str(data))
         try:
@@ -425,8 +373,8 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
     help="Only this one (may be repeated; default: all that the model has).",
 )  # fmt: skip
 @click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
-@_server_option()
-@_home_option
+@server_option()
+@home_option
 def plot(
     data: Path,
     out: Path,
@@ -440,7 +388,7 @@ def plot(
     with reported():
         if models and (server or home):
             raise click.UsageError("--model names the models: leave --home and --server out")
-        folders = models or (_home(home, server, data).model,)
+        folders = models or (home_of(home, server, data).model,)
         from attune.fedclient.model import plots
 
         for line in plots.plot(folders, data, out, images, pictures):
@@ -495,14 +443,6 @@ def partition(classes_per_client: int | None, alpha: float | None, by: str | Non
         flags = {"classes_per_client": classes_per_client, "alpha": alpha, "by": by}
         request = partitioning.Request(flags=flags, **given)
         partitioning.run(request, click.echo, lambda text: click.echo(f"fedclient: {text}", err=True))
-
-
-def _home(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
-    """The home of the model. It is found before torch is imported, so that errors come at once."""
-    from attune.fedclient.address import Address
-    from attune.fedclient.home import with_model
-
-    return with_model(home, Address.parse(server) if server else None, shard, only_own)
 
 
 def _members(

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from attune.fedclient.cli import (
-    _data_option,
-    _home,
-    _home_option,
-    _server_option,
-    _token,
-    _token_file_option,
+from attune.fedclient.command_options import (
+    data_option,
+    home_of,
+    home_option,
     reported,
+    server_option,
+    token_file_option,
+    token_in,
 )
 from attune.fedclient.table_options import read_options, table_options
 
@@ -25,12 +25,12 @@ from attune.fedclient.table_options import read_options, table_options
     "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A file .onnx or .pt2 (torch.export)."
 )
 @click.option("--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part.")
-@_server_option()
-@_home_option
+@server_option()
+@home_option
 def export(out: Path, data: Path | None, server: str | None, home: Path | None) -> None:
     """The finished model as a file for other programs; it is run once and compared with the original."""
     with reported():
-        folder = _home(home, server, data).model
+        folder = home_of(home, server, data).model
         from attune.fedclient.data.shard import load_shard
         from attune.fedclient.model.artifact import Model
         from attune.fedclient.model.portable import export as write
@@ -43,27 +43,27 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None) 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 picks a free one.")
-@_token_file_option
-@_server_option()
-@_home_option
+@token_file_option
+@server_option()
+@home_option
 def serve(host: str, port: int, token_file: str | None, server: str | None, home: Path | None) -> None:
     """Predictions of the finished model over HTTP, offline: POST /predict, GET /model, GET /healthz."""
     with reported():
-        folder = _home(home, server, None).model
+        folder = home_of(home, server, None).model
         from attune.fedclient.model.artifact import Model
         from attune.fedclient.model.serve import Place
         from attune.fedclient.model.serve import serve as run
 
-        place = Place(host, port, _token(None, token_file) or "")
+        place = Place(host, port, token_in(None, token_file) or "")
         place.check()
         run(Model.load(folder), place, click.echo)
 
 
 @click.command()
-@_data_option("The shard that this device would train on.")
-@_server_option()
+@data_option("The shard that this device would train on.")
+@server_option()
 @table_options
-@_home_option
+@home_option
 def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given: Any) -> None:
     """Looks whether this device can take part: machine, data, home, server; exit code 1 if something is in the way."""
     with reported():

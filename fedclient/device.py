@@ -34,7 +34,7 @@ from attune.common.errors import (
 from attune.common.faults import fail_at
 from attune.common.json_text import from_json
 from attune.common.models.options import cautions
-from attune.common.plan import Plan
+from attune.common.plan import Plan, run_name
 from attune.fedclient import messages, session
 from attune.fedclient.allowed import check_plan
 from attune.fedclient.console import Console
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import Result
 
 PROGRESS_S = 1.0
-FIRST_RUN = "first"  # what people call the run that has no name
 RENEWAL_LOOK_S = 10.0  # between looks whether the certificate is due; certificates may live a minute
 
 
@@ -228,7 +227,7 @@ class Device:
 
     async def _leave(self, before: Plan, plan: Plan) -> None:
         """The federation goes on with another run: what this device has of the last one is put aside."""
-        old, new = before.run or FIRST_RUN, plan.run or FIRST_RUN
+        old, new = run_name(before.run), run_name(plan.run)
         kept = await self.worker.do(self._put_aside, old)
         self.slot = None
         self.console.say(
@@ -303,7 +302,9 @@ class Device:
         if learner is None:
             learner = await self.worker.do(slot.awake)
         missing = learner.missing(order)
-        self.store.check_room(self.options.thrift, learner.size_bytes + sum(ref.size for ref, _ in missing))
+        if self.options.thrift.disk_bytes:
+            coming_bytes = learner.size_bytes + sum(ref.size for ref, _ in missing)
+            await self.worker.do(self.store.check_room, self.options.thrift, coming_bytes)
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
         fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))

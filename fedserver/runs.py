@@ -19,6 +19,7 @@ from attune.common.config import merge
 from attune.common.durable import PRIVATE, disk_errors, sync
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.identity.names import check_name
+from attune.common.plan import FIRST_RUN, run_name
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import Home
@@ -28,12 +29,11 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import AREAS
 from attune.fedserver.stores.tables import Tables
 
-FIRST = "first"  # what people call the run with which a home begins; in plan and ledger it has no name
 KEPT_SECTIONS = ("server", "data")  # settings that belong to the fleet and not to a run
-
-
-def name_of(run: str) -> str:
-    return run or FIRST
+ENDED: Mapping[str, Any] = {
+    "phase": Phase.DONE, "devices": (), "cohort": (), "excused": (), "replaced": (), "adapting": {}, "paused": False,
+    "reason": "",
+}  # fmt: skip
 
 
 def begin(home: Home, name: str, given: Mapping[str, Any], by: str) -> str:
@@ -52,7 +52,7 @@ def begin(home: Home, name: str, given: Mapping[str, Any], by: str) -> str:
         settings = merge(kept, given)
         planning.resolve(settings)
         place = _put_aside(home, found) if found.plan is not None else None
-        home.audit.write("run begun", by, run=name, before=name_of(found.run), settings=flat(settings))
+        home.audit.write("run begun", by, run=name, before=run_name(found.run), settings=flat(settings))
         tables.begin_run(name, settings)
         _remove_blobs(home, tables)
         return str(place or "")
@@ -68,19 +68,13 @@ def stop(home: Home, by: str) -> int:
         found = tables.snapshot()
         record = found.record
         if record.revive().phase is Phase.DONE:
-            raise HomeMismatch(f"the run {name_of(found.run)} is over already: `fedserver run new` begins the next")
+            raise HomeMismatch(f"the run {run_name(found.run)} is over already: `fedserver run new` begins the next")
         if not record.round:
-            raise HomeMismatch(f"no round of the run {name_of(found.run)} is closed, so there is nothing to end")
-        home.audit.write("run stopped", by, run=name_of(found.run), rounds=record.round)
+            raise HomeMismatch(f"no round of the run {run_name(found.run)} is closed, so there is nothing to end")
+        home.audit.write("run stopped", by, run=run_name(found.run), rounds=record.round)
         settings = merge(found.overrides or {}, {"round": {"rounds": record.round}})
         tables.end_run(msgspec.structs.replace(record, **ENDED), settings)
         return record.round
-
-
-ENDED: Mapping[str, Any] = {
-    "phase": Phase.DONE, "devices": (), "cohort": (), "excused": (), "replaced": (), "adapting": {}, "paused": False,
-    "reason": "",
-}  # fmt: skip
 
 
 def tidy(home: Home) -> None:
@@ -108,22 +102,19 @@ def _tables(home: Home) -> Iterator[Tables]:
 def _check_over(found: Snapshot) -> None:
     if found.plan is not None and found.record.phase not in (Phase.DONE, Phase.FAILED):
         raise HomeMismatch(
-            f"the run {name_of(found.run)} is not over (round {found.record.round}): end it first with `fedserver run stop`"
+            f"the run {run_name(found.run)} is not over (round {found.record.round}): end it first with `fedserver run stop`"
         )
 
 
 def _check_new(home: Home, found: Snapshot, name: str) -> None:
-    try:
-        check_name(name)
-    except SettingError as error:
-        raise SettingError(str(error).replace("a device", "a run").replace(" Choose another with --name.", "")) from None
-    if name in (FIRST, found.run) or (home.runs / name).exists():
+    check_name(name, "a run", "Choose another.")
+    if name in (FIRST_RUN, found.run) or (home.runs / name).exists():
         raise SettingError(f"there is a run {name} already; choose another name (`fedserver run list`)")
 
 
 def _put_aside(home: Home, found: Snapshot) -> Path:
     """The present run as a folder of its own. A killed process leaves the home as it is, and at most a folder to replace."""
-    place = home.runs / name_of(found.run)
+    place = home.runs / run_name(found.run)
     filling = home.runs / f".{place.name}.filling"
     for left in (filling, place):  # the home's run has this name, so what lies there was not finished
         shutil.rmtree(left, ignore_errors=True)

@@ -12,12 +12,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def check_name(name: str) -> str:
-    """`name` itself if it may name a device: it becomes a file name and an argument of commands. Raises SettingError."""
+def check_name(name: str, what: str = "a device", remedy: str = "Choose another with --name.") -> str:
+    """`name` itself if it may name this: it becomes a file name and an argument of commands. Raises SettingError."""
     if not _NAME.fullmatch(name):
         raise SettingError(
-            f"{name!r} cannot name a device: use 1 to {MAX_LENGTH} letters (a-z), digits, '.', '_' and '-', "
-            "starting with neither '.' nor '-'. Choose another with --name."
+            f"{name!r} cannot name {what}: use 1 to {MAX_LENGTH} letters (a-z), digits, '.', '_' and '-', "
+            f"starting with neither '.' nor '-'. {remedy}"
         )
     return name
 

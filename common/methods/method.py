@@ -163,6 +163,7 @@ def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
     Errors: SettingError for a selector that matches nothing (named with method and model), a tensor that none matches, and
     a tensor that cannot be generated because it holds integers.
     """
+    from attune.common.models.body import names_of
     from attune.common.models.structure import roles, tensors_of
 
     tensors, role_of = tensors_of(model), roles(model)
@@ -171,8 +172,9 @@ def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
     for selector, kind in method.parts:
         matched = [name for name in tensors if _matches(selector, name, role_of[name])]
         if not matched:
+            outside = " outside its frozen body" if names_of(model) else ""
             raise SettingError(
-                f"method {method.name}: no tensor of the model {model_name} is {selector!r}; "
+                f"method {method.name}: no tensor of the model {model_name}{outside} is {selector!r}; "
                 "choose a model that has such tensors, or another method"
             )
         for name in matched:

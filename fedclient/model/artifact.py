@@ -46,7 +46,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     federation: str
     method: str
     method_options: dict[str, Any]
-    model: ModelSpec
+    model: ModelSpec  # a frozen body is in no file here: whoever builds the model reads it, and its digest is checked
     classes: list[Label]  # class index -> original label; names of K targets or labels
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
@@ -61,6 +61,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     round: int = 0
     task: TaskName = "classes"
     targets: Scale | None = None  # of numbers that are predicted: what one is in the model
+    seed: int = 0  # that the model is built with
     files: dict[str, str] = {}  # file beside this one -> digest
 
     @property
@@ -130,6 +131,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         round=result.round,
         task=plan.task,
         targets=plan.targets,
+        seed=plan.seed,
     )
     return info, tensors
 
@@ -162,7 +164,7 @@ class Model:
         method = method_from_options(options)
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
         self.measure = MEASURES[info.task]
-        network, where = build(info.model, 0), choose(device)
+        network, where = build(info.model, info.seed), choose(device)
 
         def member(name: Choice, weight: float) -> Member:
             predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())

@@ -6,7 +6,7 @@ N samples, C classes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
+from attune.common.models.body import body_of
 from attune.fedclient.data.prepare import prepare_features
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.work.blend import Member, blended_shares
@@ -27,7 +28,7 @@ SAMPLES = 8  # that the file is checked on, where none are given
 
 
 class Portable(nn.Module):
-    """From features as they lie in a shard to probabilities: preparation, every model of the blend, softmax.
+    """From features as they lie in a shard to probabilities: preparation, every model of the blend on its frozen body, softmax.
 
     Of several labels the probability of each; of numbers the numbers, in their unit.
 
@@ -47,9 +48,13 @@ class Portable(nn.Module):
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
-        self.register_buffer("unit", torch.tensor(unit_of(model)))
-        self.register_buffer("origin", torch.tensor(model.info.targets.mean if model.info.targets else [0.0]))
+        self.register_buffer("unit", torch.tensor(unit_of(model), dtype=torch.float64))
+        self.register_buffer(
+            "origin", torch.tensor(model.info.targets.mean if model.info.targets else [0.0], dtype=torch.float64)
+        )
         self._numbers = model.info.targets is not None
+        body = body_of(model.trainer.network.model)
+        self._body = _held(self, body.tensors if body else {})
         self.members = nn.ModuleList(_Member(member) for member in model.members.values())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +62,8 @@ class Portable(nn.Module):
             x = ((x.double() - self.mean) / self.std).float()
         if self._images:
             x = x.permute(0, 3, 1, 2)
-        shares = [member(x) for member in self.members]
+        body = {name: self.get_buffer(key) for name, key in self._body.items()}
+        shares = [member(x, body) for member in self.members]
         found = torch.stack(shares).sum(dim=0)
         return (found.double() * self.unit + self.origin).float() if self._numbers else found
 
@@ -68,14 +74,20 @@ class _Member(nn.Module):
     def __init__(self, member: Member) -> None:
         super().__init__()
         self._trainer, self._weight = member.trainer, member.weight
-        self._names = {name: f"tensor{number}" for number, name in enumerate(sorted(member.tensors))}
-        for name, key in self._names.items():
-            self.register_buffer(key, member.tensors[name].detach().clone())
+        self._names = _held(self, member.tensors)
 
-    def forward(self, x: Tensor) -> Tensor:
-        tensors = {name: self.get_buffer(key) for name, key in self._names.items()}
+    def forward(self, x: Tensor, body: Mapping[str, Tensor]) -> Tensor:
+        tensors = {**body, **{name: self.get_buffer(key) for name, key in self._names.items()}}
         logits = self._trainer.predictor.logits(self._trainer.network, tensors, x)
         return self._weight * self._trainer.measure.shares(logits)
+
+
+def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Copies of the tensors as buffers of the module: name -> buffer."""
+    names = {name: f"tensor{number}" for number, name in enumerate(sorted(tensors))}
+    for name, key in names.items():
+        module.register_buffer(key, tensors[name].detach().clone())
+    return names
 
 
 def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> float:

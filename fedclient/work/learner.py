@@ -24,9 +24,9 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
-from attune.common.protocol import ENCODINGS
+from attune.common.protocol import ENCODINGS, RELATIVE
 from attune.common.seeds import derive
-from attune.common.wire.encodings import encode
+from attune.common.wire.encodings import Written, encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
@@ -45,7 +45,7 @@ from attune.fedclient.work.own_loop import Data, check_loop, scored
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
-RECEIVED, LOCAL, TRAINED, KEPT = "received", "local", "trained", "kept-{}"  # what is committed beside the model's tensors
+RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "kept-{}"  # committed beside the model's tensors
 
 
 class Learner:
@@ -94,9 +94,11 @@ class Learner:
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
         received = local = self.trained = None
+        self.owed: Tensors = {}  # what the last update lacks of what should have arrived, to be made up for with the next
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
             received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
+            self.owed = orders.beside(self.newest, OWED) or {}
             if received is not None:
                 self.holdings = replace(self.holdings, served=dict(self.newest.served))
             self.versions = dict(self.newest.versions)
@@ -112,7 +114,7 @@ class Learner:
         """About what it holds in memory: samples, and the tensors of its models."""
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
         models = [*self.theta.values(), *self.received.values()]
-        models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values()]
+        models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values(), *self.owed.values()]
         return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
 
     @property
@@ -158,6 +160,7 @@ class Learner:
         self._check_trains(order)
         if order.encoding and order.encoding not in ENCODINGS:
             raise WireError(f"the server asks for parts written as {order.encoding[:40]!r}: update fedclient")
+        self._check_base(order)
         theta, received, served = self._merged(order, fetched)
         result = Result(
             order_id=order.id,
@@ -184,8 +187,11 @@ class Learner:
         trained = self.trained
         if order.train and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
-        beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained)) if tensors}
-        parts = {part: encode(self._handed_in(part, names, theta, received), order.encoding) for part, names in returns.items()}
+        written = {part: self._written(part, names, theta, received, order) for part, names in returns.items()}
+        parts, owed = {part: each.tensors for part, each in written.items()}, dict(self.owed)
+        for each in written.values():
+            owed |= each.errors
+        beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained), (OWED, owed)) if tensors}
         if cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
@@ -193,7 +199,7 @@ class Learner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
-        self.theta, self.received, self.trained, self.baselines.local = theta, received, trained, local
+        self.theta, self.received, self.trained, self.owed, self.baselines.local = theta, received, trained, owed, local
         self.holdings = replace(self.holdings, served=served)
         self.versions = dict(self.newest.versions)
         return self.newest
@@ -296,10 +302,12 @@ class Learner:
             self.hooks.evaluate, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self.plan.classes)
         )
 
-    def _handed_in(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors) -> Tensors:
+    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
+        """What is handed in of a part. The server reads it beside what this order served of it."""
         if self.returns[part] == "change":
-            return {name: theta[name] - received[name] for name in names}
-        return {name: theta[name] for name in names}
+            return encode({name: theta[name] - received[name] for name in names}, order.encoding, None, self.owed)
+        base = received if any(ref.part == part for ref in order.downloads) else None
+        return encode({name: theta[name] for name in names}, order.encoding, base, self.owed)
 
     def trial(self) -> Jobs[Trained]:
         """Training as an order's would be, to see how long it takes: nothing comes of it."""
@@ -336,6 +344,14 @@ class Learner:
         known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
         if unknown := set(order.trains) - known:
             raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
+
+    def _check_base(self, order: Order) -> None:
+        """Errors: WireError if the order asks for changes from what it does not serve."""
+        served = {ref.part for ref in order.downloads}
+        if order.encoding in RELATIVE and (missing := [part for part in order.returns if part not in served]):
+            raise WireError(
+                f"the server asks for {missing} as {order.encoding}, changes from what it does not serve: update it"
+            )
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):

@@ -10,7 +10,7 @@ No state is ever changed: who cannot make a step durable keeps the state before 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from attune.fedserver.core.messages import (
     Aggregated,

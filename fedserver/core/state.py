@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from attune.fedserver.core.messages import Phase, Record
 
 NOBODY: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """Who is connected does not survive a restart, for a restarted server has no streams. Times are monotonic seconds."""
 
-    record: Record = field(default_factory=Record)
+    record: Record = msgspec.field(default_factory=Record)
     reported: frozenset[str] = NOBODY  # answered the open orders
     finished: frozenset[str] = NOBODY  # handed in the evaluation of the end
     newcomers: frozenset[str] = NOBODY  # of the connected, if newcomers are given rounds of their own
     connected: frozenset[str] = NOBODY
-    left_at: Mapping[str, float] = field(default_factory=dict)
-    losses: Mapping[str, float] = field(default_factory=dict)  # of the training that was reported for the open orders
+    left_at: Mapping[str, float] = {}
+    losses: Mapping[str, float] = {}  # of the training that was reported for the open orders
     troubled: frozenset[str] = NOBODY  # said that they cannot carry out the open orders
-    moved_at: Mapping[str, float] = field(default_factory=dict)  # last sign of progress with the open orders
-    run_out: Mapping[str, int] = field(default_factory=dict)  # how many orders in a row a device let run out
+    moved_at: Mapping[str, float] = {}  # last sign of progress with the open orders
+    run_out: Mapping[str, int] = {}  # how many orders in a row a device let run out
     deadline: float = 0.0  # of the open orders
     unix: float = 0.0  # unix time of the latest event, for what people are shown
 
@@ -61,7 +60,7 @@ class Round:
 
     def noting(self, **changes: Any) -> Self:
         """With another record."""
-        return replace(self, record=msgspec.structs.replace(self.record, **changes))
+        return replace(self, record=replace(self.record, **changes))
 
     def ordering(self, phase: Phase, devices: Collection[str], cohort: Collection[str], now: float, deadline_s: float) -> Self:
         """New orders for `devices`, in place of those that were out. The absent have their grace, from when they left."""

@@ -188,7 +188,7 @@ class Coordinator:
         """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
         plan = planning.make_plan(self.settings, profiles, self._federation, self._run)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
-        record = self.round.record
+        plan, record = planning.pinned(plan, started.body_digest), self.round.record
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))
         fail_at(SERVER, 0, "plan-committed")
         await self.lab.settle()

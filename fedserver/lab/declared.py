@@ -31,7 +31,7 @@ def check_declared(settings: ResolvedSettings) -> None:
     errors = []
     for spec in specs:
         try:
-            check_model(spec, settings.method, settings.method_options)
+            check_model(spec, settings.method, settings.method_options, settings.seed)
             return
         except SettingError as error:
             errors.append(error)

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attune.common.plan import run_name
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import Home
-from attune.fedserver.runs import name_of
 from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.compare_text import share
 from attune.fedserver.view.status_text import WIDE
@@ -49,7 +49,7 @@ def _listed(home: Home, name: str | None) -> Listed:
     settings = planning.resolve(found.overrides or {})
     average = over_all(accuracies(found.rows, settings.method.evaluate))
     return Listed(
-        name=name or name_of(found.run),
+        name=name or run_name(found.run),
         present=name is None,
         path=str(home.path),
         method=settings.method.name,

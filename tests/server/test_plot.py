@@ -202,7 +202,7 @@ def drawn_with(monkeypatch, module):
 
 @pytest.mark.parametrize("clients", [3, 30])
 def test_attention_has_one_scale_from_0_to_1_with_an_equal_share_marked(monkeypatch, clients):
-    """Weights that differ by 1.5 % look alike: they are less than one of 256 colours apart."""
+    """Weights that differ by 1.5 % of an equal share look alike: they are less than three of 256 colours apart."""
     figures = drawn_with(monkeypatch, plot_clients)
     names = [f"c{i}" for i in range(clients)]
     nearly_SS = np.full((clients, clients), 1 / clients)

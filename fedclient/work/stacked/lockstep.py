@@ -110,12 +110,12 @@ def _alone(job: Job) -> Any:
 
 def _key(job: Job) -> Hashable:
     """Equal for jobs that can be computed together, if any of them can."""
-    if isinstance(job, Descent) and job.task.family is not None and len(job.task.x) and job.moving:
+    if isinstance(job, Descent) and job.task.family is not None and job.task.x.shape[0] and job.moving:
         what = (job.settings, job.moving, job.purpose, job.share, job.own, job.repeat, job.ahead)
         tensors = (_shapes(job.tensors), _shapes(job.beside))
-        return ("descent", job.task.family, what, tensors, _shape(job.task.x[:1]), _shape(job.task.y[:1]), job.task.device)
-    if isinstance(job, Scores) and job.trainer.family is not None and len(job.x):
-        return ("scores", job.trainer.family, _shapes(job.prepared), _shape(job.x[:1]), job.trainer.device)
+        return ("descent", job.task.family, what, tensors, _sample(job.task.x), _sample(job.task.y), job.task.device)
+    if isinstance(job, Scores) and job.trainer.family is not None and job.x.shape[0]:
+        return ("scores", job.trainer.family, _shapes(job.prepared), _sample(job.x), job.trainer.device)
     if isinstance(job, Weighing):
         return ("weighing", tuple(job.probability), *{p.shape[1:] for p in job.probability.values()})
     return id(job)
@@ -127,3 +127,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> Hashable:
 
 def _shape(tensor: Tensor) -> tuple[Hashable, Hashable]:
     return tensor.shape, tensor.dtype
+
+
+def _sample(samples: Tensor) -> tuple[Hashable, Hashable]:
+    return samples.shape[1:], samples.dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from attune.fedserver.core.messages import Finish, Open, Phase
 from attune.fedserver.core.phases.base import OpenPhase, Rules, Stage, Step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from attune.fedserver.core.health import median_of
 from attune.fedserver.core.messages import Aggregate, GoBack, Phase

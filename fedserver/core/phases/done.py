@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from attune.fedserver.core.messages import Effect, Finish, Open, Phase, Receipt, Reported
 from attune.fedserver.core.phases.base import PhaseVerbs, Rules, Stage, Step

@@ -1,0 +1,86 @@
+"""What several commands of `fedclient` share: options, what is made of them, and errors for people."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from attune.common.durable import NO_SPACE
+from attune.common.errors import AttuneError, DiskFull, SettingError
+
+if TYPE_CHECKING:
+    from attune.fedclient.home import Home
+
+DEFAULT_TIMEOUT_S = 300.0
+MAX_TOKEN_FILE = 4096  # characters; a token has 76
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Errors for people: one line on stderr and the error's own exit code, never a traceback."""
+    try:
+        yield
+    except AttuneError as error:
+        click.echo(f"fedclient: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # whoever read our output has gone; click ends quietly
+        click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
+        sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
+    except KeyboardInterrupt:
+        click.echo("fedclient: interrupted; finished work is saved", err=True)
+        sys.exit(130)
+
+
+def server_option(required: bool = False) -> Callable[[F], F]:
+    return click.option("--server", metavar="HOST:PORT", required=required, help="Where fedserver listens.")
+
+
+def data_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    return click.option("--data", metavar="SHARD", multiple=True, help=help_text, **more)
+
+
+home_option = click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="This device's folder (default: one per server and shard); for several devices, the folder of their folders.",
+)
+name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
+timeout_option = click.option(
+    "--connect-timeout", type=click.FloatRange(min=0), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S",
+    help="Give up after this many seconds without an answer of the server.",
+)  # fmt: skip
+
+
+token_file_option = click.option(
+    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
+)
+
+
+def token_in(text: str | None, file: str | None) -> str | None:
+    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise click.UsageError("--token and --token-file are two tokens: give one")
+    try:
+        with click.open_file(file, encoding="utf-8") as source:
+            return str(source.read(MAX_TOKEN_FILE)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"cannot read a token from {file}: {error}") from None
+
+
+def home_of(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
+    """The home of the model. It is found before torch is imported, so that errors come at once."""
+    from attune.fedclient.address import Address
+    from attune.fedclient.home import with_model
+
+    return with_model(home, Address.parse(server) if server else None, shard, only_own)
