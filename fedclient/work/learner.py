@@ -24,27 +24,28 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
-from attune.common.protocol import ENCODINGS
+from attune.common.protocol import ENCODINGS, RELATIVE
 from attune.common.seeds import derive
-from attune.common.wire.encodings import encode
+from attune.common.wire.encodings import Written, encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
-from attune.fedclient.work import baselines
-from attune.fedclient.work.blend import Member, blended_logits, classifying
+from attune.fedclient.work import baselines, comparison
+from attune.fedclient.work.blend import Member, answering, blended_logits
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.dial import Dialled, Position, dial_of, dialled
 from attune.fedclient.work.holdings import Holdings
 from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import Data, check_loop, scored
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
-RECEIVED, LOCAL, TRAINED, KEPT = "received", "local", "trained", "kept-{}"  # what is committed beside the model's tensors
+RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "kept-{}"  # committed beside the model's tensors
 
 
 class Learner:
@@ -84,17 +85,20 @@ class Learner:
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
-        self._constant = baselines.constant_answer(self.data) if hooks.evaluate is None else None
+        self._constant = baselines.constant_answer(self.data, MEASURES[plan.task]) if hooks.evaluate is None else None
+        self.measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
-            model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"), hooks, plan.classes
+            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, self.measure
         )
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
         received = local = self.trained = None
+        self.owed: Tensors = {}  # what the last update lacks of what should have arrived, to be made up for with the next
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
             received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
+            self.owed = orders.beside(self.newest, OWED) or {}
             if received is not None:
                 self.holdings = replace(self.holdings, served=dict(self.newest.served))
             self.versions = dict(self.newest.versions)
@@ -110,7 +114,7 @@ class Learner:
         """About what it holds in memory: samples, and the tensors of its models."""
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
         models = [*self.theta.values(), *self.received.values()]
-        models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values()]
+        models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values(), *self.owed.values()]
         return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
 
     @property
@@ -156,12 +160,14 @@ class Learner:
         self._check_trains(order)
         if order.encoding and order.encoding not in ENCODINGS:
             raise WireError(f"the server asks for parts written as {order.encoding[:40]!r}: update fedclient")
+        self._check_base(order)
         theta, received, served = self._merged(order, fetched)
         result = Result(
             order_id=order.id,
             round=order.round,
             trained=order.train,
             own=self.own,
+            task=self.plan.task,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             accuracy_constant=self._constant,
@@ -181,8 +187,11 @@ class Learner:
         trained = self.trained
         if order.train and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
-        beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained)) if tensors}
-        parts = {part: encode(self._handed_in(part, names, theta, received), order.encoding) for part, names in returns.items()}
+        written = {part: self._written(part, names, theta, received, order) for part, names in returns.items()}
+        parts, owed = {part: each.tensors for part, each in written.items()}, dict(self.owed)
+        for each in written.values():
+            owed |= each.errors
+        beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained), (OWED, owed)) if tensors}
         if cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
@@ -190,7 +199,7 @@ class Learner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
-        self.theta, self.received, self.trained, self.baselines.local = theta, received, trained, local
+        self.theta, self.received, self.trained, self.owed, self.baselines.local = theta, received, trained, owed, local
         self.holdings = replace(self.holdings, served=served)
         self.versions = dict(self.newest.versions)
         return self.newest
@@ -247,8 +256,8 @@ class Learner:
         own = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
         candidates: baselines.Candidates = {self.own: (self.trainer, own), **self.baselines.candidates(common)}
         right = yield from baselines.right_on_test(candidates, data)
-        found = {name: float(each.double().mean()) for name, each in right.items()}
-        counts = {name: baselines.compared(right[self.own], each) for name, each in right.items() if name != self.own}
+        found = {name: mean_score(each) for name, each in right.items()}
+        rivals = [comparison.compared(right[self.own], each, name) for name, each in right.items() if name != self.own]
         choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
         weights = (yield from baselines.weighed(candidates, data)) if choosing else {}
         members = [Member(weight, *candidates[name]) for name, weight in weights.items()]
@@ -258,15 +267,11 @@ class Learner:
             accuracy_before=found.get(self.own),
             accuracy_common=found.get("common"),
             accuracy_local=found.get("local"),
-            accuracy_kept=found.get(self.own) if blended is None else float(blended.double().mean()),
+            accuracy_kept=found.get(self.own) if blended is None else mean_score(blended),
             kept=max(weights, key=lambda name: weights[name]) if weights else self.own,
             weights=weights,
             validation_samples=len(data.validation_x) if choosing else 0,
-            **{
-                f"{side}_than_{name}": n
-                for name, both in counts.items()
-                for side, n in zip(("better", "worse"), both, strict=True)
-            },
+            **{name: value for each in rivals for name, value in each.items()},
         )
         beside = {name for name in weights if name != self.own} | ({self.own} if mixed is not None else set())
         return result, {name: candidates[name][1] for name in candidates if name in beside}
@@ -292,15 +297,17 @@ class Learner:
         """What the blend finds of the test part, as Trainer.right."""
         data = self.data
         if self.hooks.evaluate is None:
-            return (yield from classifying(members, data.test_x)) == data.test_y.cpu()
+            return self.measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())
         return scored(
             self.hooks.evaluate, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self.plan.classes)
         )
 
-    def _handed_in(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors) -> Tensors:
+    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
+        """What is handed in of a part. The server reads it beside what this order served of it."""
         if self.returns[part] == "change":
-            return {name: theta[name] - received[name] for name in names}
-        return {name: theta[name] for name in names}
+            return encode({name: theta[name] - received[name] for name in names}, order.encoding, None, self.owed)
+        base = received if any(ref.part == part for ref in order.downloads) else None
+        return encode({name: theta[name] for name in names}, order.encoding, base, self.owed)
 
     def trial(self) -> Jobs[Trained]:
         """Training as an order's would be, to see how long it takes: nothing comes of it."""
@@ -327,7 +334,7 @@ class Learner:
         if not len(data.test_x):
             return None
         prepared = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        return float((yield from self.trainer.right(prepared, data.test_x, data.test_y)).double().mean())
+        return mean_score((yield from self.trainer.right(prepared, data.test_x, data.test_y)))
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
         return {name: tensors[name] for name in self.expected(part)}
@@ -337,6 +344,14 @@ class Learner:
         known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
         if unknown := set(order.trains) - known:
             raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
+
+    def _check_base(self, order: Order) -> None:
+        """Errors: WireError if the order asks for changes from what it does not serve."""
+        served = {ref.part for ref in order.downloads}
+        if order.encoding in RELATIVE and (missing := [part for part in order.returns if part not in served]):
+            raise WireError(
+                f"the server asks for {missing} as {order.encoding}, changes from what it does not serve: update it"
+            )
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):

@@ -136,7 +136,8 @@ class Updates:
             await self._take_in(order, update)
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
-            await asyncio.gather(self._check_blobs(name, blobs), self._executors.disk(self._uploads.sync, blobs.values()))
+            values = await self._unpacked(order, blobs)
+            await asyncio.gather(self._check_blobs(name, values), self._executors.disk(self._uploads.sync, values.values()))
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -144,8 +145,15 @@ class Updates:
                 await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise
         with self._told_of_full_disk():
-            await self._executors.disk(self._coordinator.inbox.accept, order.id, row, blobs)
+            await self._executors.disk(self._coordinator.inbox.accept, order.id, row, values)
+        await self._executors.disk(self._uploads.discard, [blob for part, blob in blobs.items() if blob != values[part]])
         return row
+
+    async def _unpacked(self, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Blob]:
+        """The values that the blobs stand for: what is checked, kept and aggregated."""
+        lab, name, served = self._coordinator.lab, order.id.client, {ref.part for ref in order.downloads}
+        with self._told_of_full_disk():
+            return {p: await lab.unpack(name, p, blob, order.encoding, p in served) for p, blob in blobs.items()}
 
     async def _take_in(self, order: Order, update: Update) -> None:
         """The blobs that came within the update, as if they were uploaded."""

@@ -55,15 +55,21 @@ class ThreadLab:
             from attune.common.methods.fit import check_model
             from attune.common.methods.registry import method_of
 
-            check_model(plan.model, method_of(plan), plan.method_options)
+            check_model(plan.model, method_of(plan), plan.method_options, plan.seed)
         self._engine, remade = take_up(plan, slots, self._blobs, closed)
-        return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade)
+        return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
         return await self._executors.worker(self._started.serve, clients, founders)
 
     async def cold_start(self) -> dict[str, Blob]:
         return await self._executors.worker(self._started.cold_start)
+
+    async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
+        return await self._executors.worker(self._started.pack, blobs)
+
+    async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
+        return await self._executors.worker(self._started.unpack, client, cast(PartKind, part), blob, encoding, served)
 
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         await self._executors.worker(self._started.check, client, cast(PartKind, part), blob, max_norm)

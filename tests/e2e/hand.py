@@ -113,8 +113,8 @@ class Hand(Caller):
         self.credential = Credential(self.key, answer.certificate_pem)
         super().__init__(port, answer.ca_pem, self.credential)
 
-    def connect(self, profile: Profile = PROFILE) -> Stream:
-        hello = pb.Hello(protocol=1, software="a hand", profile_json=msgspec.json.encode(profile))
+    def connect(self, profile: Profile = PROFILE, encodings: Iterable[str] = ()) -> Stream:
+        hello = pb.Hello(protocol=1, software="a hand", profile_json=msgspec.json.encode(profile), encodings=list(encodings))
         return Stream(self, pb.DeviceMessage(hello=hello))
 
     def download(self, digest: str, offset: int = 0) -> bytes:

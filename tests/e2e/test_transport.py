@@ -1,11 +1,14 @@
-"""How parts travel, in real processes: within messages or by themselves, as they are or in half the bytes."""
+"""How parts travel, in real processes: within messages or by themselves, as they are or in fewer bytes."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from attune.common.protocol import ENCODINGS
 from tests.e2e.harness import Federation, run_to_the_end, tabular_shard
 
 FLAGS = ("--method", "fedavg", "--model", "dnn", "--rounds", "2", "--seed", "3")
@@ -44,3 +47,40 @@ def test_half_the_bytes_go_up_if_parts_are_handed_in_as_bfloat16(ended: Callable
     up = [{int(row["bytes_up"]) for row in rows if row["work"] == "train"} for rows in (usual[1], half)]
     [[exact], [lossy]] = up
     assert 0.5 < lossy / exact < 0.65, "half the numbers, and the same names and shapes"
+
+
+def test_a_quarter_of_the_bytes_go_up_as_int8(ended: Callable[..., Ended], usual: Ended) -> None:
+    _, small = ended("--set", "round.encoding=int8")
+    [[exact], [lossy]] = [{int(row["bytes_up"]) for row in rows if row["work"] == "train"} for rows in (usual[1], small)]
+    assert 0.25 < lossy / exact < 0.45, "a quarter of the numbers, and the same names and shapes"
+
+
+def test_what_rounding_lost_is_made_up_for_once_whoever_is_killed(
+    federation_at: Callable[[str], Federation], tmp_path: Path
+) -> None:
+    """A device dies when its order is committed and not sent; the server when an update is kept and not answered."""
+    shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))]
+    flags = (*FLAGS, "--rounds", "3", "--set", "round.encoding=int8", "--set", "server.threads=1")
+    calm = federation_at("calm")
+    run_to_the_end(calm, shards, *flags)
+    killed = federation_at("killed")
+    server = killed.server("--exit-when-done", "--min-clients", "2", *flags, fault="server:2:update-accepted=kill")
+    ada = killed.device(shards[0], fault="ada:1:order-committed=kill")
+    bob = killed.device(shards[1])
+    assert ada.code() == -signal.SIGKILL
+    ada = killed.device(shards[0])
+    assert server.code() == -signal.SIGKILL
+    server = killed.server("--exit-when-done")
+    assert [process.code() for process in (ada, bob, server)] == [0, 0, 0], server.text
+    ends = [{name: data for name, data in each.export().items() if name.endswith(".safetensors")} for each in (calm, killed)]
+    assert ends[0] and ends[0] == ends[1]
+
+
+@pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+def test_every_bit_arrives_in_fewer_bytes_both_ways(ended: Callable[..., Ended], usual: Ended) -> None:
+    packed = ended("--set", "round.encoding=zstd")
+    tensors = sorted(name for name in usual[0] if name.endswith(".safetensors"))
+    assert tensors and {name: packed[0][name] for name in tensors} == {name: usual[0][name] for name in tensors}
+    for way in ("bytes_up", "bytes_down"):
+        plain, fewer = (sum(int(row[way]) for row in rows) for rows in (usual[1], packed[1]))
+        assert 0.5 < fewer / plain < 0.97

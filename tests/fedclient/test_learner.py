@@ -14,7 +14,9 @@ from attune.common.errors import DiskFull, Forbidden, HomeMismatch, WireError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.wire.encodings import encode
 from attune.common.wire.files import read_tensors
+from attune.common.wire.int8 import SCALES
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
@@ -285,6 +287,55 @@ def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part)
         assert torch.equal(sent[name], tensor.to(torch.bfloat16))
     state = Orders(lossy.orders.path).state(result)
     assert all(torch.equal(state[name], exact.theta[name]) for name in exact.theta)
+
+
+@pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
+def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
+    exact, lossy = make(method, home="exact"), make(method, home="lossy")
+    first, second = (Order(f"train-{n}-kiel", n, True, (served(exact, part)[0],), (part,)) for n in (1, 2))
+    weights = served(exact, part)[1]
+    fetched = {f"{part}1.0": weights}
+    base = None if part == "generated" else weights
+    expected = handed_in(exact, carry_out(exact, first, fetched), part)
+    sent = handed_in(lossy, carry_out(lossy, replace(first, encoding="int8"), fetched), part)
+    assert sent.keys() == {*expected, SCALES}
+    owed = lossy.owed
+    assert owed.keys() == expected.keys() and any(error.abs().max() > 0 for error in owed.values())
+    written = encode(expected, "int8", base)
+    assert all(torch.equal(sent[name], tensor) for name, tensor in written.tensors.items())
+    assert all(torch.equal(owed[name], error) for name, error in written.errors.items())
+
+    again = make(method, home="lossy")  # the process was killed
+    assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
+    expected = handed_in(exact, carry_out(exact, second, fetched), part)
+    sent = handed_in(again, carry_out(again, replace(second, encoding="int8"), fetched), part)
+    written = encode(expected, "int8", base, owed)
+    assert all(torch.equal(sent[name], tensor) for name, tensor in written.tensors.items())
+    assert any(not torch.equal(tensor, sent[name]) for name, tensor in encode(expected, "int8", base).tensors.items())
+
+
+def test_what_an_update_lacks_is_made_up_for_once(make):
+    """An order that comes again is answered with the same bytes; an evaluation, and a plain update, keep what is owed."""
+    learner = make("fedavg")
+    ref, weights = served(learner, "shared")
+    order = Order("train-1-kiel", 1, True, (ref,), ("shared",), encoding="int8")
+    result = carry_out(learner, order, {ref.digest: weights})
+    owed = learner.owed
+    again = make("fedavg")
+    assert carry_out(again, order).parts == result.parts
+    assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
+    carry_out(again, Order("evaluate-1-kiel", 1, False, (ref,)), {ref.digest: weights})
+    carry_out(again, Order("train-2-kiel", 2, True, (ref,), ("shared",)), {ref.digest: weights})
+    last = make("fedavg")
+    assert owed.keys() == last.owed.keys()
+    assert all(torch.equal(last.owed[name], error) for name, error in owed.items())
+
+
+def test_a_change_from_what_was_not_served_fails_the_order_alone(make):
+    learner = make("fedavg")
+    with pytest.raises(WireError, match="changes from what it does not serve"):
+        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encoding="int8"))
+    assert learner.orders.newest() is None
 
 
 def test_an_encoding_that_this_device_does_not_know_fails_the_order_alone(make):

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from safetensors.torch import save
 
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import encode
+from attune.common.wire.blobs import Blob
+from attune.common.wire.digest import digest_of
+from attune.common.wire.encodings import decoded, encode
+from attune.common.wire.files import read_tensors
+from attune.common.wire.malformed import Malformed
+from attune.common.wire.tensors import Tensors, manifest_of
+from attune.fedserver.core import planning
+from attune.fedserver.core.messages import BlobRef, Order, Update
+from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.federation.orders import encoding_of
+from attune.fedserver.ports.blobs import UPLOADS
 from attune.fedserver.rpc.messages import encode as message_of
 from tests.server.bench import Bench, plan
 from tests.server.conftest import World
@@ -54,7 +67,7 @@ def test_the_next_state_is_that_of_the_decoded_updates(tmp_path, method: str) ->
             parts = {}
             for part, manifest in sorted(tiny.engine.manifests.items()):
                 exact = {name: torch.randn(spec.shape, generator=generator) for name, spec in manifest.items()}
-                written = encode(exact, "bf16")
+                written = encode(exact, "bf16").tensors
                 if not encoding:
                     written = {name: tensor.float() for name, tensor in written.items()}
                 parts[part] = tiny.write(f"inbox/{client}/{part}", written)
@@ -63,3 +76,152 @@ def test_the_next_state_is_that_of_the_decoded_updates(tmp_path, method: str) ->
         outcome = tiny.engine.aggregate(entries)
         states.append([(slot.part, slot.key, slot.digest) for slot in outcome.slots])
     assert states[0] == states[1]
+
+
+INT8 = {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "encoding": "int8"}}
+
+
+def handed_in(order: Order, data: bytes, encoding: str = "int8") -> Update:
+    ref = BlobRef("shared", digest_of(data), len(data), 0, encoding, data)
+    return Update(str(order.id), (ref,), 10, b"{}")
+
+
+def served(server: Server, order: Order) -> Tensors:
+    return read_tensors(server.blobs.open(server.coordinator.book.offer("a", order.downloads[0].digest)))
+
+
+async def orders_of(server: Server) -> list[Order]:
+    streams = [server.members.connect(name, PROFILE, "test", 1 << 20, ENCODINGS) for name in ("a", "b")]
+    return [await next_order(stream) for stream in streams]
+
+
+def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) -> None:
+    """Served + change, in the part's own dtypes; beside them the bytes that came count, and what came goes."""
+
+    async def scenario(server: Server) -> None:
+        order, _ = await orders_of(server)
+        before = served(server, order)
+        trained = {name: tensor + torch.randn(tensor.shape) for name, tensor in before.items()}
+        written = encode(trained, "int8", before)
+        data = save(written.tensors)
+        assert await updates_of(server).submit("a", handed_in(order, data)) == ""
+        [entry] = server.coordinator.inbox.entries("train", 1).values()
+        assert entry.row.bytes_up == len(data)
+        kept = read_tensors(server.blobs.open(entry.parts["shared"]))
+        assert {name: tensor.dtype for name, tensor in kept.items()} == {name: each.dtype for name, each in before.items()}
+        for name, tensor in kept.items():
+            assert torch.equal(trained[name] - tensor, written.errors[name])
+        assert server.blobs.names(UPLOADS) == []
+
+    process(world, scenario, INT8)
+
+
+@pytest.mark.parametrize(
+    ("scale", "kind"), [(math.nan, "bad-scale"), (math.inf, "bad-scale"), (-1.0, "bad-scale"), (1e38, "not-finite")]
+)
+def test_a_scale_that_would_harm_the_state_is_refused(world: World, scale: float, kind: str) -> None:
+    async def scenario(server: Server) -> None:
+        order, _ = await orders_of(server)
+        before = served(server, order)
+        written = encode({name: tensor + 1 for name, tensor in before.items()}, "int8", before).tensors
+        written["#scales"][0] = scale
+        with pytest.raises(Malformed, match="a's shared update") as caught:
+            await updates_of(server).submit("a", handed_in(order, save(written)))
+        assert caught.value.kind == kind
+
+    process(world, scenario, INT8)
+
+
+def test_the_limit_on_a_change_is_of_the_values_that_it_leads_to(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        order, _ = await orders_of(server)
+        before = served(server, order)
+        for change, fits in ((1e3, False), (1e-3, True)):
+            written = encode({name: tensor + change for name, tensor in before.items()}, "int8", before).tensors
+            submitted = updates_of(server).submit("a", handed_in(order, save(written)))
+            if fits:
+                assert await submitted == ""
+            else:
+                with pytest.raises(UpdateRefused, match="the limit is 1"):
+                    await submitted
+
+    process(world, scenario, {**INT8, "server": {"max_update_norm": 1.0}})
+
+
+def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
+    """The tensors of int8 under an order that asks for none: they must not be aggregated as if they were weights."""
+
+    async def scenario(server: Server) -> None:
+        order, _ = await orders_of(server)
+        written = encode(served(server, order), "int8").tensors
+        with pytest.raises(Malformed) as caught:
+            await updates_of(server).submit("a", handed_in(order, save(written), ""))
+        assert caught.value.kind == "unexpected-tensor"
+
+    process(world, scenario, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2}})
+
+
+def test_a_device_that_is_served_nothing_hands_in_plain_values() -> None:
+    """It goes on from its own state, so there is nothing that both sides hold from which a change could be written."""
+    blob = Blob("state/x", digest_of(b"x"), 1)
+    for encoding, expected in (("int8", ["int8", ""]), ("bf16", ["bf16", "bf16"]), ("", ["", ""])):
+        settings = resolve({**SETTINGS, "round": {"encoding": encoding}})
+        assert [encoding_of(settings, blobs) for blobs in ({"shared": blob}, {})] == expected
+
+
+ZSTD = {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "encoding": "zstd"}}
+needs_zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+
+
+def unpacked_of(server: Server, order: Order) -> Tensors:
+    """What the order serves, from the bytes that it offers."""
+    [ref] = order.downloads
+    sent = read_tensors(server.blobs.open(server.coordinator.book.offer("a", ref.digest)))
+    manifest = server.coordinator.lab._started.manifests["shared"]
+    return dict(decoded(sent, manifest_of(sent), ref.encoding, manifest, None, "the server")) if ref.encoding else sent
+
+
+@needs_zstd
+def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        order, _ = await orders_of(server)
+        before = unpacked_of(server, order)
+        trained = {name: tensor + torch.randn(tensor.shape) * 1e-3 for name, tensor in before.items()}
+        data = save(encode(trained, "zstd", before).tensors)
+        assert await updates_of(server).submit("a", handed_in(order, data, "zstd")) == ""
+        [entry] = server.coordinator.inbox.entries("train", 1).values()
+        kept = read_tensors(server.blobs.open(entry.parts["shared"]))
+        assert all(torch.equal(kept[name], tensor) for name, tensor in trained.items())
+        assert entry.row.bytes_up == len(data)
+
+    process(world, scenario, ZSTD)
+
+
+@needs_zstd
+def test_what_is_smaller_is_sent_in_its_place_and_what_is_not_stays(tmp_path) -> None:
+    tiny = Bench(tmp_path, plan())
+    wide = tiny.write("serve/wide", {"w": torch.randn(4096)})
+    tight = tiny.write("serve/tight", {"w": torch.randn(1)})
+    found = tiny.engine.pack([wide, tight, wide])
+    assert list(found) == [wide.digest] and found[wide.digest].size < wide.size
+    assert tiny.engine.pack([wide]) == found, "it is made once"
+    sent = tiny.read(found[wide.digest])
+    [(_, tensor)] = decoded(sent, manifest_of(sent), "zstd", manifest_of(tiny.read(wide)), None, "the server")
+    assert torch.equal(tensor, tiny.read(wide)["w"])
+    tiny.engine.settle()
+    assert tiny.blobs.names("serve/") == ["serve/tight", "serve/wide"], "and goes with the state"
+
+
+def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "ENCODINGS", ("bf16", "int8"))
+    with pytest.raises(SettingError, match=r"needs the package zstandard: install attune-fl\[zstd\]"):
+        resolve({**SETTINGS, "round": {"encoding": "zstd"}})
+
+
+@needs_zstd
+def test_a_device_without_the_package_is_told_to_install_it(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        with pytest.raises(SettingError, match=r"a cannot write parts as zstd .*install zstandard beside it"):
+            server.members.connect("a", PROFILE, "test", 0, ("bf16", "int8"))
+
+    process(world, scenario, ZSTD)

@@ -19,7 +19,7 @@ LARGEST_BF16 = Fraction(255, 128) * 2**127
 
 
 def sent(value: float) -> float:
-    return float(encode({"x": torch.tensor([value], dtype=torch.float32)}, "bf16")["x"].float()[0])
+    return float(encode({"x": torch.tensor([value], dtype=torch.float32)}, "bf16").tensors["x"].float()[0])
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -53,15 +53,15 @@ def test_only_float32_is_changed() -> None:
         "n": torch.tensor([7]),
         "h": torch.tensor([0.1], dtype=torch.float16),
     }
-    written = encode(tensors, "bf16")
+    written = encode(tensors, "bf16").tensors
     assert manifest_of(written) == encoded_manifest(manifest_of(tensors), "bf16")
     assert {name for name in tensors if written[name] is not tensors[name]} == {"w"}
     assert written["w"].dtype is torch.bfloat16
-    assert all(one is tensors[name] for name, one in encode(tensors, "").items())
+    assert all(one is tensors[name] for name, one in encode(tensors, "").tensors.items())
 
 
 def test_every_name_of_the_protocol_is_an_encoding() -> None:
     for encoding in ENCODINGS:
-        assert encode({}, encoding) == encoded_manifest({}, encoding) == {}
+        assert encode({}, encoding).tensors == encoded_manifest({}, encoding) == {}
     with pytest.raises(KeyError):
-        encode({"w": torch.ones(1)}, "int8")
+        encode({"w": torch.ones(1)}, "int4")
