@@ -99,7 +99,9 @@ def test_an_extreme_has_no_vote(bench, robust, method, value):
         found.append(tiny.digests(tuple(honest)))
         [shared] = {float(t.max()) for t in tiny.read(tiny.engine.serve(["ann"])["ann"]["shared"]).values()}
         mean = sum(values.values()) / 6
-        assert shared == pytest.approx(0.01 if robust == "median" else mean, rel=1e-5), "two of eight, as many as are reckoned with"
+        assert shared == pytest.approx(0.01 if robust == "median" else mean, rel=1e-5), (
+            "two of eight, as many as are reckoned with"
+        )
     assert found[0] == found[1]
 
 

@@ -100,7 +100,9 @@ class Mean:
         exact = first.is_floating_point()
         dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
         X_SN = torch.stack([update.tensors[name].reshape(-1).to(dtype) for update in updates])
-        result = torch.cat([self._vote(X_SB, updates[0].absent) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(first.shape)
+        result = torch.cat([self._vote(X_SB, updates[0].absent) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(
+            first.shape
+        )
         return result.to(first.dtype) if exact else result.round_().to(first.dtype)
 
     def _vote(self, X_SB: torch.Tensor, absent: int) -> torch.Tensor:
