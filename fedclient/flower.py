@@ -6,6 +6,7 @@ Flower (flwr) is imported when it is needed, and a NumPyClient does without it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -146,7 +147,7 @@ class _App:
         return metrics.pop("loss", None), samples, metrics
 
     def _asked(self, what: str, legacy: str, arrays: Arrays, config: Config, round_: int) -> RecordDict:
-        from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+        from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 
         prefix, number = (f"{legacy}.", "server_round") if self._of_clients else ("", "server-round")
         named = _numbered(list(arrays.values())) if self._of_clients else arrays
@@ -158,7 +159,9 @@ class _App:
                 f"{prefix}config": ConfigRecord({number: round_, **config}),
             }
         )
-        reply: Message = self._app(Message(content, dst_node_id=1, message_type=what), self._context)
+        # A message without metadata of ours asks for the runtime of Flower, and there is none.
+        metadata = Metadata(1, "", 1, 1, "", "", time.time(), DEFAULT_TTL, what)
+        reply: Message = self._app(Message(content, metadata=metadata), self._context)
         if reply.has_error():
             raise SettingError(f"the Flower app could not {what}: {reply.error.reason}")
         return reply.content

@@ -184,6 +184,7 @@ def test_the_state_of_an_app_lasts_from_round_to_round() -> None:
 
 
 def test_over_the_network_an_app_trains_as_in_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To rounding: the threads are not the same here."""
     pytest.importorskip("flwr")
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     home, models = Home(tmp_path / "server"), {}
@@ -208,7 +209,8 @@ def test_over_the_network_an_app_trains_as_in_the_simulation(tmp_path: Path, mon
     for each in (*devices, server):
         each.join(60)
     hand = simulated(by_hand)
-    assert all(same(models[name], hand.model(name)) for name in shards())
+    for name in shards():
+        torch.testing.assert_close(dict(models[name].tensors), dict(hand.model(name).tensors))
 
 
 def test_a_numpy_client_needs_no_flwr() -> None:
