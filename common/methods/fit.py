@@ -21,9 +21,9 @@ from attune.common.plan import ModelSpec
 SAMPLES = 2
 
 
-def check_model(spec: ModelSpec, method: Method, method_options: Mapping[str, Any]) -> None:
+def check_model(spec: ModelSpec, method: Method, method_options: Mapping[str, Any], seed: int = 0) -> None:
     """Errors: SettingError that names what is wrong with the model, or what the method needs and the model lacks."""
-    model = build(spec, 0)
+    model = build(spec, seed)
     assign(method, model)
     options = options_of(method, method_options)
     head = _head(model) if options.objective.needs_features or options.predictor.needs_features else None

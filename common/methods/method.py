@@ -21,6 +21,7 @@ from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.task import TaskName
 
 if TYPE_CHECKING:
     from torch import nn
@@ -148,12 +149,21 @@ def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
     return found
 
 
+def check_task(method: Method, options: Mapping[str, Any], task: TaskName) -> None:
+    """Errors: SettingError for a method that knows classes alone, with what to take instead."""
+    found = options_of(method, options)
+    why = found.objective.only_classes or found.predictor.only_classes
+    if task != "classes" and why:
+        raise SettingError(f"method {method.name} cannot be used for {task}: {why} (method.name)")
+
+
 def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
     """The kind of every tensor of the model.
 
     Errors: SettingError for a selector that matches nothing (named with method and model), a tensor that none matches, and
     a tensor that cannot be generated because it holds integers.
     """
+    from attune.common.models.body import names_of
     from attune.common.models.structure import roles, tensors_of
 
     tensors, role_of = tensors_of(model), roles(model)
@@ -162,8 +172,9 @@ def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
     for selector, kind in method.parts:
         matched = [name for name in tensors if _matches(selector, name, role_of[name])]
         if not matched:
+            outside = " outside its frozen body" if names_of(model) else ""
             raise SettingError(
-                f"method {method.name}: no tensor of the model {model_name} is {selector!r}; "
+                f"method {method.name}: no tensor of the model {model_name}{outside} is {selector!r}; "
                 "choose a model that has such tensors, or another method"
             )
         for name in matched:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.config import convert
-from attune.common.errors import SettingError, nearest
+from attune.common.errors import SettingError, WireError, nearest
 from attune.common.models.options import (
     ConvNetOptions,
     DnnOptions,
@@ -22,6 +22,7 @@ from attune.common.models.options import (
     VitOptions,
 )
 from attune.common.plan import Kind, ModelSpec
+from attune.common.wire.digest import check_digest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +57,7 @@ _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series"
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample: what peers declare decides how large a model we build
 MAX_VOCABULARY = 1 << 20
+BODY_DIGEST = "body_digest"  # an option of every model of one's own, which its factory does not see
 
 
 def names() -> list[str]:
@@ -86,6 +88,11 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
             raise SettingError(f"unknown setting model.{key}{nearest(key, known)}")
     elif ":" not in name:
         convert(_entry(name).options, options, "model.")
+    elif BODY_DIGEST in options:
+        try:
+            check_digest(str(options[BODY_DIGEST]), f"setting model.{BODY_DIGEST}")
+        except WireError as error:
+            raise SettingError(str(error)) from None
 
 
 def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
@@ -124,7 +131,9 @@ def default_spec(
     `package.module:factory` are passed on unchecked. per_position: a label for every token, not for every sample.
     Errors: SettingError for an unknown model, option or value, and for a model that does not take this kind of data.
     """
-    spec = ModelSpec(name or _DEFAULTS[kind], kind, tuple(shape), classes, vocabulary, dict(options), per_position)
+    given = dict(options)
+    pin = given.pop(BODY_DIGEST, msgspec.UNSET) if ":" in (name or "") else msgspec.UNSET
+    spec = ModelSpec(name or _DEFAULTS[kind], kind, tuple(shape), classes, vocabulary, given, per_position, pin)
     if ":" in spec.name:
         _check_data(spec)
         return spec
@@ -134,7 +143,8 @@ def default_spec(
 def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
     """A new model on `device` with initial weights that depend on `spec` and `seed` alone; no random state outside is touched.
 
-    Errors: SettingError as for `default_spec`, and for a factory that cannot be imported or makes no module.
+    Errors: SettingError as for `default_spec`, for a factory that cannot be imported or makes no module, and for a frozen body
+    that is not the one that `spec` pins.
     """
     import torch
 
@@ -148,6 +158,10 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
         model = _made(factory, spec) if own else factory(spec, options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
+    if device != "meta":  # there are no values to know a body by
+        from attune.common.models.body import settle
+
+        settle(model, spec)
     return model
 
 

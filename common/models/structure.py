@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from attune.common.models.body import names_of
+
 Tensors = dict[str, Tensor]
 ROLES = ("qkv", "head", "norm", "mlp", "encoder")
 
@@ -26,7 +28,10 @@ _WHOLE = ({"qkv"}, {"q", "kv"}, {"q", "k", "v"})
 
 
 def tensors_of(model: nn.Module) -> Tensors:
-    """Parameters and persistent buffers, detached (not copied), module by module; a tied tensor once, by its first name."""
+    """Parameters and persistent buffers, detached (not copied), module by module; a tied tensor once, by its first name.
+
+    A frozen body (common.models.body) is left out: it never travels.
+    """
     return {name: tensor.detach() for name, tensor, _, _ in _walk(model)}
 
 
@@ -52,7 +57,7 @@ def roles(model: nn.Module) -> dict[str, frozenset[str]]:
     names = list(tensors_of(model))
     blocks = _blocks(model)
     qkv, attentions = _attention(model, blocks)
-    head = _head(model, blocks)
+    head = _head(model, blocks, names)
     norms = [path for path, module in model.named_modules() if _is_norm(module)]
     mlp = [
         path
@@ -65,7 +70,7 @@ def roles(model: nn.Module) -> dict[str, frozenset[str]]:
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, Tensor, str, bool]]:
     """(name, tensor, path of its module, whether it is a parameter of a leaf module)."""
-    seen: set[int] = set()
+    seen, still = set[int](), names_of(model)
     for prefix, module in model.named_modules():
         leaf = next(module.children(), None) is None
         kept = (
@@ -74,7 +79,8 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, Tensor, str, bool]]:
         for key, tensor, is_parameter in (*((key, tensor, True) for key, tensor in module._parameters.items()), *kept):
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield _join(prefix, key), tensor, prefix, leaf and is_parameter
+                if (name := _join(prefix, key)) not in still:
+                    yield name, tensor, prefix, leaf and is_parameter
 
 
 def _join(prefix: str, key: str) -> str:
@@ -160,8 +166,10 @@ def _outermost_attention(path: str, blocks: list[str]) -> str:
     return path
 
 
-def _head(model: nn.Module, blocks: list[str]) -> list[str]:
-    linears = [path for path, module in model.named_modules() if _is_linear(module)]
+def _head(model: nn.Module, blocks: list[str], names: list[str]) -> list[str]:
+    """Only a layer of which something is trained: a body may have a head of its own."""
+    trained = {name.rpartition(".")[0] for name in names}
+    linears = [path for path, module in model.named_modules() if _is_linear(module) and path in trained]
     outside = [path for path in linears if not _within(path, blocks)]
     named = [path for path in outside if _HEAD_NAMES & set(path.lower().split("."))]
     return (named or outside or linears)[-1:]

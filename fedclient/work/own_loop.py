@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.method import Method, options_of
+from attune.common.models.body import training_mode
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
@@ -150,7 +151,7 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
     if not job.moving:
         return job.alone()
     model, extras = _loaded(job)
-    task.network.model.train()
+    training_mode(task.network.model)
     data = Data(task.x, task.y, classes, job.settings.batch_size, job.batch_seed(job.purpose))
     with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
         try:
@@ -167,7 +168,8 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
 
 def _loaded(job: Descent) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """(a model of its own with the descent's tensors, the tensors beside it as parameters)."""
-    model = copy.deepcopy(job.task.network.model).to(job.task.device).train()
+    model = copy.deepcopy(job.task.network.model).to(job.task.device)
+    training_mode(model)
     own, _ = split(job.tensors)
     with torch.no_grad():
         for name, value in _live(model):

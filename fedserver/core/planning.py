@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
-from attune.common.methods.method import EVERYDAY, Method, options_of
+from attune.common.methods.method import EVERYDAY, Method, check_task, options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
@@ -18,7 +18,7 @@ from attune.common.protocol import ENCODINGS, EXTRAS
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
-from attune.fedserver.core.scale import scale_of
+from attune.fedserver.core.scale import scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
@@ -132,6 +132,9 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     labels: set[Label] = set(declared.classes) or {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
+    if first.task != "classes":
+        check_task(settings.method, settings.method_options, first.task)
+        classes = first.labels  # of all devices alike, in the order of y's columns
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     spec = models.default_spec(
@@ -153,6 +156,8 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         train=settings.train,
         scale=scale_of(profiles),
         column_names=declared.columns or columns_of(ordered),
+        task=first.task,
+        targets=scale_of_targets(profiles),
         run=run,
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
@@ -161,6 +166,13 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
             f"the plan is too long to be sent: it names {len(classes)} classes (most of them from {most}). Declare data.classes"
         )
     return plan
+
+
+def pinned(plan: Plan, body_digest: str) -> Plan:
+    """The plan of a model whose frozen body has this digest; empty: it has no body."""
+    if not body_digest:
+        return plan
+    return msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, body_digest=body_digest))
 
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:

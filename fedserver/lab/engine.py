@@ -11,6 +11,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import PartKind, assign, options_of
 from attune.common.methods.registry import method_of
+from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
@@ -56,6 +57,9 @@ class Engine:
     ) -> None:
         self._blobs, self._closed, self._served = blobs, closed, served or blobs
         model = build(plan.model, plan.seed)
+        body = body_of(model)
+        self.body_digest = body.digest if body else ""
+        forget(model)
         method = method_of(plan)
         assignment = assign(method, model)
         initial = tensors_of(model)

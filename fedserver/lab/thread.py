@@ -55,9 +55,9 @@ class ThreadLab:
             from attune.common.methods.fit import check_model
             from attune.common.methods.registry import method_of
 
-            check_model(plan.model, method_of(plan), plan.method_options)
+            check_model(plan.model, method_of(plan), plan.method_options, plan.seed)
         self._engine, remade = take_up(plan, slots, self._blobs, closed)
-        return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade)
+        return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
         return await self._executors.worker(self._started.serve, clients, founders)

@@ -25,6 +25,7 @@ class Started:
     max_bytes: dict[str, int]  # part that devices hand in -> the largest blob that can be an answer
     slots: list[Slot]  # of a new federation the state before round 1, not committed yet
     remade: list[str]  # names of state blobs that were damaged and were made again, with the same bits
+    body_digest: str = ""  # of the model's frozen body, which is no part of the state; empty: it has none
 
 
 @dataclass(frozen=True)

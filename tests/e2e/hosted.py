@@ -50,6 +50,7 @@ def host(
     settings: Mapping[str, Any],
     keep: Literal["best", "personalized"] = "best",
     executor: fleet.How = "sequential",
+    allow_models: tuple[str, ...] = (),
 ) -> Hosted:
     """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
@@ -59,7 +60,9 @@ def host(
     until(lambda: hosted.home.address() or not server.is_alive(), "the server to listen")
     address = hosted.home.address()
     assert address is not None
-    common = DeviceOptions(Path(), Address("localhost", address.port), folder / "devices", device="cpu", keep=keep)
+    common = DeviceOptions(
+        Path(), Address("localhost", address.port), folder / "devices", device="cpu", keep=keep, allow_models=allow_models
+    )
     listed = shards.members(list(members.values()), common)
     named = [
         replace(each, name=name, label=name, home=folder / "devices" / name) for each, name in zip(listed, members, strict=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attune.common.errors import SettingError
+from attune.common.models.body import names_of, training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.structure import roles, tensors_of
 
@@ -22,6 +23,7 @@ class Network:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.names = frozenset(tensors_of(model))
+        self.still = names_of(model)  # its frozen body
         self.parameters = frozenset(name for name, _ in model.named_parameters())
         self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
@@ -29,13 +31,16 @@ class Network:
         return f"Network({type(self.model).__name__}, {len(self.names)} tensors)"
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits (B, ..., C). Running statistics among `tensors` are updated in place while the model is in training mode."""
-        own = {name: tensor for name, tensor in tensors.items() if name in self.names}
+        """Logits (B, ..., C). Running statistics among `tensors` are updated in place while the model is in training mode.
+
+        A frozen body need not be among them: then it is the model's own.
+        """
+        own = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
         return logits_of(functional_call(self.model, own, (x,)), self.model)
 
     def train(self, still: Callable[[str], bool]) -> None:
         """Training mode, but for normalisation layers whose running statistics are `still`: these normalise with them."""
-        self.model.train()
+        training_mode(self.model)
         for name in sorted(self.names - self.parameters):
             if "norm" in self.roles[name] and still(name):
                 self.model.get_submodule(name.rpartition(".")[0]).training = False

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from attune.common.models.body import training_mode
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, diverged
 from attune.fedclient.work.stacked.batches import Batches
@@ -60,7 +61,7 @@ class Stack:
         counted = _counted(self._jobs, [drawn.size for drawn in batches.drawn])
         counted = counted.to(device, torch.float64 if device.type != "mps" else torch.float32)
         total_D = torch.zeros_like(counted[0])
-        job.task.network.model.train()
+        training_mode(job.task.network.model)
         for number, batch in enumerate(batches):
             if all(each.task.cancelled() for each in self._jobs):
                 break

@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
 from attune.common.config import TrainSettings
+from attune.common.models.body import training_mode
 from attune.fedclient.work.objectives.base import Batch, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
@@ -71,7 +72,7 @@ def _trained(jobs: Sequence[Descent]) -> str:
     x, y = (each.to(job.task.device) for each in _samples([(each.task.x, each.task.y) for each in some]))
     tensors, beside = stacked([each.tensors for each in some]), stacked([each.beside for each in some])
     weight = torch.ones(len(x), 1, dtype=tensors[job.moving[0]].dtype, device=job.task.device)
-    job.task.network.model.train()
+    training_mode(job.task.network.model)
     try:
         found, _ = gradients_of(job, tensors, beside, Batch(x[:, None], y[:, None], weight))
         alone = _gradients(job, Batch(x[:1], y[:1]))

@@ -1,0 +1,78 @@
+"""Models with a frozen body and trained adapters, for tests; others find them as attune.tests.e2e.adapted."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import torch
+from torch import nn
+
+from attune.common.models.body import load_body
+from attune.common.models.registry import build
+from attune.common.plan import ModelSpec
+
+BODY = "ATTUNE_TEST_BODY"  # an environment variable with the path of the body's weights
+
+
+class Adapted(nn.Module):
+    """A linear layer, and a product of two narrow ones beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return added
+
+
+def table_body(spec: ModelSpec) -> nn.Module:
+    """What `layered` stands on, new."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(spec.shape), 8), nn.BatchNorm1d(8), nn.ReLU())
+
+
+def layered(spec: ModelSpec) -> nn.Module:
+    """A body with running statistics, read from a file where the environment names one, an adapter and a head."""
+    body = table_body(spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        for parameter in body.parameters():
+            nn.init.uniform_(parameter, -1, 1)
+    if where := os.environ.get(BODY):
+        load_body(body, where)
+    body.requires_grad_(False)
+    body[1] = Adapted(body[1])
+    return nn.Sequential(body, nn.Linear(8, spec.classes))
+
+
+def vit(spec: ModelSpec) -> nn.Module:
+    """A Vision Transformer of which each attention has an adapter; the head is trained too."""
+    options = {"width": 8, "heads": 2, "depth": 2, "patch": 4}
+    model = build(ModelSpec("vit", "images", spec.shape, spec.classes, options=options), 3).requires_grad_(False)
+    for block in model.blocks:
+        block.attention.to_qkv = Adapted(block.attention.to_qkv)
+    model.head.requires_grad_(True)
+    return model
+
+
+def without_attention(spec: ModelSpec) -> nn.Module:
+    """As `vit`, but only the head is trained."""
+    model = vit(spec)
+    for block in model.blocks:
+        block.attention.to_qkv = block.attention.to_qkv.base
+    return model
+
+
+def peft_lora(spec: ModelSpec) -> nn.Module:
+    """As `vit`, by peft."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    options = {"width": 8, "heads": 2, "depth": 2, "patch": 4}
+    model = build(ModelSpec("vit", "images", spec.shape, spec.classes, options=options), 3)
+    adapted: nn.Module = inject_adapter_in_model(LoraConfig(r=2, target_modules=["to_qkv"]), model)
+    adapted.head.requires_grad_(True)
+    return adapted
