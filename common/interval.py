@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+from attune.common.task import TaskName
+
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+def interval_of(score: float, samples: int, task: TaskName = "classes") -> tuple[float, float] | None:
+    """Of a mean score over so many samples. None in regression: the mean of squared errors alone has no interval.
+
+    Where a sample has several labels it counts once, so the interval is rather too wide.
+    """
+    return None if task == "regression" else wilson(score, samples)
 
 
 def wilson(share: float, samples: int) -> tuple[float, float]:

@@ -19,14 +19,17 @@ LARGEST = 1.7e308
 
 Choice = Literal["personalized", "common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
-Accuracy = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Accuracies are fractions of the device's own test part. None: the device has no such number."""
+    """Accuracies are fractions of the device's own test part, or the mean score of its samples that the task has (common.task).
+
+    None: the device has no such number.
+    """
 
     loss: Finite | None = None  # mean training loss of the last local epoch
     accuracy_before: Accuracy | None = None  # of what was served, before local training
@@ -38,6 +41,12 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worse_than_common: Count | None = None
     better_than_local: Count | None = None
     worse_than_local: Count | None = None
+    gain_common: Finite | None = None  # mean of (own score - its score) over the test samples; only where scores are not 0 or 1
+    error_common: Finite | None = None  # standard error of that mean
+    p_common: Share | None = None  # of the paired test: fedclient.work.permutation
+    gain_local: Finite | None = None
+    error_local: Finite | None = None
+    p_local: Share | None = None
     accuracy_kept: Accuracy | None = None  # of what the device predicts with: one of these models, or a blend of them
     kept: Choice | None = None  # which of these models the device predicts with, or counts most; evaluations only
     dial_mean: Share | None = None  # share of the attended components that stand at the common value; evaluations only

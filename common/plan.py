@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from attune.common.config import TrainSettings
+from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
@@ -19,17 +20,20 @@ def run_name(run: str) -> str:
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """What is summed of each column over the rows of a shard's training part; of series a row is a step of a sample."""
+    """What is summed of each column over the rows of a shard's training part; of series a row is a step of a sample.
+
+    Of targets a row is a sample.
+    """
 
     rows: int
-    mean: list[float]  # (F,) or (C,)
+    mean: list[float]  # (F,), (C,) or (K,)
     squares: list[float]  # of the distances from that mean
 
 
 class Scale(msgspec.Struct, frozen=True):
     """By what all devices standardise that say so: columns folded over those that were there at round 1."""
 
-    mean: list[float]  # (F,) or (C,)
+    mean: list[float]  # (F,), (C,) or (K,)
     std: list[float]  # 1 for a column that never changes
 
 
@@ -38,13 +42,15 @@ class Profile(msgspec.Struct, frozen=True):
 
     kind: Kind
     shape: tuple[int, ...]  # of one sample: (H, W, C), (T,), (T, C) or (F,)
-    labels: list[Label]  # distinct labels, sorted; the declared `classes` where meta.json has them
+    labels: list[Label]  # distinct labels, sorted; the declared `classes` where meta.json has them; or names of outputs
     samples: int  # training samples
     test_samples: int
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
     per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
     columns: Columns | None = None  # where the shard is to be standardised over the federation: meta.json says so
     column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
+    task: TaskName = "classes"
+    targets: Columns | None = None  # regression only: by which all devices standardise them
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +61,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[Label] = []  # all that may occur on any device
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0  # tokens only: so many are known
     columns: list[str] = []  # names of features (tabular) or channels (series), in order
+    task: TaskName | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -63,7 +70,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     name: str  # a registered name, or "package.module:factory"
     kind: Kind
     shape: tuple[int, ...]
-    classes: int
+    classes: int  # outputs for a sample, or for a position: a score for each class, or a number for each target or label
     vocabulary: int = 0
     options: dict[str, Any] = {}
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
@@ -78,10 +85,12 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     federation: str  # id of the federation (the CA's fingerprint)
     seed: int
     model: ModelSpec
-    classes: list[Label]  # class index -> original label
+    classes: list[Label]  # class index -> original label; names of K targets or labels
     method: str
     method_options: dict[str, Any]  # checked by common.methods
     train: TrainSettings
     scale: Scale | None = None  # None: no device of round 1 had columns to fold
     column_names: list[str] = []  # in the order in which every device must have them; empty: not known
+    task: TaskName = "classes"
+    targets: Scale | None = None  # regression only
     run: str = ""  # which of several runs over one enrolled fleet; empty: the first

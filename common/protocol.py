@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 PROTOCOL = 1  # the version that `Hello.protocol` names
 INLINE_BYTES = 1 << 20  # of blobs that one message may carry at most, whatever server.inline_bytes is
-ENCODINGS = ("bf16", "int8")  # of parts, beside safetensors as it is: what each does is in attune.common.wire.encodings
+EXTRAS = {"zstd": "zstandard"}  # encodings that need a package which need not be there
+# Of parts, beside safetensors as it is: what each does is in attune.common.wire.encodings.
+ENCODINGS = ("bf16", "int8", *(name for name, package in EXTRAS.items() if find_spec(package)))
 RELATIVE = ("int8",)  # those of them that need something served, from which a change is written
+PACKED = "zstd"  # the one in which what is served is sent, where it is smaller
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

@@ -36,8 +36,8 @@ def holm(p: Mapping[Name, float]) -> dict[Name, float]:
     return adjusted
 
 
-def finding(won: int, lost: int, p: float) -> Finding:
-    """Of one model against one rival; p: adjusted for all rivals."""
+def finding(won: float, lost: float, p: float) -> Finding:
+    """Of one model against one rival, by counts or by scores; p: adjusted for all rivals."""
     if p > 1 - LEVEL:
         return "unclear"
     return "better" if won > lost else "worse"

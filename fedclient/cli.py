@@ -33,6 +33,7 @@ from attune.fedclient.table_options import NAMES, read_options, table_options
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.fleet import How
+    from attune.fedclient.model.artifact import ModelInfo
     from attune.fedclient.options import Options
     from attune.fedclient.read_options import ReadOptions
     from attune.fedclient.thrift import Thrift
@@ -311,7 +312,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     elif found:
         mean = evaluation.means(found)
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
-        click.echo(f"mean of {len(found)} clients: accuracy {mean['accuracy']:.4f} ({over_samples})")
+        click.echo(f"mean of {len(found)} clients: {found[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code
 
 
@@ -321,7 +322,7 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="A CSV file: index, label; index, position, label for labels of positions.",
+    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B.",
 )
 @server_option()
 @home_option
@@ -338,16 +339,20 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
         labels = model.predict(load_features(data, model.info.column_names), str(data))
         try:
             with out.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(_label_rows(labels, model.info.model.per_position))
+                csv.writer(file).writerows(_label_rows(labels, model.info))
         except OSError as error:
             raise SettingError(f"cannot write {out}: {error.strerror}") from None
-        what = "labelled sequences" if model.info.model.per_position else "labels"
+        what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"
         click.echo(f"{len(labels)} {what} in {out}")
 
 
-def _label_rows(labels: Sequence[Any], per_position: bool) -> Iterator[tuple[Any, ...]]:
+def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, ...]]:
     """A heading, then a row for each sample, or for each position of each sample."""
-    if not per_position:
+    if info.task != "classes":
+        yield "index", *(str(name) for name in info.classes)
+        yield from ((index, *(row if isinstance(row, list) else [row])) for index, row in enumerate(labels))
+        return
+    if not info.model.per_position:
         yield "index", "label"
         yield from enumerate(labels)
         return

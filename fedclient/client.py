@@ -36,10 +36,10 @@ class Client:
     says which device this is. model: code of the federation that may run here: "package.module:factory", the function, or
     several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
     (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
-    options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. limits: on what the
-    server may ask of this device. stay: wait for the federation's next run instead of returning. thrift: what of
-    the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`. The rest
-    as the options of `fedclient`.
+    options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. task: as for `attune.simulate`.
+    limits: on what the server may ask of this device. stay: wait for the federation's next run instead of returning. thrift:
+    what of the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`.
+    The rest as the options of `fedclient`.
     Errors: SettingError, ShardError.
     """
 
@@ -59,12 +59,13 @@ class Client:
         train: Train | None = None,
         evaluate: Evaluate | None = None,
         label: str = "",
+        task: str = "classes",
         table: Mapping[str, Any] = NO_OPTIONS,
         limits: Limits = NO_OTHER_LIMITS,
         stay: bool = False,
         thrift: Thrift = NO_BOUNDS,
     ) -> None:
-        address = Address.parse(server)
+        address, reading = Address.parse(server), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
         place = Path(home).expanduser() if home is not None else None
         if isinstance(data, (str, Path)):
@@ -72,7 +73,7 @@ class Client:
         else:
             if name is None:
                 raise SettingError("data that lie in no file have no name: give the device one, name=")
-            path, self._shard = Path(check_name(name)), shard_of(name, data)
+            path, self._shard = Path(check_name(name)), shard_of(name, data, reading)
             place = place or homes.devices_home() / homes.address_folder(address.host, address.port) / name
         self.options = Options(
             data=path,
@@ -89,7 +90,7 @@ class Client:
             stay=stay,
             thrift=thrift,
             hooks=Hooks(train, evaluate),
-            table=ReadOptions.of(label, **table),
+            table=reading,
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from attune.common.estimate import Estimate
-from attune.common.interval import wilson
+from attune.common.interval import interval_of
 from attune.common.statistics import Finding
+from attune.common.task import TASKS
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def line_of(result: Result, *who: str) -> str:
         words.append(f"loss {result.loss:.4g}")
     accuracies = [f"{value:.3f}" for value in (result.accuracy_before, result.accuracy_after) if value is not None]
     if accuracies:
-        words.append(f"accuracy {' -> '.join(accuracies)}")
+        words.append(f"{TASKS[result.task].metric} {' -> '.join(accuracies)}")
     return "  ".join(words)
 
 
@@ -100,15 +101,17 @@ def comparison_of(result: Result) -> list[str]:
     comparisons = comparisons_of(result)
     if not comparisons:
         return []
-    lines = []
+    lines, metric = [], TASKS[result.task].metric
     for name, value in result.accuracies.items():
         if value is not None:
-            low, high = wilson(value, result.test_samples or 0)
-            lines.append(f"{name:<12}  accuracy {value:.3f} ({low:.3f} to {high:.3f})")
+            between = interval_of(value, result.test_samples or 0, result.task)
+            said = f" ({between[0]:.3f} to {between[1]:.3f})" if between else ""
+            lines.append(f"{name:<12}  {metric} {value:.3f}{said}")
     for each in comparisons:
+        low, high = each.interval()
         lines.append(
             f"against the {each.rival} model: better on {each.better} of {each.samples} test samples, worse on {each.worse}: "
-            f"{each.difference:+.3f} ({each.low:+.3f} to {each.high:+.3f})"
+            f"{each.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
     subject = "personalization" if result.own == "personalized" else "the federation"
     lines.append(f"{subject} {SAID[finding_of(comparisons)]}")

@@ -18,6 +18,7 @@ from typing import Literal, cast, get_args
 
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.common.statistics import Finding
+from attune.common.task import TASKS
 from attune.fedclient import app
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.console import Console
@@ -155,8 +156,9 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     """
     width = max(len(outcome.name) for outcome in outcomes)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    metric = TASKS[results[0].task].metric if results else "accuracy"
     found = [result.accuracy for result in results if result.accuracy is not None]
-    mean = f", mean accuracy {sum(found) / len(found):.3f}" if found else ""
+    mean = f", mean {metric} {sum(found) / len(found):.3f}" if found else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
     findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
     count = Counter(finding for finding in findings.values() if finding is not None)

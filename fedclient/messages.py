@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from attune.common.metrics import Choice, Metrics
+from attune.common.task import TaskName
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Result(Metrics, frozen=True, kw_only=True):
     round: int
     trained: bool
     samples: int  # training samples
+    task: TaskName = "classes"
     own: Choice = "personalized"  # what the model is that the method leads to on this device
     validation_samples: int = 0  # by which the weights were found; 0: there was no choice
     weights: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
@@ -99,15 +101,6 @@ class Result(Metrics, frozen=True, kw_only=True):
 
     def _others(self) -> dict[Choice, float | None]:
         return {"common": self.accuracy_common, "local": self.accuracy_local}
-
-    @property
-    def rivals(self) -> dict[Choice, tuple[int, int]]:
-        """What the own model was compared with: on how many test samples it does better, and on how many worse."""
-        counts: dict[Choice, tuple[int | None, int | None]] = {
-            "common": (self.better_than_common, self.worse_than_common),
-            "local": (self.better_than_local, self.worse_than_local),
-        }
-        return {name: (better, worse) for name, (better, worse) in counts.items() if better is not None and worse is not None}
 
     @property
     def accuracy(self) -> float | None:

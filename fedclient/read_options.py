@@ -1,4 +1,4 @@
-"""What a user declares about a file: which column is the class, which columns are not features."""
+"""What a user declares about a file: which column is the class, which columns are not features, and what is asked."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.errors import SettingError, nearest
+from attune.common.task import TASKS, TaskName
 
 Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
@@ -22,7 +23,7 @@ _MISSING = ("refuse", "median")
 class ReadOptions:
     """Checked: see `of`."""
 
-    label: str = ""  # "": the form's usual name
+    label: str = ""  # "": the form's usual name; several of a table, with commas, where the task is not classes
     threshold: float | None = None  # two classes: label > threshold or not
     apart: tuple[str, ...] = ()  # columns that are no features, but may name clients or groups
     shape: tuple[int, ...] = ()  # of a sample; (): as in the file
@@ -30,6 +31,7 @@ class ReadOptions:
     columns: tuple[str, ...] = ()  # features of a table, in order; (): all that are left
     split: str = ""  # column that says of each sample whether it is for training or for testing; "": one called so, if any
     group: str = ""  # column: samples with the same value are held out together
+    task: TaskName = "classes"
 
     @classmethod
     def of(
@@ -41,11 +43,16 @@ class ReadOptions:
         columns: str = "",
         split: str = "",
         group: str = "",
+        task: str = "classes",
     ) -> ReadOptions:
         """From what was typed. Errors: SettingError."""
         match = _THRESHOLD.fullmatch(label)
         if match is None and (">" in label or "<" in label):
             raise SettingError(f"--label takes NAME or NAME>NUMBER, not {label!r}")
+        if task not in TASKS:
+            raise SettingError(f"unknown task {task!r}{nearest(task, TASKS)}")
+        if match is not None and task != "classes":
+            raise SettingError(f"--label {label!r} makes two classes of a number: leave the number or --task {task} out")
         if shape and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", shape):
             raise SettingError(f"--shape takes one to three sizes such as 28x28 or 32x32x3, not {shape!r}")
         if missing not in _MISSING:
@@ -59,6 +66,7 @@ class ReadOptions:
             columns=tuple(name.strip() for name in columns.split(",")) if columns else (),
             split=split,
             group=group,
+            task=task,
         )
 
     def classes_of(self, y: Array, where: str) -> Array:
@@ -68,6 +76,10 @@ class ReadOptions:
         if y.dtype.kind not in "biuf":
             raise SettingError(f"--label has a number to compare with, but {self.label or 'the label'} of {where} is text")
         return np.asarray(operator.gt(y, self.threshold)).astype(np.int64)
+
+    def labels(self) -> list[str]:
+        """The columns that are given for y; "" is the usual one."""
+        return [name.strip() for name in self.label.split(",")] if self.task != "classes" else [self.label]
 
 
 PLAIN = ReadOptions()

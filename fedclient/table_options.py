@@ -11,18 +11,30 @@ if TYPE_CHECKING:
     from attune.fedclient.read_options import ReadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAMES = ("label", "columns", "apart", "split", "group", "missing")
+NAMES = ("label", "columns", "apart", "split", "group", "missing", "task")
 
 
 def table_options(command: F) -> F:
-    """What is said of a table, where --data is one."""
+    """What is said of a table, where --data is one; the task of any data."""
     for option in (
-        click.option("--label", default="", metavar="NAME", help="Of a table (.csv, .parquet): the column with the classes."),
+        click.option(
+            "--label",
+            default="",
+            metavar="NAME",
+            help="Of a table (.csv, .parquet): the classes' column; A,B for more outputs.",
+        ),
         click.option("--columns", default="", metavar="A,B", help="Of a table: its features, in order.  [default: all others]"),
         click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
         click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
         click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
         click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
+        click.option(
+            "--task",
+            type=click.Choice(["classes", "regression", "multilabel"]),
+            default="classes",
+            show_default=True,
+            help="What is to be predicted: a class, numbers, or several labels that are 0 or 1.",
+        ),
     )[::-1]:
         command = option(command)
     return command

@@ -119,7 +119,7 @@ def _order(order: server.Order) -> device.Order:
 
 
 def _refs(refs: tuple[server.BlobRef, ...]) -> tuple[device.BlobRef, ...]:
-    return tuple(device.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data) for ref in refs)
+    return tuple(device.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in refs)
 
 
 def _target(target: device.UploadTarget) -> Target:

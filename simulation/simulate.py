@@ -53,6 +53,7 @@ def simulate(
     evaluate: Evaluate | None = None,
     dashboard: Shown = None,
     label: str = "",
+    task: str = "classes",
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
     config: str | Path | None = None,
@@ -77,13 +78,15 @@ def simulate(
     train(model, data, context), evaluate(model, data): every device's own training and scores (docs/own-training.md).
     label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
     `fedclient` gives them, such as {"columns": "age,dose"}.
+    task: "regression" or "multilabel" where y is numbers (N,) or (N, K), or labels (N, K) of 0 and 1 (docs/shards.md). Folders
+    may say it in their meta.json.
     awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
     dashboard: True, a port or "HOST:PORT": a page to watch in a browser while it runs; its address is said on stderr.
     threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
 
     Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
     """
-    members = named(shards, ReadOptions.of(label, **table))
+    members = named(shards, ReadOptions.of(label, **{"task": task, **table}))
     name = None if model is None else name_of(model, home is not None, executor in SPREAD)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings, config)
     common = Options(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from attune.common.interval import wilson
+from attune.common.interval import interval_of
 from attune.common.statistics import Finding
 from attune.fedclient.messages import Result
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -14,7 +14,8 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 @dataclass(frozen=True)
 class Row:
-    """Accuracies are fractions of the device's own test part; None: there is no such model, or no test part.
+    """Accuracies are fractions of the device's own test part; None: there is no such model, or no test part. Of other
+    tasks they are R2 or label accuracy (common.task), and R2 has no interval.
 
     accuracy: of the model that the method leads to, which is one of the three; interval: its 95 %. verdict: it against the
     others.
@@ -77,7 +78,7 @@ def row_of(name: str, result: Result) -> Row:
         common=found.get("common"),
         personalized=found.get("personalized"),
         accuracy=own,
-        interval=None if own is None or not samples else wilson(own, samples),
+        interval=None if own is None or not samples else interval_of(own, samples, result.task),
         verdict=finding_of(comparisons) if comparisons else None,
     )
 

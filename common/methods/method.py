@@ -21,6 +21,7 @@ from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.task import TaskName
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,6 +147,14 @@ def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
     if found.dial and found.predictor.own_model:
         raise SettingError(f"method.dial: a device of {method.name} predicts with a model of its own, which has no dial")
     return found
+
+
+def check_task(method: Method, options: Mapping[str, Any], task: TaskName) -> None:
+    """Errors: SettingError for a method that knows classes alone, with what to take instead."""
+    found = options_of(method, options)
+    why = found.objective.only_classes or found.predictor.only_classes
+    if task != "classes" and why:
+        raise SettingError(f"method {method.name} cannot be used for {task}: {why} (method.name)")
 
 
 def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:

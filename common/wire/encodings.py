@@ -2,6 +2,7 @@
 
 `bf16`: float32 values as bfloat16, rounded to the nearest (ties to even), everything else as it is. A value x arrives within
 2^-8 |x|, or within 2^-134 where |x| < 2^-126; what rounds beyond the largest bfloat16 arrives as infinite, and is refused.
+`zstd`: without loss, the bytes of floating values by place, compressed (attune.common.wire.planes).
 `int8`: of float32 values the change from what was served, in bytes (attune.common.wire.int8); everything else as it is.
 """
 
@@ -12,11 +13,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attune.common.wire import int8
+from attune.common.wire import int8, planes
 from attune.common.wire.checks import check_manifest
-from attune.common.wire.files import TensorFile
 from attune.common.wire.header import Manifest, TensorSpec
-from attune.common.wire.tensors import Tensors
+from attune.common.wire.tensors import DTYPES, Tensors
 
 _NARROW = {"bf16": ("F32", "BF16", torch.bfloat16)}
 AS_THEY_LIE = ("", *_NARROW)  # what is read of a blob in these are the values themselves, in a dtype of theirs
@@ -31,8 +31,11 @@ class Written:
 
 
 def encoded_manifest(manifest: Mapping[str, TensorSpec], encoding: str) -> Manifest:
-    """What tensors of this manifest are on their way. Errors: KeyError for an encoding that is none; "" is no encoding."""
-    if not encoding:
+    """What tensors of this manifest are on their way; of `zstd` those that are not packed.
+
+    Errors: KeyError for an encoding that is none; "" is no encoding.
+    """
+    if encoding in ("", "zstd"):
         return dict(manifest)
     if encoding == "int8":
         return int8.manifest_as_written(manifest)
@@ -48,11 +51,13 @@ def encode(
 ) -> Written:
     """As they are written. Errors: as `encoded_manifest`.
 
-    base: what the reader holds of these tensors; None where they are changes themselves. owed: the errors of the last update,
-    by tensor, which are made up for with this one if the encoding has errors to keep.
+    base: what the reader holds of these tensors; None if it holds nothing, or they are changes themselves. owed: the errors of
+    the last update, by tensor, which are made up for with this one if the encoding has errors to keep.
     """
     if not encoding:
         return Written(dict(tensors))
+    if encoding == "zstd":
+        return Written({name: planes.packed(tensor, (base or {}).get(name)) for name, tensor in tensors.items()})
     if encoding == "int8":
         return _changes(tensors, base or {}, owed or {})
     dtype = _NARROW[encoding][2]
@@ -60,17 +65,27 @@ def encode(
 
 
 def decoded(
-    file: TensorFile, encoding: str, manifest: Manifest, base: Mapping[str, torch.Tensor] | None, who: str
+    written: Mapping[str, torch.Tensor],
+    found: Manifest,
+    encoding: str,
+    manifest: Manifest,
+    base: Mapping[str, torch.Tensor] | None,
+    who: str,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a blob that `encode` wrote, one after the other, with the dtypes and shapes of `manifest`.
+    """What `encode` was given, or stands for it, one tensor after the other, with the dtypes and shapes of `manifest`.
 
-    base: as there. Errors: Malformed, before the first one for what can be seen by then; KeyError as `encoded_manifest`.
+    written: as it came, with the manifest `found`; each tensor is read once. base: as there. Errors: Malformed, before the
+    first tensor for what can be seen by then; KeyError as `encoded_manifest`.
     """
-    check_manifest(file.manifest, encoded_manifest(manifest, encoding), who)
+    expected, held = encoded_manifest(manifest, encoding), base or {}
+    packed = {n for n, spec in found.items() if encoding == "zstd" and n in expected and planes.is_packed(spec, expected[n])}
+    check_manifest(found, expected | {name: found[name] for name in packed}, who)
     if encoding == "int8":
-        yield from _restored(file, manifest, base or {}, who)
-    else:
-        raise KeyError(encoding)
+        yield from _restored(written, manifest, held, who)
+        return
+    for name, spec in manifest.items():
+        tensor = written[name]
+        yield name, planes.unpacked(tensor, spec, held.get(name), who) if name in packed else tensor.to(DTYPES[spec.dtype])
 
 
 def _changes(
@@ -98,7 +113,7 @@ def _changes(
 
 
 def _restored(
-    file: TensorFile, manifest: Manifest, base: Mapping[str, torch.Tensor], who: str
+    file: Mapping[str, torch.Tensor], manifest: Manifest, base: Mapping[str, torch.Tensor], who: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
     scale_K = file[int8.SCALES] if int8.SCALES in file else torch.empty(0)
     int8.check_scales(scale_K, who)

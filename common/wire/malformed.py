@@ -54,6 +54,7 @@ Kind = Literal[
     "not-boolean",  # a BOOL tensor with a byte other than 0 and 1, on which torch's operations would disagree
     "not-finite",  # NaN or infinite values
     "bad-scale",  # of int8: NaN, infinite or negative
+    "bad-frame",  # of zstd: it cannot be read, or holds another number of bytes than its tensor has
     "missing-tensor",
     "unexpected-tensor",
     "wrong-dtype",  # another than the manifest says

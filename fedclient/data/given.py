@@ -22,11 +22,11 @@ FORMS = (
 
 
 def shard_of(name: str, given: Any, table: ReadOptions = PLAIN) -> LazyShard:
-    """The data of the device `name`. table: how a table is read. Errors: ShardError, and those of load_shard."""
+    """The data of the device `name`. table: how a table is read, and the task. Errors: ShardError, and those of load_shard."""
     if isinstance(given, (str, Path)):
         return LazyShard.on_disk(Path(given), table)
     train, test = _parts(name, given)
-    return LazyShard.held(make_shard(Path(name), name, train, test, Meta()))
+    return LazyShard.held(make_shard(Path(name), name, train, test, Meta(task=table.task)))
 
 
 def _parts(name: str, given: Any) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:

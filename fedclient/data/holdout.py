@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.plan import Kind
+from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array
 
 FEWEST = 20  # with fewer training samples a choice would be noise, and each sample is needed
@@ -17,6 +18,11 @@ LONG_RUN = 4  # samples of one class in a row, on average
 NEIGHBOURS: frozenset[Kind] = frozenset({"series", "tokens"})  # kinds whose samples are usually windows, in the order of time
 
 Indices = npt.NDArray[np.intp]
+
+
+def strata(y: Array, task: TaskName) -> Array:
+    """What `hold_out` keeps in proportion: classes; in other tasks there are none, and all samples are alike."""
+    return y if task == "classes" else np.zeros(len(y), dtype=np.int64)
 
 
 def hold_out(labels: Array, share: float, seed: int, kind: Kind, groups: Array | None = None) -> tuple[Indices, Indices]:

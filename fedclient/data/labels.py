@@ -53,7 +53,8 @@ def _integral(y: Array, where: str) -> Array:
     if wrong.any():
         first = y[wrong][0]
         raise ShardError(
-            f"{where} holds {int(wrong.sum())} labels that are no integers, the first is {first}; use integers or text"
+            f"{where} holds {int(wrong.sum())} labels that are no integers, the first is {first}; use integers or text, "
+            'or say that these are numbers to predict: "task": "regression" in meta.json, --task regression'
         )
     return y.astype(np.int64)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from attune.common.errors import ShardError, nearest
 from attune.common.plan import Kind, Label
+from attune.common.task import TaskName
 
 Standardise = bool | Literal["federation"]
 
@@ -16,7 +17,9 @@ Standardise = bool | Literal["federation"]
 class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The keys of meta.json, all optional."""
 
-    classes: list[Label] | None = None  # all that may occur anywhere in the federation, in the order of the class indices
+    classes: list[Label] | None = None  # all that may occur anywhere in the federation, in the order of the class indices;
+    # of other tasks the names of the columns of y
+    task: TaskName = "classes"
     kind: Kind | None = None
     vocabulary: int | None = None  # tokens only
     groups: str | None = None  # an array beside the training samples: those with the same value are held out together

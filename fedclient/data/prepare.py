@@ -16,11 +16,12 @@ from torch import Tensor
 
 from attune.common.columns import difference, remedy
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
-from attune.common.plan import Kind, ModelSpec, Plan
+from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
 from attune.common.seeds import derive
+from attune.common.task import TaskName, asked
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.holdout import hold_out
+from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
 
 
@@ -69,7 +70,7 @@ class Prepared:
     """A shard as the model takes it; labels are positions in the plan's classes. Validation samples are not trained on."""
 
     train_x: Tensor  # images (N, C, H, W), series (N, T, C), tabular (N, F): float32; tokens (N, T): int64
-    train_y: Tensor  # (N,) int64; (N, T) if every position has a label
+    train_y: Tensor  # (N,) int64; (N, T) if every position has a label; (N, K) float32 of other tasks
     test_x: Tensor
     test_y: Tensor
     validation_x: Tensor
@@ -89,14 +90,13 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             f"shard {shard.name} holds {_described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
             f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
-    check_labelled_alike(shard, spec)
+    check_labelled_alike(shard, spec, plan.task, plan.classes)
     check_columns(shard, plan.column_names)
     seed = derive(plan.seed, "validation")
-    y_train = labels.to_indices(shard.train_y, plan.classes, f"the training part of shard {shard.name}")
-    fitted, held = hold_out(y_train, plan.train.validation, seed, shard.kind, shard.groups)
+    y_train, y_test = y_of(shard, plan.task, plan.classes, plan.targets)
+    fitted, held = hold_out(strata(y_train, plan.task), plan.train.validation, seed, shard.kind, shard.groups)
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
-    y_test = labels.to_indices(shard.test_y, plan.classes, f"the test part of shard {shard.name}")
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
 
@@ -121,8 +121,30 @@ def check_columns(shard: Shard, expected: Sequence[str]) -> None:
         raise ShapeMismatch(f"shard {shard.name} {unlike}; {remedy(expected)}")
 
 
-def check_labelled_alike(shard: Shard, spec: ModelSpec) -> None:
-    """Errors: ShapeMismatch if one has a label for every position and the other one for every sample."""
+def y_of(shard: Shard, task: TaskName, classes: Sequence[Label], scale: Scale | None) -> tuple[Array, Array]:
+    """y of the training part and of the test part as models take it: int64 places in classes, or float32 (N, K).
+
+    Numbers to predict are in standard deviations of the federation about its mean. Errors: UndeclaredLabels.
+    """
+    if task == "classes":
+        train, test = ((shard.train_y, "training"), (shard.test_y, "test"))
+        found = [labels.to_indices(y, classes, f"the {part} part of shard {shard.name}") for y, part in (train, test)]
+        return found[0], found[1]
+    parts = [shard.train_y, shard.test_y]
+    if scale is not None:
+        parts = [Standardiser(np.array(scale.mean), np.array(scale.std)).apply(y) for y in parts]
+    return parts[0].astype(np.float32), parts[1].astype(np.float32)
+
+
+def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes: Sequence[Label]) -> None:
+    """Errors: ShapeMismatch if one has a label for every position and the other one for every sample, or if the shard is for
+    another task, or for other targets or labels.
+    """
+    if shard.task != task or (task != "classes" and shard.labels != list(classes)):
+        raise ShapeMismatch(
+            f"shard {shard.name} is for {asked(shard.task, shard.labels)}, but the model is for {asked(task, classes)}; "
+            "set `task` (and `classes`, the names of what y holds) in its meta.json, or point --data at another shard"
+        )
     if shard.per_position != spec.per_position:
         has, needs = ("every position", "every sample") if shard.per_position else ("every sample", "every position")
         raise ShapeMismatch(

@@ -21,21 +21,33 @@ Mask = npt.NDArray[np.bool_]
 
 
 def samples_of(table: Table, options: ReadOptions) -> tuple[Array, Array, Mask | None, list[str]]:
-    """(x (N, F) float32, y (N,), which samples are for testing (N,) or None, names of the F columns).
+    """(x (N, F) float32, y as `answers_of`, which samples are for testing (N,) or None, names of the F columns).
 
     Errors: ShardError, SettingError for columns that are not there.
     """
-    label, split = table.label_column(options.label), split_column(table, options)
-    apart = {label, *options.apart, *filter(None, (split, options.group))}
+    outputs, split = [table.label_column(name) for name in options.labels()], split_column(table, options)
+    apart = {*outputs, *options.apart, *filter(None, (split, options.group))}
     for name in (*options.apart, *options.columns):
         table.require(name)
-    if label in options.columns:
-        raise SettingError(f"--columns names {label!r}, the class of {table.path}: it cannot be a feature too")
+    for name in outputs:
+        if name in options.columns:
+            raise SettingError(f"--columns names {name!r}, the class of {table.path}: it cannot be a feature too")
     features = list(options.columns) or [name for name in table.names if name not in apart]
     if not features:
         raise ShardError(f"{table.path} has no column left for features beside {', '.join(sorted(apart))}")
     x = np.column_stack([table.numbers(name) for name in features]).astype(np.float32)
-    return x, table.classes(label), _testing(table, split) if split else None, features
+    return x, answers_of(table, options), _testing(table, split) if split else None, features
+
+
+def answers_of(table: Table, options: ReadOptions) -> Array:
+    """The classes, (N,), or in other tasks the numbers of each given column, (N, K). Errors: ShardError, SettingError."""
+    outputs = [table.label_column(name) for name in options.labels()]
+    if options.task == "classes":
+        return options.classes_of(table.classes(outputs[0]), str(table.path))
+    found = np.column_stack([table.numbers(name) for name in outputs])
+    if gaps := int(np.isnan(found).any(axis=1).sum()):
+        raise ShardError(f"{gaps} samples of {table.path} lack a value of {', '.join(outputs)}; leave them out")
+    return found
 
 
 def split_column(table: Table, options: ReadOptions) -> str:

@@ -14,7 +14,8 @@ from attune.common.config import TrainSettings
 from attune.common.errors import ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
-from attune.fedclient.data import holdout, kinds, labels
+from attune.common.task import TASKS, TaskName
+from attune.fedclient.data import holdout, kinds, labels, targets
 from attune.fedclient.data.arrays import Array, read_arrays
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
@@ -32,40 +33,50 @@ class Shard:
     name: str
     kind: Kind
     train_x: Array
-    train_y: Array  # (N,) int64 or text; (N, T) for tokens with a label at every position
+    train_y: Array  # (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 of other tasks
     test_x: Array
     test_y: Array
-    declared_classes: list[Label] | None
+    declared_classes: list[Label] | None  # names of the K columns of y in other tasks
     vocabulary: int  # 0 unless the kind is tokens
     standardise: Standardise  # series and tabular only
     warnings: tuple[str, ...]
     groups: Array | None = None  # (N,) of the training samples: those of one group overlap or belong together
     column_names: tuple[str, ...] = ()  # of features (tabular) or channels (series), in order; empty: not known
+    task: TaskName = "classes"
 
     @property
     def per_position(self) -> bool:
         """Whether every position of a sequence has a label, rather than every sample."""
-        return self.train_y.ndim == 2
+        return self.task == "classes" and self.train_y.ndim == 2
+
+    @property
+    def labels(self) -> list[Label]:
+        """Distinct classes, or the names of what y holds in other tasks."""
+        if self.task != "classes":
+            return targets.names(self.declared_classes, self.train_y.shape[1], str(self.path))
+        return self.declared_classes or labels.distinct(self.train_y, self.test_y)
 
     def profile(self) -> Profile:
         """All that the server learns about this shard before training."""
         return Profile(
             kind=self.kind,
             shape=tuple(self.train_x.shape[1:]),
-            labels=self.declared_classes or labels.distinct(self.train_y, self.test_y),
+            labels=self.labels,
             samples=len(self.train_x),
             test_samples=len(self.test_x),
             vocabulary=self.vocabulary,
             per_position=self.per_position,
             columns=columns_of(self.train_x) if self.over_the_federation else None,
             column_names=list(self.column_names),
+            task=self.task,
+            targets=columns_of(self.train_y) if self.task == "regression" else None,
         )
 
     @property
     def described(self) -> str:
         """For people, on one line."""
         profile = self.profile()
-        labels_ = "a label at every position" if self.per_position else f"{len(profile.labels)} classes"
+        labels_ = "a label at every position" if self.per_position else f"{len(profile.labels)} {TASKS[self.task].outputs}"
         what = f"{self.kind} of shape {' x '.join(map(str, profile.shape))}, {labels_}"
         return f"{what}, {profile.samples} samples to train and {profile.test_samples} to test"
 
@@ -76,7 +87,7 @@ class Shard:
 
 
 def columns_of(x: Array) -> Columns:
-    """The sums of x (N, F) or (N, T, C), in float64."""
+    """The sums of x (N, F) or (N, T, C), or of targets (N, K), in float64."""
     columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
     mean = columns.mean(axis=0)
     return Columns(len(columns), mean.tolist(), np.square(columns - mean).sum(axis=0).tolist())
@@ -115,17 +126,17 @@ def make_shard(
         train_x, test = kinds.channels_last(train_x), (kinds.channels_last(test[0]), test[1]) if test is not None else None
         if meta.channels is None:
             notes.append(_said_channels(train_x))
-    train_x, train_y = _part(path, "training", train_x, train_y, kind)
+    train_x, train_y = _part(path, "training", train_x, train_y, kind, meta.task)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
     if test is None:
-        held = _held_out(train_y, seed, kind, groups)
+        held = _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
         train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
         groups = None if groups is None else groups[~held]
     elif not test[0].size and not test[1].size:
         test_x, test_y = train_x[:0], train_y[:0]
     else:
-        test_x, test_y = _part(path, "test", *test, kind)
+        test_x, test_y = _part(path, "test", *test, kind, meta.task)
         _check_alike(path, train_x, test_x, train_y, test_y)
     shard = Shard(
         path=path,
@@ -138,9 +149,10 @@ def make_shard(
         declared_classes=meta.classes,
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
         standardise=meta.standardise,
-        warnings=(*notes, *_warnings(train_y, test_y)),
+        warnings=(*notes, *_warnings(train_y, test_y, meta.task)),
         groups=groups,
         column_names=_column_names(path, kind, meta, train_x),
+        task=meta.task,
     )
     _check_labels(shard)
     return shard
@@ -158,12 +170,16 @@ def load_features(path: Path, columns: Sequence[str] = ()) -> Array:
     return np.column_stack([table.numbers(name) for name in columns]).astype(np.float32)
 
 
-def _part(path: Path, part: str, x: Array, y: Array, kind: Kind) -> tuple[Array, Array]:
+def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, task: TaskName) -> tuple[Array, Array]:
     if x.ndim == 0:
         raise ShardError(f"x of the {part} part of {path} is a single value; it needs a first axis of samples")
     where = f"x of the {part} part of {path}"
     x = kinds.canonical(x, kind, where)
-    y = labels.plain(y, len(x), f"y of the {part} part of {path}", x.shape[1] if kind == "tokens" else 0)
+    where_y = f"y of the {part} part of {path}"
+    if task == "classes":
+        y = labels.plain(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0)
+    else:
+        y = targets.numbers(y, len(x), where_y, task)
     kinds.check_finite(x, kind, where)
     return x, y
 
@@ -212,6 +228,9 @@ def _check_alike(path: Path, train_x: Array, test_x: Array, train_y: Array, test
             f"y of {path} has shape {train_y.shape} for training and {test_y.shape} for testing; give every position a label "
             "in both, or one label a sample in both"
         )
+    if train_y.ndim == 2 and train_y.shape[1] != test_y.shape[1]:
+        columns = f"{train_y.shape[1]} columns for training and {test_y.shape[1]} for testing"
+        raise ShardError(f"y of {path} has {columns}; they must agree")
     if len(test_y) and train_y.dtype.kind != test_y.dtype.kind:
         raise ShardError(
             f"y of {path} is {train_y.dtype} for training and {test_y.dtype} for testing; save both as the same type"
@@ -236,15 +255,19 @@ def _vocabulary(path: Path, kind: Kind, meta: Meta, train_x: Array, test_x: Arra
 
 
 def _check_labels(shard: Shard) -> None:
+    """Errors: UndeclaredLabels, and ShardError for another number of names than y has columns."""
+    if shard.task != "classes":
+        targets.names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
+        return
     if shard.declared_classes is None:
         return
     for part, y in (("training", shard.train_y), ("test", shard.test_y)):
         labels.to_indices(y, shard.declared_classes, f"the {part} part of {shard.path}")
 
 
-def _warnings(train_y: Array, test_y: Array) -> tuple[str, ...]:
+def _warnings(train_y: Array, test_y: Array, task: TaskName) -> tuple[str, ...]:
     found = []
-    classes = labels.distinct(train_y)
+    classes = labels.distinct(train_y) if task == "classes" else []
     if len(classes) == 1:
         found.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
     if len(train_y) < BATCH:

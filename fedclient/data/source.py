@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from attune.common.errors import SettingError, ShardError
+from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.meta import Meta, read_meta
 from attune.fedclient.data.missing import filled
@@ -32,20 +34,32 @@ def read_source(path: Path, options: ReadOptions = PLAIN) -> Source:
     """Errors: ShardError; SettingError for columns that are not there, and for options of tables where there is none."""
     if path.is_file() and is_table(path):
         return of_table(read_table(path), options)
-    if options != PLAIN:
+    if replace(options, task=PLAIN.task) != PLAIN:
         raise SettingError(f"{path} is no table: leave --label and the other options of tables out")
-    if path.is_dir():
-        return _of_folder(path)
     if not path.exists():
         raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, one .npz file, or a table (.csv)")
-    return _of_npz(path)
+    found = _of_folder(path) if path.is_dir() else _of_npz(path)
+    return replace(found, meta=_for(found.meta, options.task, path))
+
+
+def _for(meta: Meta, task: TaskName, path: Path) -> Meta:
+    """With the task that was given, where meta.json says none. Errors: SettingError."""
+    if task not in (PLAIN.task, meta.task) and meta.task != PLAIN.task:
+        raise SettingError(f"meta.json of {path} says that the task is {meta.task}, and --task {task}; leave one of them out")
+    return meta if task == PLAIN.task else msgspec.structs.replace(meta, task=task)
+
+
+def declared(meta: Meta, table: Table, options: ReadOptions) -> Meta:
+    """With the task, and with the names of the columns that y is made of where it is not classes. Errors: SettingError."""
+    if options.task == "classes":
+        return meta
+    return msgspec.structs.replace(meta, task=options.task, classes=[table.label_column(name) for name in options.labels()])
 
 
 def of_table(table: Table, options: ReadOptions) -> Source:
     """Errors: as `read_source`."""
     path = table.path
     x, y, test_N, names = samples_of(table, options)
-    y = options.classes_of(y, str(path))
     groups = None
     if options.group:
         table.require(options.group)
@@ -57,7 +71,7 @@ def of_table(table: Table, options: ReadOptions) -> Source:
     elif np.isnan(x).any():
         raise ShardError(_gaps(path, x, names))
     test = None if test_N is None else (test_x, y[~training])
-    meta = Meta(kind="tabular", columns=names)
+    meta = declared(Meta(kind="tabular", columns=names), table, options)
     return Source((train_x, y[training]), test, meta, None if groups is None else groups[training])
 
 

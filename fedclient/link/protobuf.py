@@ -44,7 +44,7 @@ def _ordered(order: pb.Order) -> messages.Ordered | None:
 
 
 def _refs(refs: Iterable[pb.BlobRef]) -> tuple[messages.BlobRef, ...]:
-    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data) for ref in refs)
+    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in refs)
 
 
 def target_message(target: messages.UploadTarget) -> pb.UploadTarget:

@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from attune.common.errors import DiskFull, UnknownBlob
+from attune.common.errors import DiskFull, UnknownBlob, WireError
+from attune.common.protocol import ENCODINGS
+from attune.common.wire.encodings import decoded
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import DigestMismatch
+from attune.common.wire.tensors import manifest_of
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.link.buffer import ReceiveBuffer
 from attune.fedclient.link.port import Broken, Link
@@ -62,10 +65,19 @@ async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str
     asked for some times: whoever has another order by then cancels this.
     """
     unknown, limit_bytes, who = 0, layout_of(expected).size + ROOM_BYTES, f"the part {ref.part} from the server"
+    if ref.encoding and ref.encoding not in ENCODINGS:
+        raise WireError(f"{who} is written as {ref.encoding[:40]!r}: update fedclient")
+
+    def finished(buffer: ReceiveBuffer) -> dict[str, Tensor]:
+        if not ref.encoding:
+            return buffer.finish(expected)
+        tensors = buffer.finish()
+        return dict(decoded(tensors, manifest_of(tensors), ref.encoding, expected, None, who))
+
     if ref.data:
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
         buffer.write(ref.data)
-        return buffer.finish(expected)
+        return finished(buffer)
     for attempt in range(1, ATTEMPTS + 1):
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
 
@@ -83,7 +95,7 @@ async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str
 
         await persist(link, go_on, lambda error: say(complaint(error)))
         try:
-            return buffer.finish(expected)
+            return finished(buffer)
         except DigestMismatch:
             if attempt == ATTEMPTS:
                 raise

@@ -26,13 +26,14 @@ from attune.common.methods.registry import method_from_options
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
-from attune.common.plan import Label, ModelSpec
+from attune.common.plan import Label, ModelSpec, Scale
+from attune.common.task import TaskName
 from attune.common.wire.files import read_checked, write_tensors
-from attune.fedclient.data import labels
-from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features
+from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.work.blend import Member, classes_of
+from attune.fedclient.work.blend import Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.predictors.model import Model as PlainModel
 from attune.fedclient.work.trainer import Tensors, Trainer
 from attune.fedclient.work.worker import AnyLearner
@@ -46,7 +47,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     method: str
     method_options: dict[str, Any]
     model: ModelSpec  # a frozen body is in no file here: whoever builds the model reads it, and its digest is checked
-    classes: list[Label]  # class index -> original label
+    classes: list[Label]  # class index -> original label; names of K targets or labels
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
     column_names: list[str] = []  # in the order in which the model takes them; empty: not known
@@ -58,6 +59,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     samples: int = 0
     test_samples: int = 0
     round: int = 0
+    task: TaskName = "classes"
+    targets: Scale | None = None  # of numbers that are predicted: what one is in the model
     seed: int = 0  # that the model is built with
     files: dict[str, str] = {}  # file beside this one -> digest
 
@@ -126,6 +129,8 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         samples=result.samples,
         test_samples=result.test_samples or 0,
         round=result.round,
+        task=plan.task,
+        targets=plan.targets,
         seed=plan.seed,
     )
     return info, tensors
@@ -158,11 +163,12 @@ class Model:
         options = {**info.method_options, "name": info.method}
         method = method_from_options(options)
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
+        self.measure = MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)
 
         def member(name: Choice, weight: float) -> Member:
             predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())
-            trainer = Trainer(network, objective_for(method, options), predictor, info.train, where)
+            trainer = Trainer(network, objective_for(method, options), predictor, info.train, where, measure=self.measure)
             return Member(weight, trainer, dict(tensors[name]))
 
         self.members = {name: member(name, weight) for name, weight in _weights_of(info).items()}
@@ -178,12 +184,18 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
 
-    def predict(self, x: npt.NDArray[Any], who: str = "the given data") -> list[Label] | list[list[Label]]:
+    def predict(self, x: npt.NDArray[Any], who: str = "the given data") -> list[Any]:
         """The original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
 
+        In regression a number in the unit of y, or K of them; of several labels 0 or 1 for each.
         Errors: ShapeMismatch, NonFiniteFeatures.
         """
-        found, classes = self.classes_of(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        found, classes = self.answers_of(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        if self.info.task == "regression":
+            numbers = in_unit(found, self.info.targets)
+            return list((numbers[:, 0] if len(classes) == 1 else numbers).tolist())
+        if self.info.task == "multilabel":
+            return list(found.astype(np.int64).tolist())
         if self.info.model.per_position:
             return [[classes[index] for index in row] for row in found.tolist()]
         return [classes[index] for index in found.tolist()]
@@ -191,20 +203,28 @@ class Model:
     def evaluate(self, shard: Shard) -> tuple[float, int]:
         """(accuracy, samples) on the test part; the accuracy is over all positions where each has a label.
 
+        Of other tasks R2 or label accuracy: common.task.
+
         Errors: as predict; UndeclaredLabels; ShardError if there is no test part.
         """
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
-        check_labelled_alike(shard, self.info.model)
+        check_labelled_alike(shard, self.info.model, self.info.task, self.info.classes)
         check_columns(shard, self.info.column_names)
         if not len(shard.test_x):
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
-        y = labels.to_indices(shard.test_y, self.info.classes, f"the test part of shard {shard.name}")
-        right = self.classes_of(features) == y
-        return float(right.mean()), len(right)
+        _, y = y_of(shard, self.info.task, self.info.classes, self.info.targets)
+        right = self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
+        return mean_score(right), len(right)
 
-    def classes_of(self, features: Tensor) -> npt.NDArray[np.int64]:
-        """The positions in `classes`, (N,), or (N, T) where every position has a label."""
+    def answers_of(self, features: Tensor) -> npt.NDArray[Any]:
+        """The positions in `classes`, (N,), or (N, T) where every position has a label; (N, K) of other tasks."""
         torch.set_num_threads(1)
-        return np.asarray(classes_of(list(self.members.values()), features))
+        return np.asarray(answers_of(list(self.members.values()), features))
+
+
+def in_unit(numbers: npt.NDArray[Any], scale: Scale | None) -> npt.NDArray[np.float64]:
+    """Predicted numbers (N, K) in the unit of y."""
+    mean, std = (np.array(scale.mean), np.array(scale.std)) if scale is not None else (0.0, 1.0)
+    return np.asarray(numbers.astype(np.float64) * std + mean)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attune.common.task import TASKS
 from attune.fedclient.home import Home
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
@@ -19,9 +20,10 @@ class Evaluation:
     round: int
     kept: str  # which of the device's models this is, or counts most
     title: str  # the method, and which of the device's models this is
+    metric: str = "accuracy"  # what `accuracy` is: common.task
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.title}): accuracy {self.accuracy:.4f} on {self.samples} test samples"
+        return f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
 
 
 def of(home: Home, shard: Path, table: ReadOptions = PLAIN) -> Evaluation:
@@ -32,7 +34,7 @@ def of(home: Home, shard: Path, table: ReadOptions = PLAIN) -> Evaluation:
     model = Model.load(home.model)
     accuracy, samples = model.evaluate(load_shard(shard, options=table))
     info = model.info
-    return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept, info.title)
+    return Evaluation(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
 
 
 def means(evaluations: Sequence[Evaluation]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.pictures import page
 from attune.common.plan import Label
 from attune.fedclient.data import labels
-from attune.fedclient.data.prepare import prepare_features
+from attune.fedclient.data.prepare import check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model import drawings
 from attune.fedclient.model.artifact import Model
@@ -38,7 +38,7 @@ class Judged:
 
     @cached_property
     def found(self) -> Ints:
-        return self.model.classes_of(self.features).reshape(-1)
+        return self.model.answers_of(self.features).reshape(-1)
 
     def maps(self, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
         """The rollout over these samples: (len(chosen), h, w). Of a blend, that of what counts most. Errors: SettingError."""
@@ -124,6 +124,13 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
     """
     if not len(shard.test_x):
         raise ShardError(f"shard {shard.path} has no test samples to draw")
+    for model in models:
+        if model.info.task != "classes":
+            raise SettingError(
+                f"these pictures are of classes, and the model of {model.info.name} is for {model.info.task}: "
+                "`fedclient evaluate` says how good it is"
+            )
+        check_labelled_alike(shard, model.info.model, model.info.task, model.info.classes)
     if any(model.info.classes != models[0].info.classes for model in models):
         raise SettingError("these models know different classes: compare models of federations with the same ones")
     found = []

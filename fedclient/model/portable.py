@@ -19,8 +19,8 @@ from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
 from attune.fedclient.data.prepare import prepare_features
-from attune.fedclient.model.artifact import Model
-from attune.fedclient.work.blend import Member
+from attune.fedclient.model.artifact import Model, in_unit
+from attune.fedclient.work.blend import Member, blended_shares
 
 FORMATS = (".onnx", ".pt2")
 TOLERANCE = 1e-4  # of a probability
@@ -30,12 +30,16 @@ SAMPLES = 8  # that the file is checked on, where none are given
 class Portable(nn.Module):
     """From features as they lie in a shard to probabilities: preparation, every model of the blend on its frozen body, softmax.
 
+    Of several labels the probability of each; of numbers the numbers, in their unit.
+
     Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
     tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
     """
 
     mean: Tensor
     std: Tensor
+    unit: Tensor
+    origin: Tensor
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -44,6 +48,11 @@ class Portable(nn.Module):
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
+        self.register_buffer("unit", torch.tensor(unit_of(model), dtype=torch.float64))
+        self.register_buffer(
+            "origin", torch.tensor(model.info.targets.mean if model.info.targets else [0.0], dtype=torch.float64)
+        )
+        self._numbers = model.info.targets is not None
         body = body_of(model.trainer.network.model)
         self._body = _held(self, body.tensors if body else {})
         self.members = nn.ModuleList(_Member(member) for member in model.members.values())
@@ -55,7 +64,8 @@ class Portable(nn.Module):
             x = x.permute(0, 3, 1, 2)
         body = {name: self.get_buffer(key) for name, key in self._body.items()}
         shares = [member(x, body) for member in self.members]
-        return torch.stack(shares).sum(dim=0)
+        found = torch.stack(shares).sum(dim=0)
+        return (found.double() * self.unit + self.origin).float() if self._numbers else found
 
 
 class _Member(nn.Module):
@@ -69,7 +79,7 @@ class _Member(nn.Module):
     def forward(self, x: Tensor, body: Mapping[str, Tensor]) -> Tensor:
         tensors = {**body, **{name: self.get_buffer(key) for name, key in self._names.items()}}
         logits = self._trainer.predictor.logits(self._trainer.network, tensors, x)
-        return self._weight * logits.float().softmax(-1)
+        return self._weight * self._trainer.measure.shares(logits)
 
 
 def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -81,7 +91,8 @@ def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> float:
-    """Writes the file, runs it, and returns the largest difference of a probability from the original's.
+    """Writes the file, runs it, and returns the largest difference from the original: of probabilities, or of numbers in
+    standard deviations.
 
     samples: (N, ...) as in a shard, to check on; some that are drawn where None. model: on the CPU.
     Errors: SettingError for another ending, without the packages, or for a model that cannot be exported; NoModel if the file
@@ -99,10 +110,10 @@ def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> 
     with replaced(out) as beside:
         _written(write, Portable(model).eval(), torch.from_numpy(x[:2]), beside, model)
         found = run(beside, x)
-        difference = float(np.abs(found - wanted).max())
+        difference = float((np.abs(found - wanted) / unit_of(model)).max())
         if not difference <= TOLERANCE:
             raise NoModel(
-                f"the exported model's probabilities differ from the original's by up to {difference:.2g}, so no file was "
+                f"the exported model's outputs differ from the original's by up to {difference:.2g}, so no file was "
                 "kept: use `fedclient predict` or `fedclient serve`"
             )
     return difference
@@ -129,10 +140,12 @@ def _plain(x: npt.NDArray[Any], model: Model) -> npt.NDArray[Any]:
 def _original(model: Model, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """What the model itself predicts with, by its own way from features to scores."""
     features = prepare_features(x, model.info.model, model.standardiser)
-    shares = [
-        member.weight * member.trainer.scores(member.tensors, features).float().softmax(-1) for member in model.members.values()
-    ]
-    return np.asarray(torch.stack(shares).sum(dim=0))
+    return in_unit(np.asarray(blended_shares(list(model.members.values()), features)), model.info.targets)
+
+
+def unit_of(model: Model) -> list[float]:
+    """In which its outputs are compared: of numbers a standard deviation each."""
+    return model.info.targets.std if model.info.targets else [1.0]
 
 
 def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Path, model: Model) -> None:

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from attune.common.errors import AttuneError, PortInUse, SettingError
+from attune.common.task import TASKS
 from attune.fedclient.model.artifact import Model
 
 MAX_BODY_BYTES = 16 << 20
@@ -95,6 +96,7 @@ def describe(model: Model) -> dict[str, Any]:
     return {
         "name": info.name, "method": info.method, "model": info.title, "kind": info.model.kind, "shape": list(info.model.shape),
         "columns": list(info.column_names), "classes": list(info.classes), "accuracy": info.accuracy, "round": info.round,
+        "task": info.task, "metric": TASKS[info.task].described,
     }  # fmt: skip
 
 

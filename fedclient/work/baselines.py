@@ -22,6 +22,7 @@ from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.blend import Weighing
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
@@ -49,6 +50,7 @@ class Baselines:
             family=family,
             hooks=hooks,
             classes=plan.classes,
+            measure=MEASURES[plan.task],
         )
         initial = self._initial() if local else {}
         # In the model's order, not that of a file: sums over tensors are folded in it.
@@ -100,7 +102,7 @@ def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> 
 
 
 def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
-    """Which labels of the test part each finds, (N,) or (N, T) bool, or scores (N,); none where there is no test part."""
+    """Which labels each finds of the test part, as Trainer.right; none where there is no test part."""
     right: dict[Choice, torch.Tensor] = {}
     if len(data.test_x):
         for name, (trainer, tensors) in candidates.items():
@@ -108,24 +110,13 @@ def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, t
     return right
 
 
-def constant_answer(data: Prepared) -> float | None:
-    """The accuracy on the test part of always answering the training part's most frequent label (of equal ones the first).
+def constant_answer(data: Prepared, measure: Measure) -> float | None:
+    """The score on the test part of always giving the answer that is best for the training part (Measure.constant).
 
     None without samples in either part. A model that reaches no more has learned nothing of use.
     """
-    trained, tested = torch.cat([data.train_y.flatten(), data.validation_y.flatten()]), data.test_y
-    if not len(trained) or not len(tested):
-        return None
-    return float((tested == trained.bincount().argmax()).double().mean())
-
-
-def compared(own: torch.Tensor, rival: torch.Tensor) -> tuple[int, int]:
-    """(better, worse): on how many samples the own model finds more labels (or has a higher score) than the rival, and fewer.
-
-    Arguments as `right_on_test` gives them. The positions of a sequence are not independent, so a sequence counts once.
-    """
-    gain_N = (own.double() - rival.double()).view(len(own), -1).sum(dim=1)
-    return int((gain_N > 0).sum()), int((gain_N < 0).sum())
+    trained, tested = torch.cat([data.train_y, data.validation_y]), data.test_y
+    return measure.constant(trained, tested) if len(trained) and len(tested) else None
 
 
 def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, float]]:

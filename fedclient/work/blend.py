@@ -1,4 +1,4 @@
-"""Several models that predict together: a weighted mean of their probabilities, with weights by held-out likelihood.
+"""Several models that predict together: a weighted mean of their probabilities or numbers, with weights by held-out likelihood.
 
 K models, V validation samples, T labels of a sample, C classes.
 """
@@ -33,7 +33,8 @@ class Member:
 def weights_of(probability: Mapping[Choice, Tensor]) -> dict[Choice, float]:
     """Weights >= 0 that sum to 1 and are the likeliest a posteriori for the mixture of these models.
 
-    probability: what each gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one sample.
+    probability: what each gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one sample. Of
+    numbers a density: weights depend on ratios alone.
     The prior is Dirichlet(1 + PSEUDO_COUNT); the method is expectation maximisation for mixing proportions (Dempster, Laird,
     Rubin, J. of the Royal Statistical Society B 1977).
     """
@@ -56,25 +57,32 @@ class Weighing:
         return weights_of(self.probability)
 
 
-def classes_of(members: Sequence[Member], x: Tensor) -> Tensor:
-    """The class that each sample of x (N, ...) is given, (N,), or each position, (N, T); on the CPU. One member at least."""
-    return alone(classifying(members, x))
+def answers_of(members: Sequence[Member], x: Tensor) -> Tensor:
+    """What is answered to each sample of x (N, ...), as Measure.of_scores; on the CPU. One member at least."""
+    return alone(answering(members, x))
 
 
-def classifying(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
-    """`classes_of`, which stops at what many devices can compute together."""
-    found = []
+def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
+    """`answers_of`, which stops at what many devices can compute together."""
+    found, measure = [], members[0].trainer.measure
+    answers = measure.of_shares if len(members) > 1 else measure.of_scores
     for at in range(0, len(x), EVALUATION_BATCH):
         scores = []
         for member in members:
             [(_, logits)] = yield Scores(member.trainer, member.tensors, x[at : at + EVALUATION_BATCH])
             # A model alone needs no probabilities: its logits have the same order.
-            scores.append(member.weight * logits.float().softmax(-1) if len(members) > 1 else logits)
-        found.append(torch.stack(scores).sum(dim=0).argmax(-1).cpu())
+            scores.append(member.weight * measure.shares(logits) if len(members) > 1 else logits)
+        found.append(answers(torch.stack(scores).sum(dim=0)).cpu())
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 def blended_logits(members: Sequence[Member], x: Tensor) -> Tensor:
-    """The logarithm of the blend's probabilities, (B, ..., C), for one batch x (B, ...)."""
-    shares = [member.weight * member.trainer.scores(member.tensors, x).float().softmax(-1) for member in members]
-    return torch.stack(shares).sum(dim=0).log()
+    """Scores that have the blend's probabilities (or are its numbers), (B, ..., C), for one batch x (B, ...)."""
+    return members[0].trainer.measure.scores_of(blended_shares(members, x))
+
+
+def blended_shares(members: Sequence[Member], x: Tensor) -> Tensor:
+    """The blend's probabilities, or its numbers, (B, ..., C), for one batch x (B, ...)."""
+    measure = members[0].trainer.measure
+    shares = [member.weight * measure.shares(member.trainer.scores(member.tensors, x)) for member in members]
+    return torch.stack(shares).sum(dim=0)

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+
+import msgspec
+import torch
 
 from attune.common.metrics import Choice
-from attune.common.statistics import Finding, difference, finding, holm, mcnemar, overall
+from attune.common.paired import Pair, findings_of, pairs_of
+from attune.common.statistics import Finding, overall
 from attune.fedclient.messages import Result
+from attune.fedclient.work.permutation import sign_flip
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The device's own model against one rival: on how many of the test samples it does better, and on how many worse."""
-
-    rival: Choice
-    better: int
-    worse: int
-    low: float  # of (better - worse) / samples: its interval, for this comparison alone
-    high: float
-    p: float  # adjusted for all comparisons of the device
-    samples: int
-
-    @property
-    def difference(self) -> float:
-        return (self.better - self.worse) / self.samples
-
-    @property
-    def finding(self) -> Finding:
-        return finding(self.better, self.worse, self.p)
+def comparisons_of(result: Result) -> list[Pair]:
+    """One for each rival; none where nothing was compared or there are no test samples."""
+    return pairs_of(msgspec.structs.asdict(result)) if result.test_samples else []
 
 
-def comparisons_of(result: Result) -> list[Comparison]:
-    """One for each rival; none where nothing was compared or there are no test samples.
-
-    All models equal, at least one finding is wrong with a probability of at most 1 - LEVEL.
-    """
-    samples = result.test_samples or 0
-    if not samples:
-        return []
-    p = holm({rival: mcnemar(better, worse) for rival, (better, worse) in result.rivals.items()})
-    return [
-        Comparison(rival, better, worse, *difference(better, worse, samples), p[rival], samples)
-        for rival, (better, worse) in result.rivals.items()
-    ]
-
-
-def finding_of(comparisons: list[Comparison]) -> Finding:
+def finding_of(comparisons: list[Pair]) -> Finding:
     """Worse, if the own model is worse than any rival; better, if it is better than every rival; else unclear."""
-    return overall({comparison.finding for comparison in comparisons})
+    return overall(findings_of(comparisons).values())
+
+
+def compared(own: torch.Tensor, rival: torch.Tensor, name: Choice) -> dict[str, float]:
+    """What is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
+
+    Arguments: which labels each finds, (N,) or (N, T) bool, or scores (N,). The positions of a sequence are not independent, so
+    a sequence counts once.
+    """
+    gain_N = (own.double() - rival.double()).reshape(len(own), -1).mean(dim=1)
+    found: dict[str, float] = {f"better_than_{name}": int((gain_N > 0).sum()), f"worse_than_{name}": int((gain_N < 0).sum())}
+    if own.dtype == torch.bool and own.ndim == 1:
+        return found
+    error = float(gain_N.std()) / math.sqrt(len(gain_N)) if len(gain_N) > 1 else 0.0
+    return found | {f"gain_{name}": float(gain_N.mean()), f"error_{name}": error, f"p_{name}": sign_flip(gain_N.numpy())}

@@ -33,12 +33,13 @@ from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
-from attune.fedclient.work import baselines
-from attune.fedclient.work.blend import Member, blended_logits, classifying
+from attune.fedclient.work import baselines, comparison
+from attune.fedclient.work.blend import Member, answering, blended_logits
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.dial import Dialled, Position, dial_of, dialled
 from attune.fedclient.work.holdings import Holdings
 from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import Data, check_loop, scored
 from attune.fedclient.work.state import check_order_id
@@ -84,9 +85,10 @@ class Learner:
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
-        self._constant = baselines.constant_answer(self.data) if hooks.evaluate is None else None
+        self._constant = baselines.constant_answer(self.data, MEASURES[plan.task]) if hooks.evaluate is None else None
+        self.measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
-            model, objective, predictor, plan.train, device, self.part_of, (family_of(plan), "method"), hooks, plan.classes
+            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, self.measure
         )
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
@@ -165,6 +167,7 @@ class Learner:
             round=order.round,
             trained=order.train,
             own=self.own,
+            task=self.plan.task,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             accuracy_constant=self._constant,
@@ -184,7 +187,7 @@ class Learner:
         trained = self.trained
         if order.train and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
-        written = {part: self._written(part, names, theta, received, order.encoding) for part, names in returns.items()}
+        written = {part: self._written(part, names, theta, received, order) for part, names in returns.items()}
         parts, owed = {part: each.tensors for part, each in written.items()}, dict(self.owed)
         for each in written.values():
             owed |= each.errors
@@ -253,8 +256,8 @@ class Learner:
         own = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
         candidates: baselines.Candidates = {self.own: (self.trainer, own), **self.baselines.candidates(common)}
         right = yield from baselines.right_on_test(candidates, data)
-        found = {name: float(each.double().mean()) for name, each in right.items()}
-        counts = {name: baselines.compared(right[self.own], each) for name, each in right.items() if name != self.own}
+        found = {name: mean_score(each) for name, each in right.items()}
+        rivals = [comparison.compared(right[self.own], each, name) for name, each in right.items() if name != self.own]
         choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
         weights = (yield from baselines.weighed(candidates, data)) if choosing else {}
         members = [Member(weight, *candidates[name]) for name, weight in weights.items()]
@@ -264,15 +267,11 @@ class Learner:
             accuracy_before=found.get(self.own),
             accuracy_common=found.get("common"),
             accuracy_local=found.get("local"),
-            accuracy_kept=found.get(self.own) if blended is None else float(blended.double().mean()),
+            accuracy_kept=found.get(self.own) if blended is None else mean_score(blended),
             kept=max(weights, key=lambda name: weights[name]) if weights else self.own,
             weights=weights,
             validation_samples=len(data.validation_x) if choosing else 0,
-            **{
-                f"{side}_than_{name}": n
-                for name, both in counts.items()
-                for side, n in zip(("better", "worse"), both, strict=True)
-            },
+            **{name: value for each in rivals for name, value in each.items()},
         )
         beside = {name for name in weights if name != self.own} | ({self.own} if mixed is not None else set())
         return result, {name: candidates[name][1] for name in candidates if name in beside}
@@ -298,16 +297,17 @@ class Learner:
         """What the blend finds of the test part, as Trainer.right."""
         data = self.data
         if self.hooks.evaluate is None:
-            return (yield from classifying(members, data.test_x)) == data.test_y.cpu()
+            return self.measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())
         return scored(
             self.hooks.evaluate, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self.plan.classes)
         )
 
-    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, encoding: str) -> Written:
-        """What is handed in of a part. The server adds changes from what it served to that."""
+    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
+        """What is handed in of a part. The server reads it beside what this order served of it."""
         if self.returns[part] == "change":
-            return encode({name: theta[name] - received[name] for name in names}, encoding, None, self.owed)
-        return encode({name: theta[name] for name in names}, encoding, received, self.owed)
+            return encode({name: theta[name] - received[name] for name in names}, order.encoding, None, self.owed)
+        base = received if any(ref.part == part for ref in order.downloads) else None
+        return encode({name: theta[name] for name in names}, order.encoding, base, self.owed)
 
     def trial(self) -> Jobs[Trained]:
         """Training as an order's would be, to see how long it takes: nothing comes of it."""
@@ -334,7 +334,7 @@ class Learner:
         if not len(data.test_x):
             return None
         prepared = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        return float((yield from self.trainer.right(prepared, data.test_x, data.test_y)).double().mean())
+        return mean_score((yield from self.trainer.right(prepared, data.test_x, data.test_y)))
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
         return {name: tensors[name] for name in self.expected(part)}

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from attune.common.config import TrainSettings
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.job import Jobs, alone
-from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, check_scores, extras_of
+from attune.fedclient.work.measures import MEASURES, Measure, mean_score
+from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
 from attune.fedclient.work.objectives.batches import batches
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast
 from attune.fedclient.work.objectives.network import Network
@@ -47,7 +48,7 @@ class Trainer:
 
     Arguments: `model` is moved to `device`; `settings` as the plan fixes them; `kinds` tells of each tensor which part it is;
     `family` is equal for trainers that differ in nothing (LocalTask); `hooks` a user's own training and scores; `classes` what
-    the places in labels stand for.
+    the places in labels stand for; `measure` what the task is.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Trainer:
         family: Hashable = None,
         hooks: Hooks = NONE,
         classes: Sequence[int | str] = (),
+        measure: Measure = MEASURES["classes"],
     ) -> None:
         self.network = Network(model.to(device))
         self.objective = objective
@@ -71,6 +73,7 @@ class Trainer:
         self.family = family
         self.hooks = hooks
         self.classes = classes
+        self.measure = measure
 
     def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """What this device keeps beside the model, as it is before its first order. Errors: SettingError."""
@@ -138,8 +141,8 @@ class Trainer:
         return {name: tensor.cpu() for name, tensor in prepared.items()}
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
-        """Accuracy, a fraction, of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
-        return float(alone(self.right(prepared, x, y)).double().mean())
+        """The mean score of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
+        return mean_score(alone(self.right(prepared, x, y)))
 
     def _looped(self, work: Jobs[T]) -> Jobs[T]:
         return work if self.hooks.train is None else with_loop(work, self.hooks.train, self.classes)
@@ -147,7 +150,7 @@ class Trainer:
     def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU.
 
-        With scores of a user's own: the score of each sample, (N,), 0 to 1.
+        In regression, and with scores of a user's own: the score of each sample, (N,), at most 1.
         """
         if self.hooks.evaluate is not None:
             tensors = self._on_device(prepared)
@@ -156,19 +159,19 @@ class Trainer:
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
-            check_scores(logits, some_y)
-            found.append(logits.argmax(-1) == some_y)
+            self.measure.check(logits, some_y)
+            found.append(self.measure.right(self.measure.of_scores(logits), some_y))
         return torch.cat(found).cpu()
 
     def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
-        """What prepared tensors give to the labels y (N,) or (N, T) of x (N, ...): in y's shape, on the CPU."""
+        """How likely y of x (N, ...) is by prepared tensors: in y's shape, on the CPU; of numbers a density."""
         found = []
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
-            check_scores(logits, some_y)
-            found.append(logits.float().softmax(-1).gather(-1, some_y.unsqueeze(-1)).squeeze(-1))
-        return torch.cat(found).cpu()
+            self.measure.check(logits, some_y)
+            found.append(self.measure.evidence(logits, some_y))
+        return self.measure.likelihood(torch.cat(found)).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
@@ -208,6 +211,7 @@ class Trainer:
             progress=progress,
             cancelled=cancelled,
             round=round_,
+            measure=self.measure,
             family=self.family,
         )
 

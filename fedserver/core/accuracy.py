@@ -68,12 +68,12 @@ def constants(rows: Iterable[Row]) -> dict[str, tuple[float, int]]:
 
 
 def no_better_than(constant: Mapping[str, tuple[float, int]], latest: Mapping[str, tuple[float, int]]) -> list[str]:
-    """Clients, by name, whose model finds no more labels than a constant answer does, where that does not find all of them."""
+    """Clients, by name, whose model has no better score than a constant answer, where that is not the best there is."""
     both = sorted(constant.keys() & latest.keys())
     return [name for name in both if latest[name][0] <= constant[name][0] < 1]
 
 
-def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
+def summary(rows: Iterable[Row], evaluate: Evaluate, metric: str = "accuracy") -> str:
     """One line about a round for the log."""
     listed = list(rows)
     losses = [row.loss for row in listed if row.loss is not None]
@@ -81,4 +81,4 @@ def summary(rows: Iterable[Row], evaluate: Evaluate) -> str:
     if losses:
         text += f", loss {sum(losses) / len(losses):.4f}"
     mean = over_all(accuracies(listed, evaluate))
-    return f"{text}, accuracy {mean['mean_over_clients']:.4f}" if mean else text
+    return f"{text}, {metric} {mean['mean_over_clients']:.4f}" if mean else text

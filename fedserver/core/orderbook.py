@@ -7,6 +7,7 @@ from typing import Literal
 
 from attune.common.errors import OrderClosed, UnknownBlob
 from attune.common.methods.method import Evaluate
+from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import BlobRef, Order, OrderId
 from attune.fedserver.core.records import Device
@@ -29,21 +30,23 @@ class OrderBook:
         cold_start: Mapping[str, Blob] | None = None,
         trains: Sequence[str] = (),
         encoding: str = "",
+        packed: Mapping[str, Blob] | None = None,
     ) -> Order:
         """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `cold_start` to compare with.
 
         version: how many rounds were closed when the state was made that they are of. trains: the kinds of tensors that move in
-        training; none named: all. encoding: of what is handed in.
+        training; none named: all. encoding: of what is handed in. packed: by the digest of a blob, what is sent in its place.
         """
-        compared = cold_start or {}
-        self._offers[order.client] = {blob.digest: blob for blob in (*blobs.values(), *compared.values())}
+        compared, smaller = cold_start or {}, packed or {}
+        sent = [smaller.get(blob.digest, blob) for blob in (*blobs.values(), *compared.values())]
+        self._offers[order.client] = {blob.digest: blob for blob in sent}
         self._orders[order.client] = Order(
             id=order,
             deadline_s=deadline_s,
-            downloads=_refs(blobs, version),
+            downloads=_refs(blobs, version, smaller),
             returns=tuple(returns),
             trains=tuple(trains),
-            cold_start=_refs(compared, version),
+            cold_start=_refs(compared, version, smaller),
             encoding=encoding,
         )
         return self._orders[order.client]
@@ -68,8 +71,12 @@ class OrderBook:
         return blob
 
 
-def _refs(blobs: Mapping[str, Blob], version: int) -> tuple[BlobRef, ...]:
-    return tuple(BlobRef(part, blob.digest, blob.size, version) for part, blob in sorted(blobs.items()))
+def _refs(blobs: Mapping[str, Blob], version: int, packed: Mapping[str, Blob]) -> tuple[BlobRef, ...]:
+    refs = []
+    for part, blob in sorted(blobs.items()):
+        sent, encoding = (packed[blob.digest], PACKED) if blob.digest in packed else (blob, "")
+        refs.append(BlobRef(part, sent.digest, sent.size, version, encoding))
+    return tuple(refs)
 
 
 def needs_download(device: Device | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:

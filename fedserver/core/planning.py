@@ -10,14 +10,15 @@ import msgspec
 
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
-from attune.common.methods.method import EVERYDAY, Method, options_of
+from attune.common.methods.method import EVERYDAY, Method, check_task, options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
+from attune.common.protocol import ENCODINGS, EXTRAS
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
-from attune.fedserver.core.scale import scale_of
+from attune.fedserver.core.scale import scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
@@ -83,6 +84,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
+    _check_encoding(rounds.encoding)
     return ResolvedSettings(
         method=method,
         method_options=options,
@@ -95,6 +97,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         seed=int(full.get("seed", 0)),
         adaptation=adaptation_of(method, options, rounds.adapt),
     )
+
+
+def _check_encoding(encoding: str) -> None:
+    """Errors: SettingError where this server cannot read what devices would hand in."""
+    if encoding and encoding not in ENCODINGS:
+        raise SettingError(f'round.encoding = "{encoding}" needs the package {EXTRAS[encoding]}: install attune-fl[{encoding}]')
 
 
 def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +132,9 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     labels: set[Label] = set(declared.classes) or {label for profile in ordered for label in profile.labels}
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
+    if first.task != "classes":
+        check_task(settings.method, settings.method_options, first.task)
+        classes = first.labels  # of all devices alike, in the order of y's columns
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     spec = models.default_spec(
@@ -145,6 +156,8 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         train=settings.train,
         scale=scale_of(profiles),
         column_names=declared.columns or columns_of(ordered),
+        task=first.task,
+        targets=scale_of_targets(profiles),
         run=run,
     )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:

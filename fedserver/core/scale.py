@@ -16,7 +16,15 @@ def scale_of(profiles: Mapping[str, Profile]) -> Scale | None:
 
     Chan, Golub and LeVeque's update (The American Statistician 1983), which does not subtract large squares.
     """
-    found = [profiles[name].columns for name in sorted(profiles)]
+    return _scale(profiles[name].columns for name in sorted(profiles))
+
+
+def scale_of_targets(profiles: Mapping[str, Profile]) -> Scale | None:
+    """The same of what is to be predicted: with it the devices' models have one unit. None where that is not numbers."""
+    return _scale(profiles[name].targets for name in sorted(profiles))
+
+
+def _scale(found: Iterable[Columns | None]) -> Scale | None:
     folded = _folded(columns for columns in found if columns is not None)
     if folded is None:
         return None
@@ -47,8 +55,31 @@ def check_columns(profile: Profile, name: str) -> None:
         return
     most = profile.samples * (profile.shape[0] if profile.kind == "series" else 1)
     sizes = {len(columns.mean), len(columns.squares)}
-    within = all(abs(x) <= LARGEST for x in columns.mean) and all(0 <= x <= LARGEST**2 for x in columns.squares)
-    if profile.kind not in ("series", "tabular") or sizes != {profile.shape[-1]} or columns.rows != most or not within:
+    if (
+        profile.kind not in ("series", "tabular")
+        or sizes != {profile.shape[-1]}
+        or columns.rows != most
+        or not _within(columns)
+    ):
         raise SettingError(
             f"{name} declares sums of columns that its shard cannot have: {columns.rows} rows of {sorted(sizes)} columns"
         )
+
+
+def check_targets(profile: Profile, name: str) -> None:
+    """Errors: SettingError for sums that no shard of this profile has, or none where there must be some."""
+    targets = profile.targets
+    if (targets is not None) != (profile.task == "regression"):
+        raise SettingError(f"{name} declares the task {profile.task} {'with' if targets else 'without'} sums of its targets")
+    if targets is None:
+        return
+    sizes = {len(targets.mean), len(targets.squares)}
+    if sizes != {len(profile.labels)} or targets.rows != profile.samples or not _within(targets):
+        raise SettingError(
+            f"{name} declares sums of targets that its shard cannot have: {targets.rows} rows of {sorted(sizes)} targets"
+        )
+
+
+def _within(columns: Columns) -> bool:
+    """Numbers that can be folded."""
+    return all(abs(x) <= LARGEST for x in columns.mean) and all(0 <= x <= LARGEST**2 for x in columns.squares)

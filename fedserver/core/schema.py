@@ -16,13 +16,15 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Undec
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
-from attune.fedserver.core.scale import check_columns
+from attune.common.task import TASKS, TaskName, asked
+from attune.fedserver.core.scale import check_columns, check_targets
 
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
 NAMED = 3  # labels that an error names
-Form = tuple[str, tuple[int, ...], bool]  # kind, shape of a sample, a label for every position
+# kind, shape of a sample, a label for every position, task, and in tasks other than classes the names of what y holds
+Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Agreement:
 
 
 def agree(profiles: Mapping[str, Profile]) -> Agreement:
-    """What more than half of the devices have: kind, shape, and labels for a sample or for every position."""
+    """What more than half of the devices have: kind, shape, task, and labels for a sample or for every position."""
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)
@@ -83,7 +85,8 @@ def _first_two_unlike(named: Mapping[str, Profile]) -> tuple[tuple[str, list[str
 
 
 def form_of(profile: Profile) -> Form:
-    return profile.kind, profile.shape, profile.per_position
+    outputs = () if profile.task == "classes" else tuple(profile.labels)
+    return profile.kind, profile.shape, profile.per_position, profile.task, outputs
 
 
 def check_possible(profile: Profile, name: str) -> None:
@@ -102,8 +105,11 @@ def check_possible(profile: Profile, name: str) -> None:
         )
     if profile.per_position and profile.kind != "tokens":
         raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
+    if profile.per_position and profile.task != "classes":
+        raise SettingError(f"{name} declares {profile.task} for every position; only classes can have that")
     _check_labels(profile.labels, name)
     check_columns(profile, name)
+    check_targets(profile, name)
     if profile.column_names and (wrong := _wrong_names(profile)):
         raise SettingError(f"{name} declares {wrong}")
 
@@ -126,6 +132,8 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
     kind, shape = declared.kind or profile.kind, tuple(declared.shape or profile.shape)
     if (profile.kind, profile.shape) != (kind, shape):
         raise ShapeMismatch(_mismatch(name, profile, kind, shape))
+    if declared.task is not None and profile.task != declared.task:
+        raise ShapeMismatch(_other_task(name, profile, declared.task, declared.classes))
     _check_vocabulary(profile, declared.vocabulary, name)
     _check_columns(profile, declared.columns, name)
     if declared.classes:
@@ -135,8 +143,9 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
 def check_fits(profile: Profile, plan: Plan, name: str) -> None:
     """Errors: ShapeMismatch, UndeclaredLabels if a device's shard does not fit the plan."""
     model = plan.model
-    if form_of(profile) != (model.kind, model.shape, model.per_position):
-        raise _unlike(profile, Profile(model.kind, model.shape, [], 0, 0, per_position=model.per_position), name)
+    planned = Profile(model.kind, model.shape, plan.classes, 0, 0, per_position=model.per_position, task=plan.task)
+    if form_of(profile) != form_of(planned):
+        raise _unlike(profile, planned, name)
     _check_columns(profile, plan.column_names, name)
     _check_vocabulary(profile, model.vocabulary, name)
     _check_known(profile.labels, plan.classes, name)
@@ -178,10 +187,19 @@ def _check_known(labels: Iterable[Label], classes: Collection[Label], name: str)
 def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:
     if (profile.kind, profile.shape) != (reference.kind, reference.shape):
         return ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
+    if (profile.task, profile.labels) != (reference.task, reference.labels) and {profile.task, reference.task} != {"classes"}:
+        return ShapeMismatch(_other_task(name, profile, reference.task, reference.labels))
     has, needs = ("position", "sequence") if profile.per_position else ("sequence", "position")
     return ShapeMismatch(
         f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
         "Convert its y (one for every position has the shape of x), or start a federation of its own"
+    )
+
+
+def _other_task(name: str, profile: Profile, task: TaskName, outputs: Sequence[Label]) -> str:
+    return (
+        f"the shard of {name} is for {asked(profile.task, profile.labels)}; this federation is for {asked(task, outputs)}. "
+        f"y must be {TASKS[task].needs}: set `task` in meta.json (or --task), or start a federation of its own"
     )
 
 
@@ -193,5 +211,6 @@ def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) ->
 
 
 def _words(form: Form) -> str:
-    kind, shape, per_position = form
-    return f"{kind} of shape {shape}{', labelled at every position' if per_position else ''}"
+    kind, shape, per_position, task, outputs = form
+    more = ", labelled at every position" if per_position else f", for {asked(task, outputs)}" if outputs else ""
+    return f"{kind} of shape {shape}{more}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.plan import Profile
+from attune.common.protocol import EXTRAS
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
@@ -54,7 +55,10 @@ class Members:
         """
         encoding = self._settings.round.encoding
         if encoding and encoding not in encodings:
-            raise SettingError(f"{name} cannot write parts as {encoding} (round.encoding of this federation): update fedclient")
+            raise SettingError(
+                f"{name} cannot write parts as {encoding} (round.encoding of this federation): update fedclient"
+                + (f", and install {EXTRAS[encoding]} beside it" if encoding in EXTRAS else "")
+            )
         self._coordinator.barred.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attune.common.protocol import RELATIVE
+from attune.common.protocol import PACKED, RELATIVE
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import Order, OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
@@ -53,6 +53,7 @@ class Orders:
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
+        packed = await self._packed([*served.values(), cold_start])
         data: dict[str, bytes] = {}  # of small blobs, by digest
         for name in devices:
             if name in known and known[name].progress:
@@ -61,7 +62,7 @@ class Orders:
             blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
             order_id, encoding = OrderId(work, number, name), encoding_of(self._settings, blobs)
-            order = self.book.write(order_id, blobs, returns, left_s, record.round, cold_start, trains, encoding)
+            order = self.book.write(order_id, blobs, returns, left_s, record.round, cold_start, trains, encoding, packed)
             inline = self._inline(name, order)
             for digest, blob in inline.items():
                 if digest not in data:
@@ -70,6 +71,13 @@ class Orders:
                 whole = all(ref.digest in inline for ref in (*order.downloads, *order.cold_start))
                 self._journal.enter(name, WORK[work] if whole else Stage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
+
+    async def _packed(self, served: Iterable[Mapping[str, Blob]]) -> dict[str, Blob]:
+        """By the digest of a blob, what is sent in its place."""
+        if self._settings.round.encoding != PACKED:
+            return {}
+        blobs = {blob.digest: blob for parts in served for blob in parts.values()}
+        return await self._lab.pack(list(blobs.values()))
 
     def _inline(self, name: str, order: Order) -> dict[str, Blob]:
         """The blobs that fit into the order itself, by digest, of a device that takes them so."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attune.common.errors import SettingError
+from attune.common.methods.method import check_task
 from attune.common.models import registry
 from attune.common.plan import ModelSpec
 from attune.fedserver.core.planning import ResolvedSettings, roles_of
@@ -17,6 +18,8 @@ def check_declared(settings: ResolvedSettings) -> None:
 
     Errors: SettingError.
     """
+    if settings.data.task is not None:
+        check_task(settings.method, settings.method_options, settings.data.task)
     name = settings.model_name
     if name is not None and ":" in name:
         registry.check_importable(name)
@@ -42,7 +45,7 @@ def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
         return
     name = settings.model_name or registry.model_for(data.kind, roles_of(settings.method))
     classes, vocabulary = len(data.classes) or CLASSES, (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
-    for per_position in (False, True) if data.kind == "tokens" else (False,):
+    for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (False,):
         yield registry.default_spec(
             data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position
         )

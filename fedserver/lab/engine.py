@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import get_args
@@ -15,9 +15,11 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import check_finite, check_manifest, is_finite
-from attune.common.wire.encodings import AS_THEY_LIE, decoded, encoded_manifest
+from attune.common.wire.digest import file_name
+from attune.common.wire.encodings import AS_THEY_LIE, decoded, encode, encoded_manifest
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
@@ -84,6 +86,7 @@ class Engine:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
+        self._packed: dict[str, Blob] = {}  # by the digest of what is served
 
     def max_bytes(self) -> dict[str, int]:
         """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
@@ -137,6 +140,16 @@ class Engine:
         create = partial(self._served.create, f"{SERVED}{name}.safetensors", durable=False)
         return write_tensors(create, tensors)
 
+    def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
+        """By the digest of what is served, the same without loss in fewer bytes, where they are fewer."""
+        wanted = {blob.digest: blob for blob in blobs}
+        for digest, blob in wanted.items():
+            if digest not in self._packed:
+                with TensorFile(self._blobs.open(blob)) as tensors:
+                    packed = encode(tensors, PACKED).tensors
+                self._packed[digest] = self._write_served(f"{file_name(digest)}.{PACKED}", packed)
+        return {digest: found for digest in wanted if (found := self._packed[digest]).size < wanted[digest].size}
+
     def unpack(self, client: str, part: PartKind, blob: Blob, encoding: str, served: bool) -> Blob:
         """The values that a blob in an encoding stands for, as a blob beside it that is not durable yet.
 
@@ -151,7 +164,7 @@ class Engine:
             base = self._base(client, part, stack) if served else None
             create = partial(self._blobs.create, f"{blob.name}.{encoding}", durable=False)
             writer = stack.enter_context(TensorWriter(create, manifest))
-            for name, tensor in decoded(update, encoding, manifest, base, who):
+            for name, tensor in decoded(update, update.manifest, encoding, manifest, base, who):
                 writer.put(name, tensor)
             return writer.close()
 
@@ -305,6 +318,6 @@ class Engine:
             self._closed = self._next_recipe.round
             self._recipe, self._next_recipe = self._next_recipe, None
         self._tried = False
-        made = (*self._generated.values(), *self._cold_start.values())
+        made = (*self._generated.values(), *self._cold_start.values(), *self._packed.values())
         self._served.remove([blob.name for blob in made if blob.name.startswith(SERVED)])
-        self._generated, self._cold_start, self._admitted, self._norms = {}, {}, {}, {}
+        self._generated, self._cold_start, self._packed, self._admitted, self._norms = {}, {}, {}, {}, {}

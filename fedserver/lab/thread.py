@@ -65,6 +65,9 @@ class ThreadLab:
     async def cold_start(self) -> dict[str, Blob]:
         return await self._executors.worker(self._started.cold_start)
 
+    async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
+        return await self._executors.worker(self._started.pack, blobs)
+
     async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
         return await self._executors.worker(self._started.unpack, client, cast(PartKind, part), blob, encoding, served)
 

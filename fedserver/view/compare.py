@@ -95,7 +95,8 @@ def _read(name: str, where: str, place: Home) -> Run:
     found = snapshot(home)
     if found.plan is None or not found.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
-    summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, found.record.round)
+    settings, closed = planning.resolve(found.overrides or {}), found.record.round
+    summary = summarise(found.rows, settings, found.plan.model.name, closed, found.plan.task)
     return Run(name or _called(path), str(path), summary, list(found.rows))
 
 

@@ -53,7 +53,7 @@ def write_tables(
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in found.rows)
     settings = planning.resolve(found.overrides or {})
-    summarised = summary.summarise(found.rows, settings, plan.model.name, found.record.round)
+    summarised = summary.summarise(found.rows, settings, plan.model.name, found.record.round, plan.task)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised)))
     (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(found, set(reported), None, troubles))))
     return [

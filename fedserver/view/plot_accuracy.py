@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
-from attune.common.interval import wilson
+from attune.common.interval import interval_of
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.task import TaskName
+from attune.fedserver.view import scored
 from attune.fedserver.view.summary import Client, Point, Summary
 
 SERIES = {
@@ -22,7 +25,6 @@ SERIES = {
 BARS = 40  # clients with bars of their own; more are shown as points
 NAMED = 120  # clients whose names fit below the axis
 MARKED = 60  # states with a mark each
-LABEL = "accuracy"
 AVERAGES = {"mean_over_clients": "mean over clients", "over_samples": "over all test samples"}
 
 
@@ -62,16 +64,17 @@ def curves(summary: Summary) -> Section:
     for axes, (key, label) in zip((left, right), AVERAGES.items(), strict=True):
         _curves_on(axes, summary, key)
         axes.set_xlabel("closed rounds")
-        axes.set_ylabel(f"{LABEL}, {label}")
-    left.set_ylim(0, 1.02)
+        scored.axis(axes, summary.task, f", {label}")
     left.legend(frameon=False, loc="lower right")
-    partial = any(not point.whole for points in summary.curves.values() for point in points)
-    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if partial else ""
+    some = any(not point.whole for points in summary.curves.values() for point in points)
+    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if some else ""
     caption = (
-        "Each client's accuracy on its own test part: the mean over clients, in which each counts the same, and over all test "
-        f"samples, in which each sample counts the same.{hint}"
+        f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over "
+        f"all test samples, in which each sample counts the same.{hint}{scored.direction(summary.task)}"
     )
-    return Section("Accuracy by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary))
+    return Section(
+        f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary)
+    )
 
 
 def _curves_on(axes: Any, summary: Summary, average: str) -> None:
@@ -123,15 +126,14 @@ def bars(summary: Summary) -> Section:
     for shift, (key, label, colour) in enumerate(
         (("before", "before local training", figures.BEFORE), ("after", "after local training", figures.AFTER))
     ):
-        at, values, errors = _with_intervals(listed, key, (shift - 0.5) * (0.3 if many else 0.4))
+        at, values, errors = _with_intervals(summary, listed, key, (shift - 0.5) * (0.3 if many else 0.4))
         if many:
             axes.errorbar(at, values, yerr=errors, fmt="o", markersize=3, color=colour, elinewidth=0.7, alpha=0.85, label=label)
         else:
             axes.bar(at, values, width=0.4, color=colour, label=label)
             axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
-    axes.set_ylim(0, 1.02)
     axes.set_xlim(-0.8, len(listed) - 0.2)
-    axes.set_ylabel(f"{LABEL}, 95 % interval")
+    scored.axis(axes, summary.task, "" if summary.task == "regression" else ", 95 % interval")
     axes.set_title("Each client before and after its latest local training", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     if len(listed) <= NAMED:
@@ -139,22 +141,24 @@ def bars(summary: Summary) -> Section:
         upright = len(listed) > 12 or max(map(len, names), default=0) > 8
         axes.set_xticks(range(len(listed)), names, rotation=90 if upright else 0, fontsize=7 if many else 9)
     if many:
-        axes.set_xlabel(f"{len(listed)} clients, by accuracy before local training")
+        axes.set_xlabel(f"{len(listed)} clients, by {summary.metric} before local training")
     figures.plain(axes)
     caption = (
         "Before: what the device started its latest training from. The intervals (Wilson's) show how certain an accuracy is on "
-        "so few test samples: if they overlap widely, a difference means little."
+        f"so few test samples: if they overlap widely, a difference means little.{scored.direction(summary.task)}"
     )
-    return Section("Local training", caption, Picture("training", figures.png(figure)), _training_table(listed))
+    return Section("Local training", caption, Picture("training", figures.png(figure)), _training_table(listed, summary.task))
 
 
-def _with_intervals(listed: Sequence[Client], key: str, shift: float) -> tuple[list[float], list[float], list[list[float]]]:
-    """Positions, values, and how far each interval reaches below and above its value."""
+def _with_intervals(
+    summary: Summary, listed: Sequence[Client], key: str, shift: float
+) -> tuple[list[float], list[float], list[list[float]]]:
+    """Positions, values, and how far each interval reaches below and above its value; R2 has none."""
     at, values, below, above = [], [], [], []
     for position, client in enumerate(listed):
         value = getattr(client, key)
         if value is not None:
-            low, high = wilson(value, client.test_samples)
+            low, high = interval_of(value, client.test_samples, summary.task) or (value, value)
             at.append(position + shift)
             values.append(value)
             below.append(max(0.0, value - low))
@@ -162,15 +166,13 @@ def _with_intervals(listed: Sequence[Client], key: str, shift: float) -> tuple[l
     return at, values, [below, above]
 
 
-def _training_table(listed: Sequence[Client]) -> Table:
+def _training_table(listed: Sequence[Client], task: TaskName) -> Table:
+    text = partial(scored.interval_text, task=task)
     rows: list[list[Cell]] = [
-        [c.name, c.test_samples, c.before, _interval(c.before, c), c.after, _interval(c.after, c)] for c in listed
+        [c.name, c.test_samples, c.before, text(c.before, c.test_samples), c.after, text(c.after, c.test_samples)]
+        for c in listed
     ]
     return Table(("client", "test samples", "before", "95 %", "after", "95 %"), rows)
-
-
-def _interval(value: float | None, client: Client) -> str:
-    return "" if value is None else "{:.3f}-{:.3f}".format(*wilson(value, client.test_samples))
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,8 @@ def sweep(runs: Sequence[Run], label: str) -> Section:
             rows.append([method, f"{place:g}", len(values), means[-1], deviations[-1], over_clients[-1]])
         axes.plot(x, over_clients, "s:", color=colour, markersize=4, linewidth=1, markerfacecolor="white", zorder=2)
         axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
-    axes.set_ylim(0, 1.02)
     axes.set_xlabel(label)
-    axes.set_ylabel(f"{LABEL}, over all test samples")
+    scored.axis(axes, runs[0].summary.task, ", over all test samples")
     axes.set_title(f"Accuracy against {label}")
     axes.legend(frameon=False, loc="best")
     figures.plain(axes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attune.common.pictures import figures, page
 from attune.common.pictures.page import Cell, Picture, Section, Table
-from attune.fedserver.view import compare_text
+from attune.fedserver.view import compare_text, scored
 from attune.fedserver.view.compare import Compared, Run
 
 NAMED = 60  # devices whose names fit below the axis
@@ -40,16 +40,15 @@ def _drawn(runs: Sequence[Run]) -> Section:
         values = [run.accuracies[names[position]] for position in at]
         right.plot(at, values, "o", color=colour, markersize=6 if len(names) <= NAMED else 3, alpha=0.85, label=run.name)
     left.set_xlabel("closed rounds")
-    left.set_ylabel("accuracy, mean over clients")
     left.xaxis.get_major_locator().set_params(integer=True)
-    right.set_xlabel(f"{len(names)} devices, by their accuracy in {runs[0].name}")
-    right.set_ylabel("accuracy on the device's own test part")
+    right.set_xlabel(f"{len(names)} devices, by their {runs[0].summary.metric} in {runs[0].name}")
     right.set_xticks([])
     if len(names) <= NAMED:
         right.set_xticks(range(len(names)), figures.short(names), rotation=90, fontsize=8)
     for axes in (left, right):
-        axes.set_ylim(0, 1.02)
         figures.plain(axes)
+    scored.axis(left, runs[0].summary.task, ", mean over clients")
+    scored.axis(right, runs[0].summary.task, " on the device's own test part")
     left.legend(frameon=False, loc="lower right")
     figure.suptitle(" and ".join(run.name for run in runs))
     caption = (

@@ -7,10 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.errors import SettingError
-from attune.common.interval import wilson
+from attune.common.interval import interval_of
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
 from attune.common.statistics import Finding
+from attune.common.task import TaskName
+from attune.fedserver.view import scored
 from attune.fedserver.view.summary import Client, Summary
 
 NAMED = 120  # devices whose names fit below the axis
@@ -40,9 +42,9 @@ def helped(summary: Summary) -> Section:
     count = sum(client.verdict == "better" for client in compared)
     caption = (
         f"Federation helps {count} of {len(compared)} devices for certain. "
-        "What it gives is how much more often a device's own model is right than one that the device trains alone (or, where "
-        "it trained none, than the common model), on the same test samples. A verdict is for certain where a paired test says "
-        "so at 95 %."
+        f"What it gives is how much better a device's own model is ({summary.metric}) than one that the device trains alone "
+        "(or, where it trained none, than the common model), on the same test samples. A verdict is for certain where a paired "
+        "test says so at 95 %."
     )
     return Section(
         "Who is helped?", caption, None, Table(("verdict", "devices", "what federation gives, mean"), _counted(summary))
@@ -69,7 +71,7 @@ def clients(summary: Summary) -> Section:
     wide = min(max(6.5, 2 + 0.42 * len(listed)), 15.0)
     figure = figures.new(wide, 7.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    _models(above, listed)
+    _models(above, listed, summary.task)
     _gains(below, listed)
     if len(listed) <= NAMED:
         names = figures.short([client.name for client in listed])
@@ -80,9 +82,9 @@ def clients(summary: Summary) -> Section:
     caption = (
         "Every device on its own test part, those first to which federation gives most. Thin lines are 95 % intervals: above "
         "Wilson's of the device's own model, below Tango's of the difference on the same samples. Where one below crosses "
-        "zero, the device's test part cannot tell."
+        f"zero, the device's test part cannot tell.{scored.direction(summary.task)}"
     )
-    return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed))
+    return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed, summary.task))
 
 
 def sorted_by_gain(given: Sequence[Client]) -> list[Client]:
@@ -91,14 +93,14 @@ def sorted_by_gain(given: Sequence[Client]) -> list[Client]:
     return sorted((by_name[name] for name in figures.natural(by_name)), key=lambda client: -(client.gain or 0.0))
 
 
-def _models(axes: Any, listed: Sequence[Client]) -> None:
+def _models(axes: Any, listed: Sequence[Client], task: TaskName) -> None:
     few = len(listed) <= 60
     for position, client in enumerate(listed):
         rival = client.local if client.local is not None else client.common
         if rival is not None and client.own is not None:
             axes.plot([position] * 2, [rival, client.own], color=SHADES[client.verdict], linewidth=4 if few else 2, alpha=0.35)
-        if client.own is not None:
-            axes.plot([position] * 2, wilson(client.own, client.test_samples), color="0.45", linewidth=0.8, zorder=2)
+        if client.own is not None and (between := interval_of(client.own, client.test_samples, task)):
+            axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
     for key, label, colour, mark in MODELS:
         found = [(at, value) for at, client in enumerate(listed) if (value := getattr(client, key)) is not None]
         if found:
@@ -106,8 +108,7 @@ def _models(axes: Any, listed: Sequence[Client]) -> None:
             axes.plot(
                 at, values, mark, color=colour, markersize=7 if few else 3.5, label=label, markeredgecolor="white", zorder=3
             )
-    axes.set_ylim(0, 1.03)
-    axes.set_ylabel("accuracy")
+    scored.axis(axes, task, top=1.03)
     axes.set_title("Whom federation helps", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1, fontsize=9)
     figures.plain(axes)
@@ -128,12 +129,12 @@ def _gains(axes: Any, listed: Sequence[Client]) -> None:
     figures.plain(axes)
 
 
-def _table(listed: Sequence[Client]) -> Table:
+def _table(listed: Sequence[Client], task: TaskName) -> Table:
     heads = ("device", "test samples", "gives", "95 %", "verdict", "own", "95 %", "common", "local", "constant", "keeps")
 
     def row(c: Client) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
-        own = "" if c.own is None else "{:.3f}-{:.3f}".format(*wilson(c.own, c.test_samples))
+        own = scored.interval_text(c.own, c.test_samples, task)
         return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, own, c.common, c.local, c.constant, c.kept]
 
     return Table(heads, [row(client) for client in listed])

@@ -36,7 +36,8 @@ class Drawn:
             raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
         self._look, self._blobs, self._where, self.rows = look, blobs, where, found.rows
         self.closed = found.record.round
-        self.summary = summarise(found.rows, planning.resolve(found.overrides or {}), found.plan.model.name, self.closed)
+        settings, plan = planning.resolve(found.overrides or {}), found.plan
+        self.summary = summarise(found.rows, settings, plan.model.name, self.closed, plan.task)
         if labels is None:
             self.groups = by_classes({device.name: device.labels for device in found.devices if device.labels})
             self.coloured_by = "classes"

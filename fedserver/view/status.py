@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from attune.common.config import RoundSettings
-from attune.common.interval import wilson
+from attune.common.interval import interval_of
 from attune.common.metrics import Metrics
+from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
 from attune.fedserver.core.advice import advice
@@ -50,7 +51,7 @@ def status(
     ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
     final = ended if record.phase is Phase.DONE else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
-    constant = constants(rows)
+    constant, task = constants(rows), found.plan.task if found.plan else "classes"
     ends = {each.name: each for each in sorted(found.certificates, key=lambda each: each.not_after)}
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
     awaited = set(record.devices) - reported - set(record.excused) if asking else set()
@@ -69,11 +70,12 @@ def status(
         "clients": [
             _client(device, device.name in connected, awaited, reported)
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
-            | _accuracy(latest.get(device.name))
+            | _accuracy(latest.get(device.name), task)
             | _reported(reports.get(device.name, Metrics()))
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
+        "metric": TASKS[task].metric,
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": no_better_than(constant, latest),
@@ -119,9 +121,9 @@ def _since(name: str, devices: Iterable[Device], record: Record) -> float:
     return max(left, record.opened_at)
 
 
-def _accuracy(latest: tuple[float, int] | None) -> dict[str, Any]:
+def _accuracy(latest: tuple[float, int] | None, task: TaskName) -> dict[str, Any]:
     """Of the model by which the method is judged, a fraction of the client's test part, with its 95 % interval."""
-    return {"accuracy": latest[0] if latest else None, "interval": wilson(*latest) if latest else None}
+    return {"accuracy": latest[0] if latest else None, "interval": interval_of(*latest, task) if latest else None}
 
 
 def _client(device: Device, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attune.common.task import described
 from attune.fedserver.identity.desk import TokenView
 
 COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
@@ -50,9 +51,9 @@ def render_status(status: dict[str, Any]) -> str:
         elif status["state"] == "waiting":
             connected = sum(client["state"] not in ("disconnected", "revoked") for client in status["clients"])
             console.print(f"waiting: {connected} of at least {status['min_clients']} devices are connected")
-        console.print(_table(status["clients"]))
+        console.print(_table(status["clients"], status["metric"]))
         if status["accuracy"]:
-            console.print(f"accuracy: {_averages(status['accuracy'])}")
+            console.print(f"{described(status['metric'])}: {_averages(status['accuracy'])}")
         if status["accuracy"] and status["constant"]:
             console.print(f"a constant answer: {_averages(status['constant'])}")
             for line in _no_better(status):
@@ -74,9 +75,9 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
         yield f"on {count} of {len(status['clients'])} devices the model is no better than a constant answer"
 
 
-def _table(clients: list[dict[str, Any]]) -> Table:
+def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("device", "state", "samples", "accuracy", "95 %", "common", "local", "constant", "keeps", "note"):
+    for column in ("device", "state", "samples", metric, "95 %", "common", "local", "constant", "keeps", "note"):
         table.add_column(column, no_wrap=column != "note")
     for client in clients:
         accuracy, *others = (_share(client[key]) for key in ("accuracy", *COMPARED))

@@ -18,6 +18,7 @@ import msgspec
 from attune.common.config import RoundSettings
 from attune.common.methods.method import Evaluate
 from attune.common.statistics import Finding
+from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Row
@@ -109,9 +110,17 @@ class Summary(msgspec.Struct, frozen=True):
     clients: list[Client]
     settings: dict[str, Any]
     no_better_than_constant: list[str] = []  # clients whose model is not worth having
+    task: TaskName = "classes"
+
+    @property
+    def metric(self) -> str:
+        """What accuracies are called."""
+        return TASKS[self.task].metric
 
 
-def summarise(rows: Sequence[Row], settings: ResolvedSettings, model: str | None, closed: int) -> Summary:
+def summarise(
+    rows: Sequence[Row], settings: ResolvedSettings, model: str | None, closed: int, task: TaskName = "classes"
+) -> Summary:
     """The whole of summary.json. Rows must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
     found = curves(rows, evaluate, policy)
@@ -132,6 +141,7 @@ def summarise(rows: Sequence[Row], settings: ResolvedSettings, model: str | None
         clients=listed,
         settings=settings.fixed(),
         no_better_than_constant=of_rows.no_better_than(of_rows.constants(rows), of_rows.accuracies(rows, evaluate)),
+        task=task,
     )
 
 

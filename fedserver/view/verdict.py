@@ -1,37 +1,32 @@
-"""Whether the federation helps a device, by what the device has counted on its test samples."""
+"""Whether the federation helps a device, by what the device has reported of its test samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from attune.common.statistics import Finding, difference, finding, holm, mcnemar, overall
-
-RIVALS = ("common", "local")
+from attune.common.paired import Pair, findings_of, pairs_of
+from attune.common.statistics import Finding, overall
 
 
 def gain_of(reported: Mapping[str, Any]) -> float | None:
     """What federation gives the device: by how much its own model is right more often than one that it trained alone.
 
-    Where it trained none, than the common model. A difference of fractions of the same test samples; None: not compared.
+    Where it trained none, than the common model. A difference of scores on the same test samples; None: not compared.
     """
-    found = _paired(reported)
-    return None if found is None else (found[0] - found[1]) / found[2]
+    pair = _last(reported)
+    return None if pair is None else pair.difference
 
 
 def gain_between(reported: Mapping[str, Any]) -> tuple[float, float] | None:
     """The 95 % interval of `gain_of`."""
-    found = _paired(reported)
-    return None if found is None else difference(*found)
+    pair = _last(reported)
+    return None if pair is None else pair.interval()
 
 
-def _paired(reported: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """(test samples won, lost, all) against the rival that `gain_of` names."""
-    for rival in reversed(RIVALS):
-        won, lost = reported.get(f"better_than_{rival}"), reported.get(f"worse_than_{rival}")
-        if won is not None and lost is not None and reported.get("test_samples"):
-            return won, lost, reported["test_samples"]
-    return None
+def _last(reported: Mapping[str, Any]) -> Pair | None:
+    """Against the rival that `gain_of` names."""
+    return next(reversed(pairs_of(reported)), None) if reported.get("test_samples") else None
 
 
 def verdict_of(reported: Mapping[str, Any]) -> Finding | None:
@@ -39,9 +34,5 @@ def verdict_of(reported: Mapping[str, Any]) -> Finding | None:
 
     The same test as on the device (fedclient.work.comparison).
     """
-    counts = {rival: (reported.get(f"better_than_{rival}"), reported.get(f"worse_than_{rival}")) for rival in RIVALS}
-    known = {rival: (won, lost) for rival, (won, lost) in counts.items() if won is not None and lost is not None}
-    if not known:
-        return None
-    adjusted = holm({rival: mcnemar(won, lost) for rival, (won, lost) in known.items()})
-    return overall({finding(won, lost, adjusted[rival]) for rival, (won, lost) in known.items()})
+    pairs = pairs_of(reported)
+    return overall(findings_of(pairs).values()) if pairs else None

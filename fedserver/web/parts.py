@@ -13,7 +13,7 @@ from attune.fedserver.web.facts import Facts
 
 RUN = (
     "state", "phase", "running", "address", "method", "model", "round", "rounds", "adapting", "min_clients", "accuracy",
-    "constant", "no_better_than_constant", "paused", "reason", "troubles",
+    "metric", "constant", "no_better_than_constant", "paused", "reason", "troubles",
 )  # fmt: skip
 DEVICE = (
     "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict", "accuracy_common", "accuracy_local",

@@ -85,7 +85,7 @@ class Collected:
         listed = self._devices[:LISTED]
         yield _one("attune_devices_without_series", "Devices beyond those listed one by one.", len(self._devices) - len(listed))
         for key, name, what in (
-            ("accuracy", "attune_device_accuracy", "A fraction of the device's own test part."),
+            ("accuracy", "attune_device_accuracy", "A fraction of the device's own test part, or the score of its task."),
             ("gain", "attune_device_gain", "Accuracy over that of a model trained alone, or of the common one."),
             ("work_s", "attune_device_work_seconds", "Over all rounds."),
         ):

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
 from attune.common.pb import federation_pb2 as pb
 from attune.common.protocol import ENCODINGS
+from attune.common.wire.encodings import decoded
+from attune.common.wire.planes import packed
+from attune.common.wire.tensors import manifest_of
+from benchmarks.usage import status_bytes
 from tests.attacks.table import answer_to
 from tests.e2e.hand import Hand
 from tests.e2e.harness import Federation
 
 Tensors = dict[str, np.ndarray]
-FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "3", "--set", "round.stall_s=0")
+WIDTH = 16384  # so that a bomb is smaller than the largest tensor
+FLAGS = (
+    "--method",
+    "fedavg",
+    "--model",
+    "dnn",
+    "--set",
+    f"model.hidden=[{WIDTH}]",
+    "--min-clients",
+    "2",
+    "--rounds",
+    "3",
+    "--set",
+    "round.stall_s=0",
+)
 SCALES = "#scales"
+BOMB_BYTES = 1 << 30  # in 32 KB
 
 
 class Eve:
@@ -27,7 +50,15 @@ class Eve:
         self.hands = [Hand(self.server.port, self.server.join_token, name) for name in ("ada", "eve")]
         self.streams = [hand.connect(encodings=ENCODINGS) for hand in self.hands]
         self.order = [stream.next("order") for stream in self.streams][1]
-        self.served = self.hands[1].served(self.order)["shared"]
+        self.served = self._served()
+
+    def _served(self) -> Tensors:
+        [ref] = self.order.downloads
+        tensors = {name: torch.from_numpy(each.copy()) for name, each in self.hands[1].served(self.order)["shared"].items()}
+        if ref.encoding:
+            manifest = manifest_of(tensors_of(build(default_spec("tabular", (3,), 2, 0, "dnn", {"hidden": [WIDTH]}), 0)))
+            tensors = dict(decoded(tensors, manifest_of(tensors), ref.encoding, manifest, None, "the server"))
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     def handing_in(self, tensors: Tensors, encoding: str | None = None) -> str:
         """The answer to it."""
@@ -109,3 +140,56 @@ def test_then_a_right_one_is_taken(eve: Eve) -> None:
     ref = eve.hands[1].send(eve.order.id, "shared", changes(eve))
     ref.encoding = "int8"
     assert eve.hands[1].submit(eve.order.id, [ref]).status == pb.Receipt.STATUS_ACCEPTED
+
+
+# --- compressed without loss
+
+
+@pytest.fixture(scope="module")
+def packing(federations: Callable[[str], Federation]) -> Eve:
+    if "zstd" not in ENCODINGS:
+        pytest.skip("needs the extra zstd")
+    return Eve(federations("zstd"), "zstd")
+
+
+def frames(*each: bytes) -> np.ndarray:
+    data = b"".join(len(frame).to_bytes(4, "little") for frame in each) + b"".join(each)
+    return np.frombuffer(data, "u1")
+
+
+def in_place_of_the_largest(eve: Eve, bomb: np.ndarray) -> str:
+    """The answer to an update with this in the place of its largest tensor."""
+    name = max(eve.served, key=lambda name: eve.served[name].size)
+    assert bomb.size < eve.served[name].nbytes
+    return eve.handing_in(eve.served | {name: bomb})
+
+
+def test_a_bomb_is_refused_before_it_goes_off(packing: Eve) -> None:
+    """A gigabyte of zeros in 32 KB a frame, and a frame that lies about it: the server's memory stays what it was."""
+    import zstandard
+
+    stream = zstandard.ZstdCompressor().compressobj(size=BOMB_BYTES)
+    honest = b"".join(stream.compress(bytes(1 << 20)) for _ in range(BOMB_BYTES >> 20)) + stream.flush()
+    silent = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
+    before = status_bytes(packing.server.popen.pid, "VmHWM")
+    answers = {in_place_of_the_largest(packing, frames(*[bomb] * 4)) for bomb in (honest, silent)}
+    assert answers == {"bad-frame"}
+    assert status_bytes(packing.server.popen.pid, "VmHWM") - before < BOMB_BYTES / 8
+
+
+@pytest.mark.parametrize("bomb", [np.zeros(0, "u1"), np.full(16, 255, "u1"), frames(b"", b"", b"", b"")], ids=str)
+def test_what_is_no_frame_is_refused(packing: Eve, bomb: np.ndarray) -> None:
+    assert in_place_of_the_largest(packing, bomb) == "bad-frame"
+
+
+def test_a_packed_nan_is_found(packing: Eve) -> None:
+    name = max(packing.served, key=lambda name: packing.served[name].size)
+    spoilt = torch.full(packing.served[name].shape, math.nan)
+    bytes_of_it = packed(spoilt, torch.from_numpy(packing.served[name].copy())).numpy()
+    assert packing.handing_in(packing.served | {name: bytes_of_it}) == "not-finite"
+
+
+def test_plain_tensors_are_a_right_update_too(packing: Eve) -> None:
+    ref = packing.hands[1].send(packing.order.id, "shared", packing.served)
+    ref.encoding = "zstd"
+    assert packing.hands[1].submit(packing.order.id, [ref]).status == pb.Receipt.STATUS_ACCEPTED

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from attune.common.protocol import ENCODINGS
 from tests.e2e.harness import Federation, run_to_the_end, tabular_shard
 
 FLAGS = ("--method", "fedavg", "--model", "dnn", "--rounds", "2", "--seed", "3")
@@ -73,3 +74,13 @@ def test_what_rounding_lost_is_made_up_for_once_whoever_is_killed(
     assert [process.code() for process in (ada, bob, server)] == [0, 0, 0], server.text
     ends = [{name: data for name, data in each.export().items() if name.endswith(".safetensors")} for each in (calm, killed)]
     assert ends[0] and ends[0] == ends[1]
+
+
+@pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+def test_every_bit_arrives_in_fewer_bytes_both_ways(ended: Callable[..., Ended], usual: Ended) -> None:
+    packed = ended("--set", "round.encoding=zstd")
+    tensors = sorted(name for name in usual[0] if name.endswith(".safetensors"))
+    assert tensors and {name: packed[0][name] for name in tensors} == {name: usual[0][name] for name in tensors}
+    for way in ("bytes_up", "bytes_down"):
+        plain, fewer = (sum(int(row[way]) for row in rows) for rows in (usual[1], packed[1]))
+        assert 0.5 < fewer / plain < 0.97

@@ -11,8 +11,8 @@ import torch
 from attune.common.interval import wilson
 from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import Result
-from attune.fedclient.work.baselines import compared
 from attune.fedclient.work.blend import weights_of
+from attune.fedclient.work.comparison import compared
 
 
 def test_weights_are_the_likeliest_of_all():
@@ -51,7 +51,9 @@ def test_the_positions_of_one_sequence_are_no_evidence_of_their_own():
     assert long == pytest.approx(short)
     right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
     other = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 1]], dtype=torch.bool)
-    assert compared(right, other) == (1, 1), "as good, better, worse"
+    found = compared(right, other, "local")
+    assert (found["better_than_local"], found["worse_than_local"]) == (1, 1), "as good, better, worse"
+    assert found["gain_local"] == 0 and found["error_local"] == pytest.approx(0.25 / 3**0.5) and found["p_local"] == 1
 
 
 def test_wilson_by_hand():

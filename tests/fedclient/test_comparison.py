@@ -13,6 +13,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.model.artifact import Model, save_model
+from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
 
@@ -98,18 +99,18 @@ def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
         (result.weights[name], each.trainer.logits(each.tensors, learner.data.test_x)) for name, each in model.members.items()
     ]
     mixed = sum(weight * torch.cat([logits for _, logits in found]).softmax(-1) for weight, found in probabilities)
-    assert model.classes_of(learner.data.test_x).tolist() == mixed.argmax(-1).tolist()
+    assert model.answers_of(learner.data.test_x).tolist() == mixed.argmax(-1).tolist()
 
 
 def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
     """FedAvg's model is the common one, and is not its own rival; of training alone it is the local one."""
     common = evaluate(make("fedavg", "a", baseline="local"), own=1, common=1)
-    assert (common.own, common.kept, common.rivals.keys()) == ("common", "common", {"local"})
+    assert (common.own, common.kept, {each.rival for each in comparisons_of(common)}) == ("common", "common", {"local"})
     assert common.accuracies.keys() == {"common", "local"}
     alone = make("local", "b", baseline="local")
     train(alone, 1)
     result = alone.carry_out(Order("evaluate-1-kiel", 1, False), {}, 0, lambda done: None, lambda: False)
-    assert (result.own, result.kept, result.rivals, result.weights) == ("local", "local", {}, {})
+    assert (result.own, result.kept, comparisons_of(result), result.weights) == ("local", "local", [], {})
     assert result.accuracy == result.accuracy_local == result.accuracy_before
 
 
@@ -126,7 +127,8 @@ def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has)
     assert [found.digest for found, _ in learner.missing(order)] == (["stranger"] if has else [])
     fetched = {"stranger": {name: learner.theta[name] for name in learner.part_of}}
     result = learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
-    assert ("common" in result.rivals, result.accuracy_common is not None) == (has, has or method == "fedavg")
+    rivals = {each.rival for each in comparisons_of(result)}
+    assert ("common" in rivals, result.accuracy_common is not None) == (has, has or method == "fedavg")
 
 
 def test_a_blob_that_is_served_and_common_is_fetched_once(make):

@@ -11,7 +11,7 @@ from torch import nn
 from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import ProximalSettings, SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
-from attune.fedclient.work.objectives.base import mean_cross_entropy
+from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model

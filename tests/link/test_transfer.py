@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from attune.common.errors import (
     CertificateRefused,
@@ -16,9 +18,12 @@ from attune.common.errors import (
     UpdateRefused,
     UploadBusy,
     UploadTakenOver,
+    WireError,
 )
+from attune.common.protocol import ENCODINGS
+from attune.common.wire.encodings import encode
 from attune.common.wire.header import Manifest
-from attune.common.wire.malformed import DigestMismatch
+from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Link
@@ -96,6 +101,46 @@ def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged
             return await fetch(link, BlobRef("shared", digest, len(data)), expected, [].append)
 
     assert play(scenario)["head.weight"].equal(TENSORS["head.weight"])
+
+
+def downloaded(play, data: bytes, encoding: str):
+    """What a device makes of such a blob, served for TENSORS."""
+
+    async def scenario(link: Link, server: Scripted):
+        digest = server.offer(data)
+        async with stream(link):
+            return await fetch(link, BlobRef("shared", digest, len(data), encoding=encoding), manifest_of(TENSORS), [].append)
+
+    return play(scenario)
+
+
+@pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+def test_what_is_served_in_fewer_bytes_arrives_as_it_is(play):
+    data = save(encode(TENSORS, "zstd").tensors)
+    assert len(data) < TENSORS["head.weight"].nbytes
+    assert downloaded(play, data, "zstd")["head.weight"].equal(TENSORS["head.weight"])
+
+
+@pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+@pytest.mark.parametrize(
+    ("tensors", "kind"),
+    [
+        ({"head.weight": torch.full((16,), 255, dtype=torch.uint8)}, "bad-frame"),
+        ({"head.weight": torch.zeros(10_000)[:9_999]}, "wrong-shape"),
+        ({"head.weight": torch.zeros(10_000), "more": torch.zeros(3, dtype=torch.uint8)}, "unexpected-tensor"),
+        ({}, "missing-tensor"),
+    ],
+    ids=["no frame", "short", "more", "nothing"],
+)
+def test_a_server_that_serves_something_else_is_refused(play, tensors, kind):
+    with pytest.raises(Malformed, match="the part shared from the server") as caught:
+        downloaded(play, save(tensors), "zstd")
+    assert caught.value.kind == kind
+
+
+def test_an_encoding_of_a_newer_server_is_refused(play):
+    with pytest.raises(WireError, match=r"written as 'int4': update fedclient"):
+        downloaded(play, save(TENSORS), "int4")
 
 
 def test_a_download_waits_for_a_restarted_server_to_know_the_order_again(play, committed):

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from attune.common.models import registry
 from attune.common.models.convnet import BatchNorm
 from attune.common.models.structure import components, roles, tensors_of
-from attune.fedclient.work.objectives.base import mean_cross_entropy
+from attune.fedclient.work.measures import mean_cross_entropy
 
 
 def build(name: str, shape: tuple[int, int, int], **options: object) -> torch.nn.Module:

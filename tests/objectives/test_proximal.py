@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attune.common.methods.settings.objectives import ProximalSettings, SgdSettings
-from attune.fedclient.work.objectives.base import mean_cross_entropy
+from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.proximal import Proximal, pulled
 from attune.fedclient.work.objectives.sgd import Sgd
 

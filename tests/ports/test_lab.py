@@ -55,6 +55,9 @@ class FarLab:
     async def cold_start(self) -> dict[str, Blob]:
         return sent(await self._lab.cold_start(), dict[str, Blob])
 
+    async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
+        return sent(await self._lab.pack(sent(blobs, list[Blob])), dict[str, Blob])
+
     async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
         return sent(await self._lab.unpack(client, part, sent(blob, Blob), encoding, served), Blob)
 

@@ -12,10 +12,11 @@ from attune.common.errors import SettingError, UpdateRefused
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
-from attune.common.wire.encodings import encode
+from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
-from attune.common.wire.tensors import Tensors
+from attune.common.wire.tensors import Tensors, manifest_of
+from attune.fedserver.core import planning
 from attune.fedserver.core.messages import BlobRef, Order, Update
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Entry, Row
@@ -166,3 +167,61 @@ def test_a_device_that_is_served_nothing_hands_in_plain_values() -> None:
     for encoding, expected in (("int8", ["int8", ""]), ("bf16", ["bf16", "bf16"]), ("", ["", ""])):
         settings = resolve({**SETTINGS, "round": {"encoding": encoding}})
         assert [encoding_of(settings, blobs) for blobs in ({"shared": blob}, {})] == expected
+
+
+ZSTD = {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "encoding": "zstd"}}
+needs_zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+
+
+def unpacked_of(server: Server, order: Order) -> Tensors:
+    """What the order serves, from the bytes that it offers."""
+    [ref] = order.downloads
+    sent = read_tensors(server.blobs.open(server.coordinator.book.offer("a", ref.digest)))
+    manifest = server.coordinator.lab._started.manifests["shared"]
+    return dict(decoded(sent, manifest_of(sent), ref.encoding, manifest, None, "the server")) if ref.encoding else sent
+
+
+@needs_zstd
+def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        order, _ = await orders_of(server)
+        before = unpacked_of(server, order)
+        trained = {name: tensor + torch.randn(tensor.shape) * 1e-3 for name, tensor in before.items()}
+        data = save(encode(trained, "zstd", before).tensors)
+        assert await updates_of(server).submit("a", handed_in(order, data, "zstd")) == ""
+        [entry] = server.coordinator.inbox.entries("train", 1).values()
+        kept = read_tensors(server.blobs.open(entry.parts["shared"]))
+        assert all(torch.equal(kept[name], tensor) for name, tensor in trained.items())
+        assert entry.row.bytes_up == len(data)
+
+    process(world, scenario, ZSTD)
+
+
+@needs_zstd
+def test_what_is_smaller_is_sent_in_its_place_and_what_is_not_stays(tmp_path) -> None:
+    tiny = Bench(tmp_path, plan())
+    wide = tiny.write("serve/wide", {"w": torch.randn(4096)})
+    tight = tiny.write("serve/tight", {"w": torch.randn(1)})
+    found = tiny.engine.pack([wide, tight, wide])
+    assert list(found) == [wide.digest] and found[wide.digest].size < wide.size
+    assert tiny.engine.pack([wide]) == found, "it is made once"
+    sent = tiny.read(found[wide.digest])
+    [(_, tensor)] = decoded(sent, manifest_of(sent), "zstd", manifest_of(tiny.read(wide)), None, "the server")
+    assert torch.equal(tensor, tiny.read(wide)["w"])
+    tiny.engine.settle()
+    assert tiny.blobs.names("serve/") == ["serve/tight", "serve/wide"], "and goes with the state"
+
+
+def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "ENCODINGS", ("bf16", "int8"))
+    with pytest.raises(SettingError, match=r"needs the package zstandard: install attune-fl\[zstd\]"):
+        resolve({**SETTINGS, "round": {"encoding": "zstd"}})
+
+
+@needs_zstd
+def test_a_device_without_the_package_is_told_to_install_it(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        with pytest.raises(SettingError, match=r"a cannot write parts as zstd .*install zstandard beside it"):
+            server.members.connect("a", PROFILE, "test", 0, ("bf16", "int8"))
+
+    process(world, scenario, ZSTD)

@@ -80,6 +80,7 @@ def shown(accuracy: float, constant: float | None, no_better: list[str]) -> list
         "todo": [],
         "expiring": [],
         "refused": [],
+        "metric": "accuracy",
     }
     said |= {"setback": None, "awaited": [], "adapting": [], "clients": [], "accuracy": both, "constant": of_constant}
     return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]

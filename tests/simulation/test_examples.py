@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = ("first_simulation", "own_model", "over_the_network")
+SHORT = ("first_simulation", "own_model", "over_the_network", "regression")
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -44,3 +44,10 @@ def test_over_the_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         port = free.getsockname()[1]
     importlib.import_module("examples.over_the_network").main(rounds=1, port=port)
     assert capsys.readouterr().out.splitlines()[-2:] == ["device0 True", "device1 True"]
+
+
+def test_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    result = importlib.import_module("examples.regression").main(rounds=3)
+    assert result.table().mean("personalized") > result.table().mean("common")
+    last = capsys.readouterr().out.splitlines()[-1].replace(",", "").split()
+    assert last[0] == "predicted" and abs(float(last[1]) - float(last[4])) < 30

@@ -9,6 +9,7 @@ import pytest
 
 import attune
 from attune.common.config import merge
+from attune.common.protocol import ENCODINGS
 from attune.fedclient.model.artifact import read_info
 from tests.e2e.hosted import host
 
@@ -37,6 +38,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtp, sampled": ("digits", merge(SAMPLED, {"method": {"name": "fedtp"}, "model": VIT})),
     "fedtp+mcsa, sampled": ("digits", merge(SAMPLED, {"method": {"name": "fedtp+mcsa"}, "model": VIT})),
 }
+
+
+@pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+@pytest.mark.parametrize(("which", "given"), [CASES["fedmcsa, sampled"], CASES["fedtp"]], ids=["fedmcsa", "fedtp"])
+def test_without_loss_no_bit_changes(
+    which: str, given: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed in both directions, over the network; some devices go on from their own state, with nothing to differ from."""
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    members, plain = request.getfixturevalue(which), merge(SMALL, given)
+    result = attune.simulate(members, settings=plain)
+    models = result.save(tmp_path / "saved") / "models"
+    packed = merge(plain, {"round": {"encoding": "zstd"}})
+    network = host(tmp_path, members, packed)
+    assert network.digests == result.digests == attune.simulate(members, settings=packed).digests
+    assert all(read_info(network.model(name)).files == read_info(models / name).files for name in members)
 
 
 @pytest.mark.parametrize("case", CASES)

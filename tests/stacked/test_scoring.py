@@ -17,6 +17,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.work.blend import Weighing, weights_of
+from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -126,7 +127,9 @@ def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method
         expected = [each.carry_out(*orders(each, number, train)) for each in one_by_one]
         for each, other, result, by_itself in zip(together, one_by_one, results, expected, strict=True):
             assert result is each.newest and result.order_id == by_itself.order_id
-            assert result.accuracies == pytest.approx(by_itself.accuracies) and result.rivals == by_itself.rivals
+            assert result.accuracies == pytest.approx(by_itself.accuracies) and comparisons_of(result) == comparisons_of(
+                by_itself
+            )
             assert not train or result.loss == pytest.approx(by_itself.loss, rel=1e-4)
             assert result.weights == pytest.approx(by_itself.weights, rel=1e-4)
             torch.testing.assert_close(each.theta, other.theta, rtol=1e-4, atol=1e-5)

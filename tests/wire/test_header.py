@@ -214,7 +214,7 @@ def test_kinds_are_distinct_and_travel():
         assert here.status == there.status == (LimitExceeded if too_much else WireError).status
         assert here.exit_code == WireError.exit_code
     named = [*bad.KINDS, *(cls.kind for cls in (*classes, WireError, LimitExceeded))]
-    assert len(named) == len(set(named)) == 36
+    assert len(named) == len(set(named)) == 37
     assert type(from_kind("malformed-in-a-way-of-tomorrow", "message")) is AttuneError
 
 

@@ -107,7 +107,7 @@ def test_the_reader_has_what_the_writer_says_that_arrives(tmp_path: Path, based:
     written = encode(tensors, "int8", base)
     assert manifest_of(written.tensors) == encoded_manifest(manifest_of(tensors), "int8")
     with on_file(tmp_path, written.tensors) as file:
-        found = dict(decoded(file, "int8", manifest_of(tensors), base, "kiel"))
+        found = dict(decoded(file, file.manifest, "int8", manifest_of(tensors), base, "kiel"))
     assert manifest_of(found).items() == manifest_of(tensors).items()
     assert torch.equal(found["n"], tensors["n"]) and torch.equal(found["d"], tensors["d"])
     assert written.errors.keys() == {"z", "a", "empty", "one"}
@@ -117,7 +117,7 @@ def test_the_reader_has_what_the_writer_says_that_arrives(tmp_path: Path, based:
 
 def refused(tmp_path: Path, spoilt: Tensors) -> str:
     with on_file(tmp_path, spoilt) as file, pytest.raises(Malformed) as caught:
-        list(decoded(file, "int8", manifest_of(some(1)), None, "kiel"))
+        list(decoded(file, file.manifest, "int8", manifest_of(some(1)), None, "kiel"))
     assert "kiel" in str(caught.value)
     return str(caught.value.kind)
 

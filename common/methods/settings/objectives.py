@@ -14,13 +14,14 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """keeps_own: the device keeps tensors of its own beside the model's. uses_head: the classifier head takes part.
 
     needs_features: it looks at what enters the head, so there must be one. own_loop: why a user's own loop cannot train by it;
-    empty: it can.
+    empty: it can. only_classes: why it can learn nothing but classes; empty: it can.
     """
 
     keeps_own: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
     own_loop: ClassVar[str] = ""
+    only_classes: ClassVar[str] = ""
 
 
 class SgdSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
@@ -70,12 +71,14 @@ class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 
     keeps_own: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
+    only_classes: ClassVar[str] = "one of its heads is corrected by how often each class occurs. Take fedrep, fedper or fedtp"
 
 
 class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """pFedGP: docs/methods/pfedgp.md."""
 
     own_loop: ClassVar[str] = "its loss is a likelihood of Gaussian processes over a whole batch"
+    only_classes: ClassVar[str] = "it classifies by Gaussian processes. Take fedavg+ft or fedper"
     uses_head: ClassVar[bool] = False
     needs_features: ClassVar[bool] = True
     batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it

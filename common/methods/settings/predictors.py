@@ -14,10 +14,14 @@ Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """needs_features: it looks at what enters the head, so there must be one. own_model: it looks at no part of the model."""
+    """needs_features: it looks at what enters the head, so there must be one. own_model: it looks at no part of the model.
+
+    only_classes: why it can predict nothing but classes; empty: it can.
+    """
 
     needs_features: ClassVar[bool] = False
     own_model: ClassVar[bool] = False
+    only_classes: ClassVar[str] = ""
 
 
 class ModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +52,7 @@ class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The nearest of the device's own training samples: docs/methods/fedtp+knn.md."""
 
     needs_features: ClassVar[bool] = True
+    only_classes: ClassVar[str] = "neighbours vote for classes. Take fedtp"
     neighbours: Count = 10
     knn_weight: Fraction = 0.6  # of the neighbours; the rest is the model's
     capacity: Part = 1.0  # share of the training samples that is remembered
@@ -57,6 +62,7 @@ class GpSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown
     """pFedGP: docs/methods/pfedgp.md."""
 
     needs_features: ClassVar[bool] = True
+    only_classes: ClassVar[str] = "it classifies by Gaussian processes. Take fedavg+ft or fedper"
     memory_points: Count = 256  # most training points that the posterior is of; time is cubic in it
 
 

@@ -15,9 +15,9 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.makers import hugging_face, images, text
 from attune.fedclient.data.makers.options import MakeOptions
 from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.samples import SPLIT, training_and_test
+from attune.fedclient.data.samples import SPLIT, answers_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
-from attune.fedclient.data.source import Source, of_table
+from attune.fedclient.data.source import Source, declared, of_table
 from attune.fedclient.data.table import Table, is_table, read_table
 
 FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
@@ -43,6 +43,8 @@ def _read(path: Path, options: MakeOptions) -> Source:
     if hugging_face.recognises(path):
         train, test = hugging_face.read(path)
         return _of_dataset(train, test, options)
+    if options.table.task != "classes":
+        raise SettingError(f"{path} holds a class for every sample; --task {options.table.task} is for tables and datasets")
     if images.recognises(path):
         return images.read(path, options)
     if text.recognises(path):
@@ -66,12 +68,13 @@ def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: st
     """Samples of one column, text or images, each with its class."""
     if test is None:
         train, test = training_and_test(train, options.table)
-    parts = [(_values(table, column, options), _classes(table, options)) for table in (train, test) if table is not None]
+    both = [table for table in (train, test) if table is not None]
+    parts = [(_values(table, column, options), answers_of(table, options.table)) for table in both]
     if _is_image(train.cells[column]):
         meta = Meta(kind="images", channels="last")
     else:
         meta = Meta(kind="tokens", vocabulary=text.VOCABULARY)
-    return Source(parts[0], parts[1] if len(parts) > 1 else None, meta)
+    return Source(parts[0], parts[1] if len(parts) > 1 else None, declared(meta, train, options.table))
 
 
 def _values(table: Table, column: str, options: MakeOptions) -> Array:
@@ -83,15 +86,13 @@ def _values(table: Table, column: str, options: MakeOptions) -> Array:
     return text.tokens_of(table.text(column), options.length)
 
 
-def _classes(table: Table, options: MakeOptions) -> Array:
-    return options.table.classes_of(table.classes(table.label_column(options.table.label)), str(table.path))
-
-
 def _is_image(cells: Any) -> bool:
     return len(cells) > 0 and isinstance(cells[0], dict) and {"bytes", "path"} <= cells[0].keys()
 
 
 def _declared(source: Source, options: MakeOptions) -> Source:
+    if options.table.task != "classes":
+        raise SettingError(f"--classes: the task is {options.table.task}; the columns of --label name what is predicted")
     if source.meta.classes is not None:
         raise SettingError("--classes: the classes of text without a label are its characters; leave it out")
     numbers = source.train[1].dtype.kind in "biuf"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.network import Network
 
 Tensors = dict[str, torch.Tensor]
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """Samples of one device for one step."""
 
     x: torch.Tensor  # (B, ...)
-    y: torch.Tensor  # (B, ...) int64
+    y: torch.Tensor  # (B, ...) int64, or (B, K) float32: fedclient.work.measures
     weight: torch.Tensor | None = None  # (B,): how much each counts in a mean, summing to 1; None: all alike
 
 
@@ -52,7 +52,7 @@ class LocalTask:
     start: Tensors  # every tensor of the model, and the objective's extras
     received: Tensors  # what the server last served of the tensors that are not private
     x: torch.Tensor  # (N, ...) training samples, on the device or elsewhere
-    y: torch.Tensor  # (N, ...) int64
+    y: torch.Tensor  # (N, ...) int64, or (N, K) float32
     settings: TrainSettings
     seeds: Callable[[str], int]  # purpose -> seed, of this device and round
     device: torch.device
@@ -61,6 +61,7 @@ class LocalTask:
     progress: Progress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
     round: int = 0  # of the federation, that this work is for
+    measure: Measure = MEASURES["classes"]  # of the task
     family: Hashable = None  # equal for devices that compute alike but for tensors, samples and seeds; None: for this one alone
 
     def takes(self, name: str, own: bool = False) -> bool:
@@ -76,15 +77,15 @@ class LocalTask:
         trainable = self.network.trainable
         return [name for name in tensors if name.removeprefix(PERSONAL) in trainable and self.takes(name, own)]
 
-    def cross_entropy(
+    def mean_loss(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None
     ) -> torch.Tensor:
         """f_i: the mean loss of a mini-batch."""
-        return mean_cross_entropy(self.network(tensors, x), y, weight)
+        return self.measure.loss(self.network(tensors, x), y, weight)
 
     def plain(self, tensors: Mapping[str, torch.Tensor], _: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """`cross_entropy` as a Loss."""
-        return self.cross_entropy(tensors, *batch)
+        """`mean_loss` as a Loss."""
+        return self.mean_loss(tensors, *batch)
 
     def class_counts(self, classes: int) -> torch.Tensor:
         """(C,) int64 on the CPU: how often each label occurs in the training samples."""
@@ -131,24 +132,3 @@ def split(tensors: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
 def personal(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     """The same tensors under the names of a device's own."""
     return {PERSONAL + name: tensor for name, tensor in tensors.items()}
-
-
-def mean_cross_entropy(logits: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...).
-
-    weight (N,): of each sample, as in Batch. Errors: SettingError as for `check_scores`.
-    """
-    check_scores(logits, y)
-    if weight is None:
-        return cross_entropy(logits.flatten(end_dim=-2), y.flatten())
-    loss = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    return (loss.reshape(len(y), -1).mean(dim=1) * weight).sum()
-
-
-def check_scores(logits: torch.Tensor, y: torch.Tensor) -> None:
-    """Errors: SettingError unless logits (N, ..., C) score what y (N, ...) labels; only a model of one's own can fail this."""
-    if logits.shape[:-1] != y.shape:
-        raise SettingError(
-            f"the model gives scores of shape {tuple(logits.shape)} for labels of shape {tuple(y.shape)}: they must agree "
-            "but for a last axis of classes; change the model's factory (spec.per_position tells which labels there are)"
-        )

@@ -36,7 +36,7 @@ def pulled_loss(task: LocalTask, mu: float) -> Loss:
     """The task's plain loss, pulled towards what lies beside the tensors."""
 
     def loss(tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        return pulled(task.cross_entropy(tensors, *batch), tensors, centre, mu)
+        return pulled(task.mean_loss(tensors, *batch), tensors, centre, mu)
 
     return loss
 

@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 from attune.common.methods.settings.objectives import TwoHeadsSettings
 from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.base import (
     PERSONAL,
     Batch,
@@ -21,7 +22,6 @@ from attune.fedclient.work.objectives.base import (
     Objective,
     Tensors,
     Trained,
-    mean_cross_entropy,
     personal,
 )
 from attune.fedclient.work.objectives.descent import Descent

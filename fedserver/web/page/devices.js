@@ -67,7 +67,7 @@ function expiry(until) {
   return h("span", { class: left < SOON_S ? "soon" : null }, left < SOON_S ? `expires in ${span(left)}` : date(until));
 }
 
-const X = (value) => 6 + value * 188;
+const X = (value) => 6 + Math.max(value, 0) * 188; // R2 below 0 is at the edge; the words say it
 
 function dots(device) {
   if (device.accuracy === null && MODELS.every(([name]) => device[name] === null)) return "–";

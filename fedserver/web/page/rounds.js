@@ -7,16 +7,16 @@ const SERIES = [["before", "as served", "--downloading"], ["after", "after local
 const WIDE = [560, 190], NARROW = [290, 130], LEFT = 54, BOTTOM = 22, TOP = 8;
 const LISTED = 20;
 
-export function rounds(found, devices) {
-  show($("charts"), found.map((line) => ({ ...line, trained: 0, evaluated: 0 })), () => (found.length ? charts(found) : h("p", { class: "quiet" }, "No round is closed yet.")));
+export function rounds(found, devices, metric) {
+  show($("charts"), found.map((line) => ({ ...line, trained: 0, evaluated: 0 })), () => (found.length ? charts(found, metric) : h("p", { class: "quiet" }, "No round is closed yet.")));
   show($("round-table"), found.slice(-LISTED), (lines) => table(lines));
   show($("part"), [found.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
 }
 
-function charts(found) {
+function charts(found, metric) {
   const present = SERIES.filter(([name]) => found.some((line) => line[name] !== null));
   return [
-    chart("Accuracy, mean over devices", found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide: true }),
+    chart(`${metric[0].toUpperCase()}${metric.slice(1)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide: true }),
     chart("Training loss", found, [{ name: "loss", colour: "--training" }], { format: (v) => v.toPrecision(2) }),
     chart("Bytes up and down", found, [{ name: "bytes_up", label: "up", colour: "--sending" }, { name: "bytes_down", label: "down", colour: "--downloading" }], { format: bytes }),
     chart("Seconds of the slowest device", found, [{ name: "seconds", colour: "--evaluating" }], { format: (v) => span(v) }),
@@ -28,7 +28,7 @@ function chart(title, found, series, { top, format, wide }) {
   const known = series.flatMap(({ name }) => found.map((line) => line[name]).filter((value) => value !== null));
   if (!known.length) return null;
   const high = top ?? (Math.max(...known) || 1), last = Math.max(found.at(-1).round, found[0].round + 1), first = found[0].round;
-  const x = (round) => LEFT + ((round - first) / (last - first)) * (W - LEFT - 8), y = (value) => TOP + (1 - value / high) * (H - TOP - BOTTOM);
+  const x = (round) => LEFT + ((round - first) / (last - first)) * (W - LEFT - 8), y = (value) => TOP + (1 - Math.max(value, 0) / high) * (H - TOP - BOTTOM);
   const grid = [0, 0.5, 1].map((part) => [s("line", { x1: LEFT, x2: W - 8, y1: y(part * high), y2: y(part * high) }), s("text", { x: LEFT - 6, y: y(part * high) + 4, "text-anchor": "end" }, format(part * high))]);
   const lines = series.map(({ name, colour }) => curve(found.filter((line) => line[name] !== null).map((line) => [x(line.round), y(line[name])]), colour));
   const latest = series.map(({ name, label }) => [label, found.filter((line) => line[name] !== null).at(-1)?.[name]]).filter(([, value]) => value !== undefined);

@@ -33,7 +33,7 @@ function tiles(run, devices, state) {
     { name: "State", value: state, note: run.adapting.length ? `newcomers: ${run.adapting.join(", ")}` : note },
     { name: "Rounds closed", value: `${run.round} of ${run.rounds}`, bar: [run.round, run.rounds] },
     { name: "Devices here", value: `${here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
-    { name: "Accuracy", value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
+    { name: run.metric[0].toUpperCase() + run.metric.slice(1), value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
     { name: "Helped", value: compared ? `${verdicts.better} of ${compared}` : "–", note: compared ? `${verdicts.unclear} unclear, ${verdicts.worse} not helped` : "devices compare when they evaluate" },
     { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },

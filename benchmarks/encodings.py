@@ -1,0 +1,122 @@
+"""Accuracy against bytes: the same federations with each `round.encoding`, and every byte that passed the sockets counted.
+
+`python -m benchmarks.encodings --fashion fashion_mnist.npz --out benchmarks/results/encodings.csv`. Real processes over mutual
+TLS, a fleet of all devices on one side, with benchmarks.rough's proxy between them: what it counts is TLS, HTTP/2 and all
+control, in both directions. Rows that the file has are not measured again.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.federation import Home, table
+from benchmarks.rough import DOWN, UP, Proxy
+
+ENCODINGS = ("", "bf16", "int8", "zstd")
+COLUMNS = ("task", "encoding", "seed", "rounds", "accuracy", "up_bytes", "down_bytes", "blobs_up_bytes", "seconds")
+END_S = 120.0  # from the fleet's end to the server's
+
+
+@dataclass(frozen=True)
+class Task:
+    """method: and its model. partition: of `fedclient partition`, less the data set."""
+
+    name: str
+    fashion: bool
+    partition: tuple[str, ...]
+    flags: tuple[str, ...]
+    clients: int
+    rounds: int
+
+
+TASKS = (
+    Task(
+        "Fashion-MNIST, dnn, fedavg, Dirichlet 0.3",
+        True,
+        ("--scheme", "dirichlet", "--alpha", "0.3"),
+        (
+            *("--method", "fedavg", "--model", "dnn", "--set", "model.hidden=[200]"),
+            *("--set", "train.local_steps=10", "--set", "train.batch_size=32"),
+        ),
+        10,
+        30,
+    ),
+    Task(
+        "digits, vit, fedtp, two classes",
+        False,
+        ("--scheme", "pathological", "--classes-per-client", "2"),
+        ("--method", "fedtp", "--model", "vit", "--set", "train.local_steps=10"),
+        10,
+        20,
+    ),
+)
+
+
+def measure(task: Task, encoding: str, seed: int, shards: Path) -> dict[str, Any]:
+    """One federation to its end. Errors: RuntimeError with what its processes said."""
+    with tempfile.TemporaryDirectory(prefix="attune-encodings-") as folder:
+        home, began = Home(Path(folder)), time.monotonic()
+        flags = (*task.flags, "--rounds", task.rounds, "--seed", seed, "--min-clients", task.clients, "--exit-when-done")
+        with home.server(*flags, "--set", f"round.encoding={encoding}", "--dashboard", "off") as (address, process):
+            proxy = Proxy(int(address.rpartition(":")[2]))
+            try:
+                token = home.run("fedserver", "token", "--uses", task.clients).split()[-1]
+                home.run("fedclient", "--data", f"{shards}/*/", "--server", f"localhost:{proxy.port}", "--token", token)
+                code = process.wait(END_S)
+            except subprocess.TimeoutExpired as error:
+                raise RuntimeError(f"{error}: {home.log()}") from None
+            finally:
+                proxy.close()
+            if code:
+                raise RuntimeError(f"server, exit code {code}: {home.log()}")
+        seconds = time.monotonic() - began
+        blobs_up = sum(int(row["bytes_up"] or 0) for row in home.metrics())
+        measured = (
+            round(home.status()["accuracy"]["over_samples"], 4),
+            proxy.passed[UP],
+            proxy.passed[DOWN],
+            blobs_up,
+            round(seconds, 1),
+        )
+        return dict(zip(COLUMNS, (task.name, encoding, seed, task.rounds, *measured), strict=True))
+
+
+def done(out: Path) -> set[tuple[str, str, str]]:
+    if not out.exists():
+        return set()
+    with out.open(newline="", encoding="utf-8") as file:
+        return {(row["task"], row["encoding"], row["seed"]) for row in csv.DictReader(file)}
+
+
+@click.command()
+@click.option("--fashion", type=click.Path(path_type=Path, exists=True), help="Fashion-MNIST as docs/data.md has it.")
+@click.option("--seeds", default=2)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
+def main(fashion: Path | None, seeds: int, out: Path) -> None:
+    """Appends a row to --out as each federation ends. Without --fashion, the digits alone."""
+    finished = done(out)
+    chosen = [(task, seed) for seed in range(seeds) for task in TASKS if fashion or not task.fashion]
+    with table(out, COLUMNS, append=True) as write:
+        for task, seed in chosen:
+            left = [encoding for encoding in ENCODINGS if (task.name, encoding, str(seed)) not in finished]
+            with tempfile.TemporaryDirectory(prefix="attune-encodings-") as folder:
+                shards, data = Path(folder) / "shards", str(fashion) if task.fashion else "digits"
+                cut = ("--dataset", data, *task.partition, "--clients", task.clients, "--seed", seed, "--out", shards)
+                if left:
+                    Home(Path(folder)).run("fedclient", "partition", *cut)
+                for encoding in left:
+                    row = measure(task, encoding, seed, shards)
+                    write(row)
+                    click.echo(" ".join(map(str, row.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A device's own model against one rival on the same test samples, as reported: the same on the device and on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attune.common.interval import LEVEL, Z
+from attune.common.metrics import Choice
+from attune.common.statistics import Finding, difference, finding, holm, mcnemar
+
+RIVALS: tuple[Choice, ...] = ("common", "local")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """On how many samples the own model has the better score, and on how many a worse one.
+
+    Scores of 0 or 1 need no more. Of other scores the device has reported the mean gain, its standard error and the p value of
+    fedclient.work.permutation; else None.
+    """
+
+    rival: Choice
+    better: int
+    worse: int
+    samples: int
+    gain: float | None = None
+    error: float | None = None
+    tested: float | None = None
+
+    @property
+    def difference(self) -> float:
+        """The mean gain."""
+        return (self.better - self.worse) / max(1, self.samples) if self.gain is None else self.gain
+
+    @property
+    def p(self) -> float:
+        """Of this comparison alone."""
+        return mcnemar(self.better, self.worse) if self.tested is None else self.tested
+
+    def interval(self) -> tuple[float, float]:
+        """Of the difference at LEVEL; stretched to 0 where the test cannot exclude 0."""
+        if self.gain is None:
+            return difference(self.better, self.worse, self.samples)
+        half = Z * (self.error or 0.0)
+        low, high = self.gain - half, self.gain + half
+        return (min(low, 0.0), max(high, 0.0)) if self.p > 1 - LEVEL else (low, high)
+
+    def finding(self, p: float) -> Finding:
+        """p: adjusted for all rivals."""
+        return finding(self.difference, 0.0, p)
+
+
+def pairs_of(reported: Mapping[str, Any]) -> list[Pair]:
+    """From metrics by name; a rival with which nothing was compared is left out."""
+    found, samples = [], reported.get("test_samples") or 0
+    for rival in RIVALS:
+        better, worse = reported.get(f"better_than_{rival}"), reported.get(f"worse_than_{rival}")
+        if better is not None and worse is not None:
+            more = (reported.get(f"{what}_{rival}") for what in ("gain", "error", "p"))
+            found.append(Pair(rival, better, worse, samples, *more))
+    return found
+
+
+def findings_of(pairs: list[Pair]) -> dict[Choice, Finding]:
+    """All models equal, at least one finding is wrong with a probability of at most 1 - LEVEL."""
+    adjusted = holm({pair.rival: pair.p for pair in pairs})
+    return {pair.rival: pair.finding(adjusted[pair.rival]) for pair in pairs}

@@ -1,0 +1,212 @@
+"""What a task means in tensors: the loss, the score of each sample, how likely a right answer was, and how models are blended.
+
+B samples of a batch, V held-out samples, C classes, K targets or labels. `scores` are a model's outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from attune.common.errors import SettingError
+from attune.common.task import TaskName
+
+WORST = 1e30  # of a squared error: squares of it are finite
+LEAST_VARIANCE = 1e-6  # of held-out errors, of targets with variance 1: a model may be exact without ruling all others out
+LOWEST = -1.0  # of a mean score that is reported: one device that diverged must not hide all others in a mean
+
+
+class Measure(ABC):
+    """One task. Methods take scores and y of the same samples, on the same device."""
+
+    @abstractmethod
+    def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The mean over samples. weight (B,): of each sample, summing to 1. Errors: SettingError as for `check`."""
+
+    @abstractmethod
+    def check(self, scores: Tensor, y: Tensor) -> None:
+        """Errors: SettingError unless scores are of what y labels; only a model of one's own can fail this."""
+
+    @abstractmethod
+    def of_scores(self, scores: Tensor) -> Tensor:
+        """The answers: what is compared with y."""
+
+    @abstractmethod
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        """(B, ...) of which the mean over all but the samples is a sample's score; more is better, 1 the best."""
+
+    @abstractmethod
+    def shares(self, scores: Tensor) -> Tensor:
+        """What is averaged where several models predict together."""
+
+    @abstractmethod
+    def of_shares(self, shares: Tensor) -> Tensor:
+        """The answers of averaged shares."""
+
+    @abstractmethod
+    def scores_of(self, shares: Tensor) -> Tensor:
+        """Scores that have these shares."""
+
+    @abstractmethod
+    def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
+        """In y's shape: what `likelihood` is computed from, when all batches are there."""
+
+    def likelihood(self, evidence: Tensor) -> Tensor:
+        """(V, ...): how likely y was by the model."""
+        return evidence
+
+    @abstractmethod
+    def constant(self, trained: Tensor, tested: Tensor) -> float:
+        """The mean score on `tested` of the best constant answer by `trained`; both have samples."""
+
+
+class Classes(Measure):
+    """One class for each sample, or for each position: scores (B, ..., C), y (B, ...) int64."""
+
+    def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return mean_cross_entropy(scores, y, weight)
+
+    def check(self, scores: Tensor, y: Tensor) -> None:
+        check_scores(scores, y)
+
+    def of_scores(self, scores: Tensor) -> Tensor:
+        return scores.argmax(-1)
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        return answers == y
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores.float().softmax(-1)
+
+    def of_shares(self, shares: Tensor) -> Tensor:
+        return shares.argmax(-1)
+
+    def scores_of(self, shares: Tensor) -> Tensor:
+        return shares.log()
+
+    def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
+        return self.shares(scores).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+    def constant(self, trained: Tensor, tested: Tensor) -> float:
+        """Always the most frequent label; of equal ones the first."""
+        return float((tested == trained.flatten().bincount().argmax()).double().mean())
+
+
+class _Outputs(Measure):
+    """A number for each of K outputs: scores (B, K), y (B, K) float32."""
+
+    def check(self, scores: Tensor, y: Tensor) -> None:
+        if scores.shape != y.shape:
+            raise SettingError(
+                f"the model gives scores of shape {tuple(scores.shape)} for y of shape {tuple(y.shape)}: they must be alike; "
+                "change the model's factory (spec.classes is the number of outputs)"
+            )
+
+    def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        self.check(scores, y)
+        loss_B = self._each(scores, y).mean(dim=1)
+        return loss_B.mean() if weight is None else (loss_B * weight).sum()
+
+    @abstractmethod
+    def _each(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The loss of each output, (B, K)."""
+
+
+class Numbers(_Outputs):
+    """Regression. y is in standard deviations of the federation, about its mean, so a squared error of 1 is that of its mean.
+
+    A sample's score is 1 minus its mean squared error, so the mean score is R2 by the federation's variance.
+    """
+
+    def _each(self, scores: Tensor, y: Tensor) -> Tensor:
+        return (scores - y).square()
+
+    def of_scores(self, scores: Tensor) -> Tensor:
+        return scores
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        error_B = (answers.double() - y.double()).square().mean(dim=1)
+        return 1 - error_B.nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores.float()
+
+    def of_shares(self, shares: Tensor) -> Tensor:
+        return shares
+
+    def scores_of(self, shares: Tensor) -> Tensor:
+        return shares
+
+    def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
+        return (scores.double() - y.double()).square().nan_to_num(nan=WORST, posinf=WORST)
+
+    def likelihood(self, evidence: Tensor) -> Tensor:
+        """The density of Gaussian noise about the prediction, its variance the likeliest one: the mean of these errors."""
+        variance_K = evidence.mean(dim=0).clamp_min(LEAST_VARIANCE)
+        return (-evidence / (2 * variance_K)).exp() / (2 * math.pi * variance_K).sqrt()
+
+    def constant(self, trained: Tensor, tested: Tensor) -> float:
+        """Always the mean of each target."""
+        return mean_score(self.right(trained.double().mean(dim=0).expand(len(tested), -1), tested))
+
+
+class Labels(_Outputs):
+    """Several labels, each there or not: y is 0 or 1. A sample's score is the share of its labels that are right."""
+
+    def _each(self, scores: Tensor, y: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(scores, y.to(scores.dtype), reduction="none")
+
+    def of_scores(self, scores: Tensor) -> Tensor:
+        return scores > 0
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        return answers == (y > 0)
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores.float().sigmoid()
+
+    def of_shares(self, shares: Tensor) -> Tensor:
+        return shares > 0.5
+
+    def scores_of(self, shares: Tensor) -> Tensor:
+        return shares.logit()
+
+    def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
+        return torch.where(y > 0, scores.float(), -scores.float()).sigmoid()
+
+    def constant(self, trained: Tensor, tested: Tensor) -> float:
+        """Of each label what is more frequent; of equal shares that it is not there."""
+        return float(self.right(trained.mean(dim=0).expand(len(tested), -1) > 0.5, tested).double().mean())
+
+
+MEASURES: dict[TaskName, Measure] = {"classes": Classes(), "regression": Numbers(), "multilabel": Labels()}
+
+
+def mean_score(right: Tensor) -> float:
+    """Of what `Measure.right` or a user's own scores say of each sample; LOWEST at least, where scores can be lower."""
+    return max(LOWEST, float(right.double().mean()))
+
+
+def mean_cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...).
+
+    weight (N,): of each sample, as in Batch. Errors: SettingError as for `check_scores`.
+    """
+    check_scores(logits, y)
+    if weight is None:
+        return cross_entropy(logits.flatten(end_dim=-2), y.flatten())
+    loss = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return (loss.reshape(len(y), -1).mean(dim=1) * weight).sum()
+
+
+def check_scores(logits: Tensor, y: Tensor) -> None:
+    """Errors: SettingError unless logits (N, ..., C) score what y (N, ...) labels; only a model of one's own can fail this."""
+    if logits.shape[:-1] != y.shape:
+        raise SettingError(
+            f"the model gives scores of shape {tuple(logits.shape)} for labels of shape {tuple(y.shape)}: they must agree "
+            "but for a last axis of classes; change the model's factory (spec.per_position tells which labels there are)"
+        )

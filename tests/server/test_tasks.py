@@ -1,0 +1,97 @@
+"""Tasks before round 1: who agrees, who is refused by name, what the plan fixes, and what it leaves out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from attune.common.errors import SettingError, ShapeMismatch
+from attune.common.methods.registry import get, names
+from attune.common.plan import Columns, Plan, Profile, Scale
+from attune.fedserver.core.planning import make_plan, resolve
+from attune.fedserver.core.schema import agree, check_declared, check_fits, check_possible
+from attune.fedserver.lab.declared import check_declared as check_settings
+
+CLASSES = Profile("tabular", (3,), [0, 1], 10, 4)
+DOSE = Profile("tabular", (3,), ["dose"], 10, 4, task="regression", targets=Columns(10, [5.0], [40.0]))
+SEVERAL = Profile("tabular", (3,), ["cough", "ache"], 10, 4, task="multilabel")
+FEDAVG = resolve({"method": {"name": "fedavg"}})
+
+
+def test_a_device_with_another_task_is_refused_by_name() -> None:
+    found = agree({"a": DOSE, "b": DOSE, "odd": CLASSES, "other": msgspec.structs.replace(DOSE, labels=["weight"])})
+    assert not found.agreed and "for regression of 1 targets (dose): 2 devices" in found.tie
+    found = agree({"a": DOSE, "b": DOSE, "odd": CLASSES})
+    assert list(found.agreed) == ["a", "b"]
+    text = r"the shard of odd is for classes; this federation is for regression of 1 targets \(dose\). y must be numbers"
+    with pytest.raises(ShapeMismatch, match=text) as caught:
+        check_fits(CLASSES, make_plan(FEDAVG, {"a": DOSE}, "f"), "odd")
+    assert str(found.odd["odd"]) == str(caught.value)
+    with pytest.raises(ShapeMismatch, match=r"odd is for regression of 1 targets \(dose\); this federation is for classes"):
+        check_fits(DOSE, make_plan(FEDAVG, {"a": CLASSES}, "f"), "odd")
+    swapped = msgspec.structs.replace(SEVERAL, labels=["ache", "cough"])
+    with pytest.raises(ShapeMismatch, match=r"multilabel of 2 labels \(ache, cough\); .* of 2 labels \(cough, ache\)"):
+        check_fits(swapped, make_plan(FEDAVG, {"a": SEVERAL}, "f"), "odd")
+
+
+def test_the_plan_folds_the_targets_of_all_devices() -> None:
+    """Means 5 and 8 of 10 and 20: mean 7; squares 40 + 80 + 9 * 10 * 20 / 30 = 180, over 30: variance 6."""
+    other = msgspec.structs.replace(DOSE, samples=20, targets=Columns(20, [8.0], [80.0]))
+    plan = make_plan(FEDAVG, {"a": DOSE, "b": other}, "f")
+    assert (plan.task, plan.classes, plan.model.classes) == ("regression", ["dose"], 1)
+    assert plan.targets is not None and plan.targets.mean == [7.0] and plan.targets.std == pytest.approx([6**0.5])
+    flat = msgspec.structs.replace(DOSE, targets=Columns(10, [5.0], [0.0]))
+    assert make_plan(FEDAVG, {"a": flat}, "f").targets == Scale([5.0], [1.0])
+    assert make_plan(FEDAVG, {"a": SEVERAL}, "f").classes == ["cough", "ache"], "in the order of y's columns"
+
+
+def test_a_plan_of_classes_says_nothing_of_tasks() -> None:
+    """Its bytes are those of version 1, so devices of older versions read it and a running federation goes on."""
+    text = msgspec.json.encode(make_plan(FEDAVG, {"a": CLASSES}, "f"))
+    assert b"task" not in text and b"targets" not in text
+    assert msgspec.json.decode(text, type=Plan).task == "classes"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"targets": None}, "declares the task regression without sums"),
+        ({"task": "classes"}, "declares the task classes with sums"),
+        ({"targets": Columns(9, [5.0], [40.0])}, "sums of targets that its shard cannot have"),
+        ({"targets": Columns(10, [5.0, 1.0], [40.0, 1.0])}, "cannot have"),
+        ({"targets": Columns(10, [1e200], [40.0])}, "cannot have"),
+        ({"targets": Columns(10, [5.0], [-1.0])}, "cannot have"),
+        ({"kind": "tokens", "vocabulary": 5, "per_position": True}, "declares regression for every position"),
+    ],
+)
+def test_profiles_that_no_shard_has(wrong, message) -> None:
+    check_possible(DOSE, "odd")
+    with pytest.raises(SettingError, match=f"odd .*{message}|odd {message}"):
+        check_possible(msgspec.structs.replace(DOSE, **wrong), "odd")
+
+
+ONLY_CLASSES = {"fedrod": "fedrep", "fedtp+fedrod": "fedrep, fedper or fedtp", "pfedgp": r"fedavg\+ft", "fedtp+knn": "fedtp"}
+
+
+@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("profile", [DOSE, SEVERAL])
+def test_methods_that_know_classes_alone_refuse_before_round_1_and_say_what_to_take(method, profile) -> None:
+    settings = resolve({"method": {"name": method}})
+    declared = resolve({"method": {"name": method}, "data": {"task": profile.task}})
+    if method not in ONLY_CLASSES:
+        assert make_plan(settings, {"a": profile}, "f").task == profile.task
+        check_settings(declared)
+        return
+    message = f"method {get(method).name.replace('+', '.')} cannot be used for {profile.task}: .*Take {ONLY_CLASSES[method]}"
+    with pytest.raises(SettingError, match=message):
+        make_plan(settings, {"a": profile}, "f")
+    with pytest.raises(SettingError, match=message):
+        check_settings(declared)
+    make_plan(settings, {"a": CLASSES}, "f")
+
+
+def test_the_operator_declares_the_task() -> None:
+    data = resolve({"data": {"task": "regression", "classes": ["dose"]}}).data
+    check_declared(DOSE, data, "a")
+    with pytest.raises(ShapeMismatch, match=r"odd is for classes; this federation is for regression of 1 targets \(dose\)"):
+        check_declared(CLASSES, data, "odd")
