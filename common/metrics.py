@@ -13,6 +13,7 @@ import msgspec
 from attune.common.errors import UpdateRefused
 from attune.common.json_text import from_json
 from attune.common.peer_text import clean
+from attune.common.task import TaskName
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 LARGEST = 1.7e308
@@ -57,14 +58,21 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes_down: Count | None = None
 
 
+ACCURACIES = tuple(name for name in Metrics.__struct_fields__ if name.startswith("accuracy_"))
+
+
 def metrics_of(source: Metrics) -> Metrics:
     """The metrics alone of a struct that has further fields."""
     return Metrics(**{name: getattr(source, name) for name in Metrics.__struct_fields__})
 
 
-def read_metrics(text: bytes, who: str) -> Metrics:
+def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
     """A peer's report. Errors: UpdateRefused that names the number and what is wrong with it."""
     try:
-        return from_json(text, Metrics)
+        found = from_json(text, Metrics)
     except msgspec.DecodeError as error:
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None
+    for name in ACCURACIES if task != "regression" else ():
+        if (value := getattr(found, name)) is not None and value < 0:
+            raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value}, which only R2 can be")
+    return found

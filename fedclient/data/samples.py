@@ -43,7 +43,7 @@ def answers_of(table: Table, options: ReadOptions) -> Array:
     """The classes, (N,), or in other tasks the numbers of each given column, (N, K). Errors: ShardError, SettingError."""
     outputs = [table.label_column(name) for name in options.labels()]
     if options.task == "classes":
-        return options.classes_of(table.classes(outputs[0]), str(table.path))
+        return table.classes(outputs[0])
     found = np.column_stack([table.numbers(name) for name in outputs])
     if gaps := int(np.isnan(found).any(axis=1).sum()):
         raise ShardError(f"{gaps} samples of {table.path} lack a value of {', '.join(outputs)}; leave them out")

@@ -60,6 +60,7 @@ def of_table(table: Table, options: ReadOptions) -> Source:
     """Errors: as `read_source`."""
     path = table.path
     x, y, test_N, names = samples_of(table, options)
+    y = options.classes_of(y, str(path))
     groups = None
     if options.group:
         table.require(options.group)

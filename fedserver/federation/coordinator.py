@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
-from attune.common.task import TASKS
+from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
@@ -310,7 +310,7 @@ class Coordinator:
         fail_at(SERVER, closing.number, "settled")
         number, rounds = closing.number, self.settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
-        LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate, self._metric))
+        LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate, TASKS[self.task].metric))
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
@@ -319,9 +319,9 @@ class Coordinator:
         return True
 
     @property
-    def _metric(self) -> str:
-        """What scores are called."""
-        return TASKS[self.plan.task if self.plan else "classes"].metric
+    def task(self) -> TaskName:
+        """Of the plan, once there is one."""
+        return self.plan.task if self.plan else "classes"
 
     async def _commit_evaluation(self, record: events.Record) -> None:
         number = record.round
@@ -335,7 +335,7 @@ class Coordinator:
         )
         fail_at(SERVER, number, "evaluation-committed")
         await self._executors.disk(self.inbox.clear, "evaluate", number)
-        LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", self._metric))
+        LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", TASKS[self.task].metric))
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:

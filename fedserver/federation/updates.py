@@ -12,6 +12,7 @@ import msgspec
 from attune.common.errors import AttuneError, DiskFull, LimitExceeded, OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
+from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Order, OrderId, Update
@@ -127,7 +128,7 @@ class Updates:
         """Into the inbox, with what the device reports; or refused, and the round does not wait for it any longer."""
         name = order.id.client
         try:
-            row = row_of(order.id, update, await self._ledger.device(name))
+            row = row_of(order.id, update, await self._ledger.device(name), self._coordinator.task)
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
@@ -178,10 +179,10 @@ def _arrived(order: OrderId) -> None:
     fail_at(SERVER, order.round, "upload-whole")
 
 
-def row_of(order: OrderId, update: Update, device: Device | None) -> Row:
+def row_of(order: OrderId, update: Update, device: Device | None, task: TaskName = "classes") -> Row:
     """What is kept of a report. Errors: UpdateRefused for more samples than declared, and metrics that cannot be."""
     declared = device.samples if device is not None and device.samples is not None else 0
     if not 0 <= update.samples <= declared:
         raise UpdateRefused(f"{order.client} claims {update.samples} samples; it declared {declared} when it connected")
-    measured = msgspec.structs.asdict(read_metrics(update.metrics_json, order.client)) | {"bytes_up": 0}
+    measured = msgspec.structs.asdict(read_metrics(update.metrics_json, order.client, task)) | {"bytes_up": 0}
     return Row(round=order.round, work=order.work, client=order.client, samples=update.samples, **measured)

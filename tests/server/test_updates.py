@@ -41,6 +41,7 @@ def test_more_samples_than_declared_are_refused():
     [
         (b'{"accuracy_common": 1.5}', "accuracy_common"),
         (b'{"accuracy_local": NaN}', "malformed"),
+        (b'{"accuracy_kept": -0.25}', "accuracy_kept = -0.25"),
         (b'{"loss": 1e999}', "out of range"),
         (b'{"loss": -1.79e308}', "loss"),
         (b'{"kept": "the best of all"}', "kept"),
@@ -54,6 +55,14 @@ def test_more_samples_than_declared_are_refused():
 def test_impossible_numbers_are_refused_by_name(report, named):
     with pytest.raises(UpdateRefused, match=rf"kiel reports metrics that cannot be: .*{named}"):
         read_metrics(report, "kiel")
+
+
+def test_only_r2_lies_below_0_and_not_below_minus_1():
+    assert read_metrics(b'{"accuracy_kept": -0.25}', "kiel", "regression").accuracy_kept == -0.25
+    with pytest.raises(UpdateRefused, match="accuracy_kept"):
+        read_metrics(b'{"accuracy_kept": -1.5}', "kiel", "regression")
+    with pytest.raises(UpdateRefused, match="accuracy_kept"):
+        read_metrics(b'{"accuracy_kept": -0.25}', "kiel", "multilabel")
 
 
 def test_a_number_that_a_newer_device_reports_is_passed_over():

@@ -19,6 +19,7 @@ from attune.fedclient.data.samples import SPLIT, answers_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
 from attune.fedclient.data.source import Source, declared, of_table
 from attune.fedclient.data.table import Table, is_table, read_table
+from attune.fedclient.read_options import ReadOptions
 
 FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
 
@@ -69,7 +70,7 @@ def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: st
     if test is None:
         train, test = training_and_test(train, options.table)
     both = [table for table in (train, test) if table is not None]
-    parts = [(_values(table, column, options), answers_of(table, options.table)) for table in both]
+    parts = [(_values(table, column, options), _answers(table, options.table)) for table in both]
     if _is_image(train.cells[column]):
         meta = Meta(kind="images", channels="last")
     else:
@@ -84,6 +85,10 @@ def _values(table: Table, column: str, options: MakeOptions) -> Array:
         where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
         return images.stacked([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
     return text.tokens_of(table.text(column), options.length)
+
+
+def _answers(table: Table, options: ReadOptions) -> Array:
+    return options.classes_of(answers_of(table, options), str(table.path))
 
 
 def _is_image(cells: Any) -> bool:
