@@ -11,7 +11,7 @@ TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray bench bench-quick bench-links gpu paper-gpu clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray flower bench bench-quick bench-links gpu paper-gpu clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -85,7 +85,6 @@ chaos-quick: develop
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
-# The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.
 # Executor "ray" in a cluster of two workers on this machine, in an environment of its own: a minute or two.
 ray: .venv-ray/installed
 	.venv-ray/bin/pytest tests/simulation/test_ray.py
@@ -96,6 +95,17 @@ ray: .venv-ray/installed
 	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' pytest pytest-timeout pytest-xdist
 	touch $@
 
+# Flower's own client classes as a device's training, in an environment of its own: flwr wants an older protobuf.
+flower: .venv-flower/installed
+	.venv-flower/bin/pytest tests/fedclient/test_flower.py
+
+.venv-flower/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
+	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data]' flwr==1.41.0 pytest pytest-timeout pytest-xdist
+	touch $@
+
+# The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.
 proto: .venv-proto/installed
 	.venv-proto/bin/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
 		--python_out=.package --pyi_out=.package --grpc_python_out=.package \
@@ -148,4 +158,4 @@ paper-gpu: develop
 	$(BIN)/python -m benchmarks.paper fedtp-2-full --data cifar10=$(CIFAR10) --data cifar100=$(CIFAR100) --scratch paper-gpu-out
 
 clean:
-	rm -rf .venv .venv-lowest .venv-proto .venv-ray demo-out paper-gpu-out build *.egg-info
+	rm -rf .venv .venv-lowest .venv-proto .venv-ray .venv-flower demo-out paper-gpu-out build *.egg-info

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.method import Method, options_of
-from attune.common.models.body import training_mode
+from attune.common.models.body import names_of, training_mode
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
@@ -107,6 +107,16 @@ class Context:
         if job.penalty is None:
             return torch.zeros((), device=self.device)
         return job.penalty({**self._names, **self._extras}, job.beside)
+
+    @property
+    def needs(self) -> str:
+        """What a loop must do for the method in this stage, that one which knows nothing of it does not; empty: any will do."""
+        if self._job.penalty is not None:
+            return "it adds a term to the loss, context.penalty()"
+        if self._extras:
+            return f"it trains {len(self._extras)} tensors beside the model, context.parameters()"
+        still = set(self.frozen) - names_of(self.model)
+        return f"it holds {len(still)} of the model's parameters still in this stage, context.frozen" if still else ""
 
     def progress(self, done: float) -> None:
         """Says how far it is, 0 to 1, and ends the loop if the work was replaced. Call it now and then. Errors: Cancelled."""

@@ -41,8 +41,10 @@ def pulled_loss(task: LocalTask, mu: float) -> Loss:
     return loss
 
 
-def pull(mu: float) -> Penalty:
-    """The pull alone, towards what lies beside the tensors."""
+def pull(mu: float) -> Penalty | None:
+    """The pull alone, towards what lies beside the tensors; None where nothing pulls."""
+    if mu == 0:
+        return None
 
     def penalty(tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor]) -> Tensor:
         nothing = next(iter(tensors.values())).new_zeros(())

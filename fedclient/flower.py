@@ -1,0 +1,215 @@
+"""Flower's clients as the training of a device: a `NumPyClient`, a `client_fn` or a `ClientApp`, as it is.
+
+Flower (flwr) is imported when it is needed, and a NumPyClient does without it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from attune.common.errors import SettingError
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+
+    from attune.fedclient.work.own_loop import Context
+
+Arrays = dict[str, npt.NDArray[Any]]  # in the order of the model's state_dict
+Config = Mapping[str, Any]
+NOTHING: Config = {}
+LOSSES = ("loss", "train_loss", "train-loss")  # metrics that are taken for the loss of the training
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a Flower client said in one round. evaluated: (loss, samples, metrics) of the model before the training."""
+
+    round: int
+    stage: str
+    samples: int | None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    evaluated: tuple[float | None, int | None, dict[str, Any]] | None = None
+
+
+class _Side(Protocol):
+    """A Flower client, asked with arrays. Both: (what it made of them, its samples, its metrics)."""
+
+    def fit(self, arrays: Arrays, config: Config, round_: int) -> tuple[Arrays, int | None, dict[str, Any]]: ...
+
+    def evaluate(self, arrays: Arrays, config: Config, round_: int) -> tuple[float | None, int | None, dict[str, Any]]: ...
+
+
+class FlowerTraining:
+    """The `train` of an `attune.Client` or of `attune.simulate`. said: what the client said, round by round."""
+
+    def __init__(self, side: _Side, config: Config | Callable[[int], Config], evaluate: bool) -> None:
+        self._side, self._config, self._evaluate = side, config, evaluate
+        self.said: list[Said] = []
+
+    def __repr__(self) -> str:
+        return f"<FlowerTraining by {self._side!r}>"
+
+    def __call__(self, model: nn.Module, data: Any, context: Context) -> float | None:
+        """One call of the client's fit. Errors: SettingError for a method that needs more, or arrays of another model."""
+        if context.needs:
+            raise SettingError(
+                f"a Flower client cannot train for this method: {context.needs}. Choose a method that adds nothing to the "
+                "training (fedavg, fedper, fedtp, fedmcsa with mu = 0), or write train(model, data, context)"
+            )
+        config = dict(self._config(context.round) if callable(self._config) else self._config)
+        arrays = _arrays_of(model)
+        context.progress(0.0)
+        evaluated = self._side.evaluate(arrays, config, context.round) if self._evaluate else None
+        trained, samples, metrics = self._side.fit(arrays, config, context.round)
+        _load(model, trained)
+        self.said.append(Said(context.round, context.stage, samples, metrics, evaluated))
+        context.progress(1.0)
+        return next((float(metrics[name]) for name in LOSSES if name in metrics), None)
+
+
+def from_flower(
+    client: Any,
+    config: Config | Callable[[int], Config] = NOTHING,
+    node_config: Config = NOTHING,
+    run_config: Config = NOTHING,
+    evaluate: bool = False,
+) -> FlowerTraining:
+    """`attune.Client(..., model=..., train=from_flower(client))`: docs/own-training.md.
+
+    client: a NumPyClient, a Client, a ClientApp or a client_fn(context). config: what `fit` is given beside the round's number,
+    or a function of that number. node_config, run_config: as in Flower's Context ({"partition-id": 0, ...}).
+    evaluate: the client's own evaluation is asked too, before each training. Errors: SettingError.
+    """
+    side: _Side
+    if _is_app(client):
+        side = _App(client, node_config, run_config)
+    elif callable(getattr(client, "fit", None)) and not _is_client(client):
+        side = _NumPy(client)
+    elif _is_client(client):
+        side = _App(_flwr().ClientApp(client_fn=lambda context: client), node_config, run_config)
+    elif callable(client):
+        side = _App(_flwr().ClientApp(client_fn=client), node_config, run_config)
+    else:
+        raise SettingError(f"{type(client).__name__} is no Flower client: give a NumPyClient, a ClientApp or a client_fn")
+    return FlowerTraining(side, config, evaluate)
+
+
+class _NumPy:
+    """A NumPyClient, or anything with its fit and evaluate."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return type(self._client).__name__
+
+    def fit(self, arrays: Arrays, config: Config, round_: int) -> tuple[Arrays, int | None, dict[str, Any]]:
+        trained, samples, metrics = self._client.fit(list(arrays.values()), {"server_round": round_, **config})
+        return _numbered(trained), samples, metrics
+
+    def evaluate(self, arrays: Arrays, config: Config, round_: int) -> tuple[float | None, int | None, dict[str, Any]]:
+        loss, samples, metrics = self._client.evaluate(list(arrays.values()), {"server_round": round_, **config})
+        return loss, samples, metrics
+
+
+class _App:
+    """A ClientApp: with functions for messages, or around a client_fn. Its Context, and so its state, lasts as long as this."""
+
+    def __init__(self, app: Any, node_config: Config, run_config: Config) -> None:
+        from flwr.app import Context, RecordDict
+
+        self._app = app
+        self._of_clients = getattr(app, "_call", None) is not None  # around a client_fn: messages have other keys
+        self._context = Context(1, 1, dict(node_config), RecordDict(), dict(run_config))
+
+    def __repr__(self) -> str:
+        return "a ClientApp"
+
+    def fit(self, arrays: Arrays, config: Config, round_: int) -> tuple[Arrays, int | None, dict[str, Any]]:
+        reply = self._asked("train", "fitins", arrays, config, round_)
+        made = list(reply.array_records.values())
+        if len(made) != 1:
+            raise SettingError(f"the Flower app answered with {len(made)} records of arrays; one is needed, the trained model")
+        samples, metrics = _said(reply)
+        return {name: array.numpy() for name, array in made[0].items()}, samples, metrics
+
+    def evaluate(self, arrays: Arrays, config: Config, round_: int) -> tuple[float | None, int | None, dict[str, Any]]:
+        samples, metrics = _said(self._asked("evaluate", "evaluateins", arrays, config, round_))
+        return metrics.pop("loss", None), samples, metrics
+
+    def _asked(self, what: str, legacy: str, arrays: Arrays, config: Config, round_: int) -> RecordDict:
+        from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+
+        prefix, number = (f"{legacy}.", "server_round") if self._of_clients else ("", "server-round")
+        named = _numbered(list(arrays.values())) if self._of_clients else arrays
+        content = RecordDict(
+            {
+                f"{prefix}{'parameters' if prefix else 'arrays'}": ArrayRecord(
+                    {name: Array(each) for name, each in named.items()}
+                ),
+                f"{prefix}config": ConfigRecord({number: round_, **config}),
+            }
+        )
+        # A message without metadata of ours asks for the runtime of Flower, and there is none.
+        metadata = Metadata(1, "", 1, 1, "", "", time.time(), DEFAULT_TTL, what)
+        reply: Message = self._app(Message(content, metadata=metadata), self._context)
+        if reply.has_error():
+            raise SettingError(f"the Flower app could not {what}: {reply.error.reason}")
+        return reply.content
+
+
+def _said(reply: RecordDict) -> tuple[int | None, dict[str, Any]]:
+    """(samples, metrics) of a reply, in either form."""
+    records = {**reply.config_records, **reply.metric_records}
+    found = {key: value for name, record in records.items() if not name.endswith(".status") for key, value in record.items()}
+    samples = found.pop("num-examples", found.pop("num_examples", None))
+    return samples, found
+
+
+def _arrays_of(model: nn.Module) -> Arrays:
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+def _numbered(arrays: Any) -> Arrays:
+    return {str(at): np.asarray(each) for at, each in enumerate(arrays)}
+
+
+def _load(model: nn.Module, arrays: Arrays) -> None:
+    """By name, or else by place. Errors: SettingError for arrays that are not those of the model."""
+    state = model.state_dict()
+    if arrays.keys() != state.keys():
+        if len(arrays) != len(state):
+            raise SettingError(f"the Flower client returned {len(arrays)} arrays; the model's state_dict has {len(state)}")
+        arrays = dict(zip(state, arrays.values(), strict=True))
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if arrays[name].shape != tuple(tensor.shape):
+                raise SettingError(
+                    f"the Flower client returned {name} of shape {arrays[name].shape}; the model's is {tuple(tensor.shape)}"
+                )
+            tensor.copy_(torch.as_tensor(arrays[name]))
+
+
+def _is_app(client: Any) -> bool:
+    return "flwr" in sys.modules and isinstance(client, _flwr().ClientApp)
+
+
+def _is_client(client: Any) -> bool:
+    return "flwr" in sys.modules and isinstance(client, _flwr().Client)
+
+
+def _flwr() -> Any:
+    try:
+        import flwr.client
+    except ImportError:
+        raise SettingError("a ClientApp or client_fn needs Flower: pip install flwr") from None
+    return flwr.client
