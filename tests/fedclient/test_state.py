@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -48,6 +49,18 @@ def test_the_order_before_the_newest_is_kept_until_the_next_commit(orders: Order
     assert again.damage == again.damaged() == []
     commit(again, 4)
     assert names(orders) == ["train-3-kiel", "train-4-kiel"]
+
+
+def test_the_text_is_checked_and_not_how_this_version_would_write_it(orders: Orders) -> None:
+    """A default that came from another process is not the same object, and is written; read again it would be left out."""
+    task = msgspec.json.decode(b'"classes"')
+    orders.commit(Result(order_id="train-4-kiel", round=4, trained=True, samples=1, sequence=4, task=task), {}, {}, {})
+    path = orders.path / "train-4-kiel" / "update.json"
+    assert b'"task"' in path.read_bytes()
+    assert Orders(orders.path).damaged() == []
+    text = path.read_bytes().replace(b'"samples": 1', b'"samples": 2')
+    path.write_bytes(text)
+    assert Orders(orders.path).damaged() == [f"{path} is damaged (its text is not what was written)"]
 
 
 @pytest.mark.parametrize("file", FILES)
