@@ -25,6 +25,7 @@ import torch
 
 from attune import simulate
 from attune.common.seeds import derive
+from attune.fedclient.messages import Order
 from attune.fedclient.partition.datasets import load_dataset
 from attune.fedclient.partition.split import partition
 from attune.fedclient.work.learner import Learner
@@ -88,17 +89,17 @@ class Attack:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Inside, the attackers' devices hand in what the attack says."""
-        honest: Callable[..., dict[str, torch.Tensor]] = Learner._handed_in
+        honest: Callable[..., Any] = Learner._written
 
-        def handed_in(learner: Learner, part: str, names: Sequence[str], theta: Tensors, received: Tensors) -> Tensors:
+        def written(learner: Learner, part: str, names: Sequence[str], theta: Tensors, received: Tensors, order: Order) -> Any:
             if learner.name not in self.devices:
-                return honest(learner, part, names, theta, received)
+                return honest(learner, part, names, theta, received, order)
             round_ = learner.newest.round if learner.newest else 0
             draw = torch.Generator().manual_seed(derive(0, learner.name, part, round_))
             wrong = {name: self.tensor(received[name], theta[name], draw) for name in names}
-            return honest(learner, part, names, {**theta, **wrong}, received)
+            return honest(learner, part, names, {**theta, **wrong}, received, order)
 
-        with patch.object(Learner, "_handed_in", handed_in):
+        with patch.object(Learner, "_written", written):
             yield
 
 
