@@ -1,9 +1,10 @@
-"""How long to wait before the next try."""
+"""How long to wait before the next try, and when to give up."""
 
 from __future__ import annotations
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 10.0
+CONNECT_TIMEOUT_S = 300.0  # without a word from the server, unless the device's owner says otherwise
 
 
 def backoff_s(failures: int) -> float:

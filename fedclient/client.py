@@ -11,6 +11,7 @@ from attune.common.errors import SettingError
 from attune.common.identity.names import check_name
 from attune.fedclient import app
 from attune.fedclient.address import Address
+from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 from attune.fedclient.console import Console
 from attune.fedclient.data.given import shard_of
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -23,7 +24,6 @@ from attune.fedclient.thrift import NO_BOUNDS, Thrift
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
-DEFAULT_TIMEOUT_S = 300.0
 NO_OTHER_LIMITS = Limits()
 NO_OPTIONS: Mapping[str, Any] = {}
 Factory = str | Callable[..., Any]
@@ -53,7 +53,7 @@ class Client:
         token: str | None = None,
         device: str = "auto",
         threads: int = 1,
-        connect_timeout_s: float = DEFAULT_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         keep: Literal["best", "personalized"] = "best",
         baseline: Literal["local"] | None = None,
         train: Train | None = None,

@@ -13,11 +13,11 @@ import click
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from attune.fedclient.home import Home
 
-DEFAULT_TIMEOUT_S = 300.0
 MAX_TOKEN_FILE = 4096  # characters; a token has 76
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,7 +55,7 @@ home_option = click.option(
 )
 name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
 timeout_option = click.option(
-    "--connect-timeout", type=click.FloatRange(min=0), default=DEFAULT_TIMEOUT_S, show_default=True, metavar="S",
+    "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",
     help="Give up after this many seconds without an answer of the server.",
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from attune.fedclient.address import Address
+from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, Limits
 from attune.fedclient.read_options import PLAIN, ReadOptions
@@ -25,7 +26,7 @@ class Options:
     token: str | None = None
     device: str = "auto"
     threads: int = 1
-    connect_timeout_s: float = 300.0
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
     keep: Literal["best", "personalized"] = "best"
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()

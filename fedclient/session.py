@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from attune.fedclient.backoff import backoff_s
+from attune.fedclient.backoff import CONNECT_TIMEOUT_S, backoff_s
 from attune.fedclient.messages import (
     Broke,
     Displaced,
@@ -52,7 +52,9 @@ class Session:
     stay: at the end wait for the federation's next run, for as long as it takes.
     """
 
-    def __init__(self, finished: str | None = None, connect_timeout_s: float = 300.0, *, stay: bool = False) -> None:
+    def __init__(
+        self, finished: str | None = None, connect_timeout_s: float = CONNECT_TIMEOUT_S, *, stay: bool = False
+    ) -> None:
         self.finished = finished
         self.connect_timeout_s = connect_timeout_s
         self.stay = stay
