@@ -8,12 +8,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
@@ -29,6 +30,7 @@ from attune.fedserver.home import Address, Home
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk, user
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
+from attune.fedserver.lab.cluster.place import HERE, Place
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Ledger
@@ -56,6 +58,7 @@ class Options:
     dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
+    place: Place = HERE  # where rounds are carried out
 
 
 async def run(options: Options, overrides: dict[str, Any]) -> None:
@@ -76,20 +79,41 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
                 runs.tidy(home)
             merged = planning.reconcile(found.overrides, overrides)
             authority = home.open_authority()
-            await _serve(options, home, authority, ledger, executors, merged)
+            settings, blobs = planning.resolve(merged), FolderBlobs(home.path)
+            blobs.sweep()
+            async with _laboratory(options, settings.server, blobs, executors) as lab:
+                await _serve(options, home, authority, ledger, blobs, lab, executors, merged, settings)
         finally:
             executors.shutdown()
             await ledger.close()
 
 
+@asynccontextmanager
+async def _laboratory(
+    options: Options, server: ServerSettings, blobs: FolderBlobs, executors: Executors
+) -> AsyncIterator[ThreadLab]:
+    """Errors: SettingError for workers that cannot be had."""
+    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.place)
+    try:
+        if workers := await lab.connect():
+            options.say(f"rounds are carried out by {workers} workers (--lab {options.place.lab})")
+        yield lab
+    finally:
+        await lab.close()
+
+
 async def _serve(
-    options: Options, home: Home, authority: Authority, ledger: Ledger, executors: Executors, overrides: dict[str, Any]
+    options: Options,
+    home: Home,
+    authority: Authority,
+    ledger: Ledger,
+    blobs: FolderBlobs,
+    lab: ThreadLab,
+    executors: Executors,
+    overrides: dict[str, Any],
+    settings: ResolvedSettings,
 ) -> None:
-    settings = planning.resolve(overrides)
-    blobs = FolderBlobs(home.path)
-    blobs.sweep()
     registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
-    lab = ThreadLab(blobs, executors, settings.server.threads, settings.server.max_model_bytes, settings.server.device)
     coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
     desk = Desk(ledger, home.audit, "operator over the network")
     door = Door(settings.server, registrar, desk, Refusals(ledger, home.audit), coordinator, ledger, blobs, executors)

@@ -94,6 +94,8 @@ class Group(click.Group):
 @click.option(
     "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
 )
+@click.option("--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Who carries out rounds.")
+@click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -110,6 +112,8 @@ def cli(
     quiet: bool,
     verbose: bool,
     dashboard: str | None,
+    lab: str,
+    lab_workers: int | None,
     **flags: Any,
 ) -> None:
     """Runs the aggregation server. The commands show or change the home of a server."""
@@ -133,6 +137,8 @@ def cli(
         exit_when_done=exit_when_done,
         join_uses=join_uses,
         dashboard=dashboard,
+        lab=lab,
+        lab_workers=lab_workers or 0,
         say=logs.speaker(log_format, verbosity, click.echo),
         **flags,
     )

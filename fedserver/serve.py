@@ -28,6 +28,8 @@ def serve(
     exit_when_done: bool = False,
     join_uses: int = 1,
     dashboard: str | int | None = None,
+    lab: str = "local",
+    lab_workers: int = 0,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round. Arguments as `fedserver`'s.
@@ -35,10 +37,13 @@ def serve(
     settings: as in federation.toml, such as {"method.sigma": 50}; over those of the file `config`, and below the other
     arguments. home: None is the default home of this user. host and port: where this home was served before, else all
     addresses and 50051; port 0 is a free one. join_uses: how many devices the printed token admits. dashboard: a port,
-    "HOST:PORT" or "off"; by default where it was before, else on this machine alone. say: hears what the command prints.
+    "HOST:PORT" or "off"; by default where it was before, else on this machine alone. lab: where rounds are carried out:
+    "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT"; lab_workers: by how many workers, 0: all that the
+    cluster has. say: hears what the command prints.
     Errors: AttuneError, each before or instead of serving.
     """
     from attune.fedserver.app import Options, run
+    from attune.fedserver.lab.cluster.place import Place
 
     flags = of_flags(
         method=method, model=model, rounds=rounds, min_clients=min_clients, clients_per_round=clients_per_round, seed=seed
@@ -46,7 +51,8 @@ def serve(
     overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), flags))
     place = Path(home).expanduser() if home is not None else homes.server_home()
     shown = None if dashboard is None else str(dashboard)
-    run_anywhere(run(Options(place, host, port, exit_when_done, say, shown, join_uses=join_uses), overrides))
+    where = Place(lab, lab_workers)
+    run_anywhere(run(Options(place, host, port, exit_when_done, say, shown, join_uses=join_uses, place=where), overrides))
 
 
 def of_flags(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 from torch import nn
 
 from attune.common.methods.method import Method, PartKind, assign, options_of
 from attune.common.models.structure import components
-from attune.fedserver.lab.aggregators.base import Aggregator, Vault
+from attune.fedserver.lab.aggregators.base import Aggregator, Blockwise, Vault
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 
 CLASSES = {
     "mean": "mean:Mean",
@@ -21,15 +24,42 @@ CLASSES = {
 }
 
 
-def aggregator_class(name: str) -> Callable[..., Aggregator]:
+def aggregator_class(name: str) -> Callable[..., Blockwise]:
     """The class of the aggregator that settings call `name`, imported when it is asked for."""
     module, _, attribute = CLASSES[name].partition(":")
     found = getattr(importlib.import_module(f"attune.fedserver.lab.aggregators.{module}"), attribute)
-    return cast(Callable[..., Aggregator], found)
+    return cast(Callable[..., Blockwise], found)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an aggregator of a part is made of, beside its vault; can be sent to another process."""
+
+    part: PartKind
+    aggregator: str
+    settings: msgspec.Struct
+    seed: int
+    components: Mapping[str, list[str]]
+
+
+Carriers = Callable[[Job, Vault], Carrier]  # who carries out the rounds of a job's aggregator
+
+
+def in_this_process(job: Job, vault: Vault) -> Carrier:
+    return IN_TURN
+
+
+def made(job: Job, vault: Vault, carrier: Carrier = IN_TURN) -> Blockwise:
+    return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, carrier)
 
 
 def aggregators_for(
-    method: Method, options: Mapping[str, Any], model: nn.Module, vault_for: Callable[[PartKind], Vault], seed: int
+    method: Method,
+    options: Mapping[str, Any],
+    model: nn.Module,
+    vault_for: Callable[[PartKind], Vault],
+    seed: int,
+    carriers: Carriers = in_this_process,
 ) -> dict[PartKind, Aggregator]:
     """One aggregator for every part that leaves the device and has a tensor in this model. Errors: SettingError."""
     settings = options_of(method, options).aggregators
@@ -38,8 +68,9 @@ def aggregators_for(
     for component, names in components(model).items():
         for name in names:
             parts.setdefault(kinds[name], {}).setdefault(component, []).append(name)
-    return {
-        kind: aggregator_class(method.aggregators[kind])(settings[kind], vault_for(kind), seed, part)
-        for kind, part in parts.items()
-        if kind != "private"
-    }
+    result: dict[PartKind, Aggregator] = {}
+    for kind, part in parts.items():
+        if kind != "private":
+            job, vault = Job(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind)
+            result[kind] = made(job, vault, carriers(job, vault))
+    return result

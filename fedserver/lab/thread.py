@@ -12,29 +12,57 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.records import Entry, Slot
 from attune.fedserver.executors import Executors
+from attune.fedserver.lab.cluster.place import HERE, Place
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Outcome, Served, Started
 
 if TYPE_CHECKING:
+    from attune.fedserver.lab.build import Carriers
+    from attune.fedserver.lab.cluster.team import Team
     from attune.fedserver.lab.engine import Engine
 
 
 class ThreadLab:
     """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one.
 
-    max_model_bytes: of the model of a new federation; 0: no limit. device: for large products (server.device).
+    max_model_bytes: of the model of a new federation; 0: no limit. device: for large products (server.device). place: of the
+    workers that carry out rounds, if there are any.
     """
 
     def __init__(
-        self, blobs: Blobs, executors: Executors, threads: int = 0, max_model_bytes: int = 0, device: str = "cpu"
+        self,
+        blobs: Blobs,
+        executors: Executors,
+        threads: int = 0,
+        max_model_bytes: int = 0,
+        device: str = "cpu",
+        place: Place = HERE,
     ) -> None:
         self._blobs, self._executors, self._max_model_bytes = blobs, executors, max_model_bytes
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
-        self._device = device
+        self._device, self._place = place.device(device), place
+        self._team: Team | None = None
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
         return f"ThreadLab({self._blobs!r}, {'idle' if self._engine is None else 'started'})"
+
+    async def connect(self) -> int:
+        """Before anything else: how many workers there are; 0: this process does all. Errors: SettingError."""
+        if self._place.is_here:
+            return 0
+        self._team = await self._executors.worker(self._connect)
+        return len(self._team.seats)
+
+    def _connect(self) -> Team:
+        from attune.fedserver.lab.cluster.connect import connect
+
+        return connect(self._place, self._threads)
+
+    async def close(self) -> None:
+        """Lets the workers go, after the job at hand."""
+        if self._team is not None:
+            await self._executors.worker(self._team.close)
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         return await self._executors.worker(self._start, plan, slots, closed)
@@ -56,8 +84,17 @@ class ThreadLab:
             from attune.common.methods.registry import method_of
 
             check_model(plan.model, method_of(plan), plan.method_options, plan.seed)
-        self._engine, remade = take_up(plan, slots, self._blobs, closed)
+        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._carriers())
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
+
+    def _carriers(self) -> Carriers:
+        if self._team is None:
+            from attune.fedserver.lab.build import in_this_process
+
+            return in_this_process
+        from attune.fedserver.lab.cluster.spread import carriers
+
+        return carriers(self._team)
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
         return await self._executors.worker(self._started.serve, clients, founders)

@@ -56,6 +56,7 @@ def test_a_mixture_on_two_processors_would_be_found(on_gpu):
 )
 def test_a_mixed_cohort_comes_back_from_the_gpu(on_gpu, made, settings):
     aggregator, cohort = made(settings, MemoryVault(), 0, PARTS), updates()
+    aggregator.start({"a": torch.randn(5, 2), "b": torch.randn(7)})
     for unit in aggregator.units():
         partials = [aggregator.partial(block, cohort) for block in unit.blocks]
         assert devices(partial["gram"] for partial in partials) == {"cpu"}, "sums of blocks are taken where the round is held"

@@ -11,6 +11,7 @@ import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators.base import Update, Vault
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
@@ -20,12 +21,19 @@ EXACT_SIGMA = 100.0  # sigma multiplies an error of a cosine: above this, produc
 class Attention(Mixing):
     """A[i,:] = softmax_k(sigma * cos(x_i, x_k)), for every component by itself (FedMCSA eq. 7, errata E1)."""
 
-    def __init__(self, settings: AttentionSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        settings: AttentionSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
+    ) -> None:
         self._settings = settings
         self.exact = settings.sigma > EXACT_SIGMA
         if settings.components == "tensor":
             components = {name: [name] for names in components.values() for name in names}
-        super().__init__(settings, vault, {component: [names] for component, names in components.items()})
+        super().__init__(settings, vault, {component: [names] for component, names in components.items()}, carrier)
 
     def __repr__(self) -> str:
         return f"Attention(sigma={self._settings.sigma}, components={len(self._units)}, clients={len(self._served)})"

@@ -91,10 +91,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is combined as one; nothing of another unit is needed for it."""
+    """What is combined as one; nothing of another unit is needed for it.
+
+    summed: its partials are sums over the cohort already, so that `apply` reads no update.
+    """
 
     name: str
     blocks: tuple[Block, ...]
+    summed: bool = False
 
 
 Put = tuple[str, str, torch.Tensor]  # a vault key, a tensor's name, its next value
@@ -120,6 +124,10 @@ class Blockwise(Aggregator, Protocol):
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         """The block's next values. State that is in memory is changed in place."""
+        ...
+
+    def reads(self, updates: Sequence[Update]) -> Sequence[str]:
+        """The vault keys that `apply` reads: of each the tensors that its block names."""
         ...
 
 

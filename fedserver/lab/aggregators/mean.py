@@ -10,6 +10,7 @@ from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
 from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, manifest_in, write
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.gram import gram, stack
 
 VALUE, PART = "value", "part"
@@ -28,10 +29,17 @@ class Mean:
     changes nothing here: whoever makes the updates has clipped them (fedserver.lab.bounds).
     """
 
-    def __init__(self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        settings: MeanSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
+    ) -> None:
         self._uniform, self._mix = settings.uniform, settings.server_mix
         self._robust, self._attackers = settings.robust, settings.attackers
-        self._vault = vault
+        self._vault, self._carrier = vault, carrier
         self._manifest: Manifest | None = None
 
     def __repr__(self) -> str:
@@ -58,18 +66,17 @@ class Mean:
         if not counted:
             return {}
         with self._vault.writer(VALUE, self._known()) as writer:
-            for unit in self.units():
-                combined = self.combine(unit, [self.partial(block, counted) for block in unit.blocks], counted)
-                for block in unit.blocks:
-                    for _, name, value in self.apply(block, combined, counted):
-                        writer.put(name, value)
+            for _, _, puts in self._carrier.carry(self, counted):
+                for _, name, value in puts:
+                    writer.put(name, value)
+        self._carrier.written()
         return {}
 
     def units(self) -> list[Unit]:
         """A unit, and a block, for each tensor; with Multi-Krum one unit, for its choice needs the sums of all blocks."""
         if self._robust == "multi-krum":
             return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()))]
-        return [Unit(name, (Block(name, (name,)),)) for name in self._known()]
+        return [Unit(name, (Block(name, (name,)),), summed=True) for name in self._known()]
 
     def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
         """The sums of these columns, folded over the whole cohort in the order of names.
@@ -117,6 +124,10 @@ class Mean:
             combined = combined | mean
         for name in block.names:
             yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
+
+    def reads(self, updates: Sequence[Update]) -> list[str]:
+        """What is mixed with the mean, if anything is."""
+        return [] if self._mix == 1 else [VALUE]
 
     def _known(self) -> Manifest:
         if self._manifest is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import groupby
 
 import torch
 
@@ -22,19 +21,19 @@ from attune.fedserver.lab.aggregators.base import (
     Unit,
     Update,
     Vault,
-    Writer,
     cohort,
     manifest_in,
     read_into,
     write,
 )
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
 from attune.fedserver.lab.aggregators.votes import limited
 
 COLD_START, CLIENT = "cold-start", "client/"
-GRAM, WEIGHTS = "gram", "weights"
+GRAM, WEIGHTS, KNOWN = "gram", "weights", "known"
 
 
 class Mixing:
@@ -49,13 +48,16 @@ class Mixing:
     exact = False  # whether large inner products are in float64 too
     from_first = False  # whether the inner products are of the differences from the cohort's first client
 
-    def __init__(self, settings: MixedSettings, vault: Vault, units: Mapping[str, Sequence[list[str]]]) -> None:
+    def __init__(
+        self, settings: MixedSettings, vault: Vault, units: Mapping[str, Sequence[list[str]]], carrier: Carrier = IN_TURN
+    ) -> None:
         self._cap, self._floor = settings.attention_cap, settings.self_floor
-        self._vault = vault
+        self._vault, self._carrier = vault, carrier
         self._units = dict(units)
         self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
+        self._reading: dict[str, Mapping[str, torch.Tensor]] = {}  # of the vault, in this round
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
@@ -88,41 +90,21 @@ class Mixing:
         if not counted:
             return {}
         keys = [self._key(update.client) for update in counted]
-        before = {key: self._vault.read(self.slot(update.client)) for key, update in zip(keys, counted, strict=True)}
-        mean = self._vault.read(COLD_START)
         if self._manifest is None:
-            self._manifest = manifest_in(mean)
-        known = len(self._served.union(keys))
+            self._manifest = manifest_in(self._vault.read(COLD_START))
         metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
         with ExitStack() as opened:
             opened.callback(self._let_go)
-            writers = {key: opened.enter_context(self._vault.writer(key, self._manifest)) for key in keys}
-            cold_start = opened.enter_context(self._vault.writer(COLD_START, self._manifest))
-            for unit in self.units():
-                combined = self.combine(unit, [self.partial(block, counted) for block in unit.blocks], counted)
-                for block in unit.blocks:
-                    self._put(writers, before, cold_start, mean, known, self.apply(block, combined, counted))
+            writers = {key: opened.enter_context(self._vault.writer(key, self._manifest)) for key in (*keys, COLD_START)}
+            for unit, combined, puts in self._carrier.carry(self, counted):
+                for key, name, value in puts:
+                    writers[key].put(name, value)
                 matrices.add(unit.name, combined[WEIGHTS])
                 metrics[f"self_attention/{unit.name}"] = float(combined[WEIGHTS].diagonal().mean())
+        self._carrier.written()
         matrices.write(self._vault)
         self._served.update(keys)
         return metrics
-
-    def _put(
-        self,
-        writers: Mapping[str, Writer],
-        before: Mapping[str, Mapping[str, torch.Tensor]],
-        cold_start: Writer,
-        mean: Mapping[str, torch.Tensor],
-        known: int,
-        puts: Iterable[Put],
-    ) -> None:
-        """Values of clients, and the value of a cold start that moves with them. None of them is held afterwards."""
-        for name, values in _by_name(puts):
-            for key, value in values.items():
-                writers[key].put(name, value)
-            old = _one_after_the_other((before[key] for key in values), name, next(iter(values.values())))
-            cold_start.put(name, moved(mean[name], list(values.values()), old, known))
 
     def units(self) -> list[Unit]:
         """A block for each group of tensors."""
@@ -136,28 +118,39 @@ class Mixing:
         return {GRAM: gram(X_SD, self.exact, self.from_first).cpu()}
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
-        """A of the unit, from the sum of its inner products in the order of the blocks."""
+        """A of the unit, from the sum of its inner products in the order of the blocks; and of how many values the mean is."""
         G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
         for partial in partials:
             G_SS += partial[GRAM]
         A_SS = self._weights(G_SS, updates)
-        return {WEIGHTS: limited(A_SS, self._cap, self._floor) if self._cap < 1 or self._floor > 0 else A_SS}
+        known = len(self._served.union(self._key(update.client) for update in updates))
+        limits = self._cap < 1 or self._floor > 0
+        return {WEIGHTS: limited(A_SS, self._cap, self._floor) if limits else A_SS, KNOWN: torch.tensor(known)}
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
-        """A X, for each tensor the values of all clients one after the other."""
-        A_SS, first = combined[WEIGHTS], manifest_in(updates[0].tensors)
-        keys, names = [self._key(update.client) for update in updates], _floating(block, updates)
+        """A X, for each tensor the values of all clients one after the other, then the cold start's, which moves with them."""
+        keys, known = [self._key(update.client) for update in updates], int(combined[KNOWN])
+        for name, values in self._mixed(block, combined[WEIGHTS], updates):
+            yield from ((key, name, value) for key, value in zip(keys, values, strict=True))
+            old = _one_after_the_other((self._read(self.slot(update.client)) for update in updates), name, values[0])
+            yield COLD_START, name, moved(self._read(COLD_START)[name], values, old, known)
+
+    def _mixed(self, block: Block, A_SS: torch.Tensor, updates: Sequence[Update]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """Each tensor's name, and its mixed value for each client."""
+        first, names = manifest_in(updates[0].tensors), _floating(block, updates)
         held, self._held = self._held, None
         X_SD = held[1] if held is not None and held[0] == block else stack(updates, names).to(self._device)
         mix_(X_SD, A_SS)
         pieces_SN = torch.split(X_SD, [math.prod(first[name].shape) for name in names], dim=1)
         for name, piece_SN in zip(names, pieces_SN, strict=True):
-            for key, row_N in zip(keys, piece_SN, strict=True):
-                yield key, name, row_N.view(first[name].shape).to(DTYPES[first[name].dtype]).cpu()
+            yield name, [row_N.view(first[name].shape).to(DTYPES[first[name].dtype]).cpu() for row_N in piece_SN]
         for name in block.names:
             if name not in names:
-                for key, row_S in zip(keys, A_SS.tolist(), strict=True):
-                    yield key, name, weighted_mean(name, updates, row_S)
+                yield name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()]
+
+    def reads(self, updates: Sequence[Update]) -> list[str]:
+        """What the cohort was served before, and the value of a cold start."""
+        return sorted({COLD_START, *(self.slot(update.client) for update in updates)})
 
     def fit(self, updates: Sequence[Update]) -> dict[str, float]:
         """As any round: it moves only the values of its cohort, and the value of a cold start."""
@@ -166,20 +159,20 @@ class Mixing:
     def _key(self, client: str) -> str:
         return f"{CLIENT}{client}"
 
+    def _read(self, key: str) -> Mapping[str, torch.Tensor]:
+        """What the vault has under `key`, opened once in a round."""
+        if key not in self._reading:
+            self._reading[key] = self._vault.read(key)
+        return self._reading[key]
+
     def _let_go(self) -> None:
-        self._held = None
+        self._held, self._reading = None, {}
 
 
 def _floating(block: Block, updates: Sequence[Update]) -> list[str]:
     """The tensors of a block that are mixed by products; integers take weighted means."""
     first = manifest_in(updates[0].tensors)
     return [name for name in block.names if DTYPES[first[name].dtype].is_floating_point]
-
-
-def _by_name(puts: Iterable[Put]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Each tensor's name, and its value by vault key."""
-    for name, group in groupby(puts, key=lambda put: put[1]):
-        yield name, {key: value for key, _, value in group}
 
 
 def _one_after_the_other(each: Iterable[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -12,16 +12,24 @@ import torch
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
 from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines
 from attune.fedserver.lab.aggregators.base import Update, Vault
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
 
 class HeurAmp(Mixing):
     """w_i = a x_i + (1 - a) sum_{k != i} softmax_{k != i}(sigma * cos(x_i, x_k)) x_k, a = `self_weight` (HeurFedAMP)."""
 
-    def __init__(self, settings: HeurAmpSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        settings: HeurAmpSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
+    ) -> None:
         self._settings = settings
         self.exact = settings.sigma > EXACT_SIGMA
-        super().__init__(settings, vault, {"model": list(components.values())})
+        super().__init__(settings, vault, {"model": list(components.values())}, carrier)
 
     def __repr__(self) -> str:
         return f"HeurAmp(self_weight={self._settings.self_weight}, sigma={self._settings.sigma}, clients={len(self._served)})"
@@ -35,9 +43,16 @@ class Amp(Mixing):
 
     from_first = True
 
-    def __init__(self, settings: AmpSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        settings: AmpSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
+    ) -> None:
         self._settings = settings
-        super().__init__(settings, vault, {"model": list(components.values())})
+        super().__init__(settings, vault, {"model": list(components.values())}, carrier)
 
     def __repr__(self) -> str:
         return f"Amp(sigma={self._settings.sigma}, step={self._settings.step}, clients={len(self._served)})"

@@ -1,0 +1,55 @@
+"""Where rounds are carried out, as `--lab` says it; no Ray and no torch here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from attune.common.errors import SettingError
+
+ADDRESS = re.compile(r"ray://([^/\s:]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """lab: "local" (this process), "ray" (a cluster of this machine) or ray://HOST:PORT. workers: 0: all that there are.
+
+    Errors: SettingError for anything else, or without Ray.
+    """
+
+    lab: str = "local"
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.is_here and self.workers:
+            raise SettingError("--lab-workers: there are none with --lab local; say where with --lab")
+        if self.lab not in ("local", "ray") and not ADDRESS.fullmatch(self.lab):
+            raise SettingError(
+                f"--lab {self.lab}: say local, ray (a Ray cluster of this machine) or ray://HOST:PORT (a cluster of yours)"
+            )
+        if not self.is_here and find_spec("ray") is None:
+            raise SettingError(f"--lab {self.lab} needs Ray: pip install 'attune-fl[ray]'")
+
+    @property
+    def is_here(self) -> bool:
+        return self.lab == "local"
+
+    @property
+    def address(self) -> str:
+        """Of a cluster that is there already; empty: there is none."""
+        return self.lab if self.lab.startswith("ray://") else ""
+
+    def device(self, name: str) -> str:
+        """On what this server computes where the settings say `name`: workers have no GPU, and all must round alike.
+
+        Errors: SettingError for a device that they have not.
+        """
+        if self.is_here or name == "cpu":
+            return name
+        if name != "auto":
+            raise SettingError(f"server.device {name}: the workers of --lab {self.lab} have no GPU; leave one of them out")
+        return "cpu"
+
+
+HERE = Place()

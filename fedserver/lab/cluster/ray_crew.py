@@ -1,0 +1,124 @@
+"""Workers of a Ray cluster: each is an actor with a Hand. The one file of the server that imports Ray."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from attune.common.errors import SettingError
+from attune.fedserver.lab.cluster.crew import Gone, Unavailable
+from attune.fedserver.lab.cluster.hand import Hand
+
+LOOKED_S = 1.0  # seconds between two looks whether the worker that is waited for gives signs of life
+SILENT_S = 60.0  # without a sign of life for so long, a worker counts as dead
+WORK, LIFE = "work", "life"  # each has a thread of its own in a worker
+
+
+class Member(Hand):
+    """A Hand that can be asked whether it lives while it works."""
+
+    def beat(self) -> None:
+        """The answer is the sign of life."""
+
+
+class RayTicket:
+    """Implements crew.Ticket."""
+
+    def __init__(self, worker: RayWorker, asked: Any) -> None:
+        self._worker, self._asked = worker, asked
+
+    def answer(self) -> Any:
+        try:
+            while not ray.wait([self._asked], timeout=LOOKED_S)[0]:
+                self._worker.look()
+            return ray.get(self._asked)
+        except RayTaskError as error:
+            raise Unavailable(f"a worker failed: {error.cause!r}") from error
+        except RayError as error:
+            raise Gone(_reason(error)) from error
+        except Exception as error:
+            raise _lost(error) from error
+
+
+class RayWorker:
+    """Implements crew.Worker."""
+
+    def __init__(self, threads: int) -> None:
+        try:
+            self._actor = _remote(threads).remote(threads)
+        except Exception as error:
+            raise _lost(error) from error
+        self._beat: Any = None
+        self._heard_at = monotonic()
+
+    def ask(self, method: str, *arguments: Any) -> RayTicket:
+        try:
+            return RayTicket(self, getattr(self._actor, method).remote(*arguments))
+        except Exception as error:
+            raise _lost(error) from error
+
+    def look(self) -> None:
+        """Errors: Gone if it has given no sign of life for SILENT_S."""
+        if self._beat is not None and ray.wait([self._beat], timeout=0)[0]:
+            self._beat, self._heard_at = None, monotonic()
+        if self._beat is None:
+            self._beat = self._actor.beat.remote()
+        elif monotonic() - self._heard_at > SILENT_S:
+            raise Gone(f"no sign of life for {SILENT_S:.0f} s")
+
+    def end(self) -> None:
+        try:
+            ray.kill(self._actor)
+        except Exception as error:
+            raise _lost(error) from error
+
+
+class RayCrew:
+    """Implements crew.Crew. address: ray://HOST:PORT of a cluster, or "" for a new one of this machine's processors.
+
+    workers: how many; 0: as many as the cluster has processors for, `threads` for each. Errors: SettingError.
+    """
+
+    def __init__(self, address: str, threads: int, workers: int) -> None:
+        self._threads = threads
+        try:
+            if address:
+                ray.init(address, log_to_driver=False, logging_level="ERROR")
+            else:
+                number = workers * threads or None
+                ray.init("local", num_cpus=number, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:
+            ray.shutdown()
+            raise SettingError(
+                f"--lab: no Ray cluster could be used at {address or 'this machine'} ({_reason(error)}). Look at it with "
+                "`ray status` there; it needs the same versions of Python and Ray, and its port for clients (10001)"
+            ) from error
+        self.size = workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+
+    def __repr__(self) -> str:
+        return f"<RayCrew of {self.size}>"
+
+    def hire(self) -> RayWorker:
+        return RayWorker(self._threads)
+
+    def close(self) -> None:
+        ray.shutdown()
+
+
+def _remote(threads: int) -> Any:
+    groups = dict.fromkeys(("facts", "partial", "apply"), WORK) | {"beat": LIFE}
+    methods = {name: ray.method(concurrency_group=group)(getattr(Member, name)) for name, group in groups.items()}
+    member = type("Member", (Member,), methods)
+    return ray.remote(num_cpus=threads, max_restarts=0, concurrency_groups={WORK: 1, LIFE: 1})(member)
+
+
+def _lost(error: Exception) -> Exception:
+    """What an error that Ray raises beside an answer means: it is not there any more."""
+    return error if isinstance(error, (Gone, Unavailable)) else Unavailable(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

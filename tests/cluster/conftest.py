@@ -1,0 +1,101 @@
+"""Aggregators over vaults of blobs, in this process and on workers, played side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from attune.common.methods.method import PartKind
+from attune.common.methods.settings.aggregators import SETTINGS
+from attune.fedserver.core.records import Slot
+from attune.fedserver.lab.aggregators.base import Update
+from attune.fedserver.lab.aggregators.carrier import IN_TURN
+from attune.fedserver.lab.build import Job, made
+from attune.fedserver.lab.cluster.connect import team_of
+from attune.fedserver.lab.cluster.inline import InlineCrew
+from attune.fedserver.lab.cluster.spread import Spread
+from attune.fedserver.lab.cluster.team import Team
+from attune.fedserver.lab.vault import Vault
+from attune.fedserver.stores.memory import MemoryBlobs
+
+SHAPES = {"a.weight": (6, 4), "a.bias": (6,), "b.weight": (3, 2, 3), "count": (), "c.weight": (40, 30), "c.empty": (0, 3)}
+COMPONENTS = {"a": ["a.weight", "a.bias"], "b": ["b.weight", "count"], "c": ["c.weight", "c.empty"]}
+PARTS: dict[str, PartKind] = {"mean": "shared", "hypernetwork": "generated"}
+Tensors = dict[str, torch.Tensor]
+
+
+def draw(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    return drawn | {"count": (100 * drawn["count"]).long(), "b.weight": drawn["b.weight"].bfloat16()}
+
+
+def update(number: int, client: str, samples: float) -> Update:
+    """What a client hands in in a round."""
+    return Update(client, samples, draw(1000 * number + sum(client.encode())))
+
+
+class Played:
+    """One aggregator over a vault of blobs; team: who carries out its rounds, None: this process."""
+
+    def __init__(
+        self,
+        aggregator: str,
+        given: Mapping[str, Any],
+        team: Team | None = None,
+        parcel_bytes: int = 100,
+        components: Mapping[str, list[str]] = COMPONENTS,
+        initial: Tensors | None = None,
+    ) -> None:
+        self.part = PARTS.get(aggregator, "attended")
+        self.job = Job(self.part, aggregator, SETTINGS[aggregator](**given), 3, components)
+        self.blobs, self.slots, self.version = MemoryBlobs(), dict[str, Slot](), 0
+        self.team, self.parcel_bytes = team, parcel_bytes
+        self.reopen()
+        self.aggregator.start(draw(0) if initial is None else initial)
+        self.commit()
+
+    def reopen(self) -> None:
+        """As after a restart, or after a round that was not committed."""
+        self.vault = Vault(self.blobs, self.part, list(self.slots.values()), self.version)
+        carrier = IN_TURN if self.team is None else Spread(self.team, self.job, self.vault, self.parcel_bytes)
+        self.aggregator = made(self.job, self.vault, carrier)
+
+    def play(self, number: int, samples: Mapping[str, float]) -> dict[str, float]:
+        return self.aggregator.close_round([update(number, name, m) for name, m in samples.items()])
+
+    def served(self, client: str) -> Tensors:
+        """Of a client with a slot."""
+        slot = self.aggregator.slot(client)
+        assert slot is not None
+        return dict(self.vault.read(slot))
+
+    def commit(self) -> list[str]:
+        """What was staged is true; the digests of all of it."""
+        staged = self.vault.staged_slots()
+        self.slots |= {slot.key: slot for slot in staged}
+        self.vault.settle()
+        self.version += 1
+        return [f"{slot.key} {slot.digest}" for slot in staged]
+
+
+@pytest.fixture
+def team() -> Callable[..., tuple[Team, InlineCrew]]:
+    def make(size: int, **more: Any) -> tuple[Team, InlineCrew]:
+        crew = InlineCrew(size, **more)
+        return team_of(crew), crew
+
+    return make
+
+
+def rounds() -> Sequence[Mapping[str, float]]:
+    """Cohorts that overlap, somebody without samples, and one that is alone."""
+    return [
+        {"ann": 30, "bob": 10, "cyd": 60},
+        {"ann": 5, "dot": 7, "eve": 0},
+        {"cyd": 1},
+        {"ann": 9, "bob": 2, "cyd": 3, "dot": 4},
+    ]

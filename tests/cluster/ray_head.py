@@ -1,0 +1,61 @@
+"""A Ray cluster of this machine as an operator starts one, with a port for clients; ended with all of its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.harness import until
+
+
+class Head:
+    """`ray start --head` with so many processors."""
+
+    def __init__(self, folder: Path, cpus: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port, client = free_port(), free_port()
+        self.address = f"ray://127.0.0.1:{client}"
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={self.port}"]
+        command += [f"--num-cpus={cpus}", f"--ray-client-server-port={client}", "--include-dashboard=false"]
+        environment = os.environ | {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        with (folder / "ray.log").open("wb") as log:
+            self.popen = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        until(lambda: listens(client), "Ray's port for clients")
+
+    def stop(self) -> None:
+        """kill -9 of everything that it has started."""
+        for pid in [*descendants(self.popen.pid), self.popen.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.popen.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below one, by /proc."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    below = parents.get(pid, [])
+    return below + [each for child in below for each in descendants(child)]
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

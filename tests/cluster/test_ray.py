@@ -1,0 +1,185 @@
+"""`fedserver --lab ray` on Ray clusters of this machine: `make ray`. Skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attune.common.errors import SettingError
+from attune.fedserver.home import Home
+from attune.fedserver.lab.cluster.connect import connect
+from attune.fedserver.lab.cluster.place import Place
+from attune.fedserver.lab.cluster.team import Seat, Task, Team
+from attune.fedserver.view.beside import snapshot
+from tests.cluster.conftest import Played, rounds
+from tests.cluster.ray_head import Head, descendants, free_port
+from tests.cluster.test_spread import KINDS
+from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
+CPUS = 4
+SMALL = (
+    "--rounds",
+    "3",
+    "--set",
+    "train.local_epochs=1",
+    "--set",
+    "model.width=8",
+    "--set",
+    "model.depth=2",
+    "--set",
+    "model.heads=2",
+)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    found = Head(tmp_path_factory.mktemp("head"), CPUS)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def team(head: Head, request: pytest.FixtureRequest) -> Iterator[Team]:
+    """As many workers as the test says; two of them in a cluster of their own, without a port for clients."""
+    workers = request.param
+    found = connect(Place("ray" if workers == 2 else head.address, workers), threads=1)
+    yield found
+    found.close()
+
+
+def pid_of(seat: Seat) -> int:
+    return int(Task(seat, "facts", lambda _: ()).answer().pid)
+
+
+@pytest.mark.parametrize("team", [1, 2, 3, 4], indirect=True)
+def test_any_number_of_ray_workers_gives_the_bits_of_one_process(team: Team) -> None:
+    assert len({pid_of(seat) for seat in team.seats} | {os.getpid()}) == 1 + len(team.seats)
+    for name, kind in KINDS.items():
+        alone, spread = Played(*kind), Played(*kind, team)
+        for number, samples in enumerate(rounds()):
+            assert spread.play(number, samples) == alone.play(number, samples), name
+            assert spread.commit() == alone.commit(), name
+    assert team.present
+
+
+@pytest.mark.parametrize("team", [2, 3], indirect=True)
+@pytest.mark.parametrize("method", ["partial", "apply"])
+def test_a_worker_that_is_killed_in_a_step_is_replaced(
+    team: Team, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pids = {seat: pid_of(seat) for seat in team.seats}
+    killed: list[int] = []
+    ask = Task._ask
+
+    def asked(task: Task) -> None:
+        """The worker dies with the call on its way, or in the midst of it."""
+        ask(task)
+        if task._method == method and not killed:
+            killed.append(pids[task.seat])
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(Task, "_ask", asked)
+    alone, spread = Played("attention", {}), Played("attention", {}, team)
+    for number, samples in enumerate(rounds()):
+        spread.play(number, samples)
+        alone.play(number, samples)
+        assert spread.commit() == alone.commit()
+    assert team.present and killed and sum(seat.life for seat in team.seats) == 1
+    assert "is replaced, and its step done again" in caplog.text
+    assert killed[0] not in {pid_of(seat) for seat in team.seats}
+
+
+def digests(federation: Federation) -> dict[str, str]:
+    return {f"{slot.part}/{slot.key}": slot.digest for slot in snapshot(Home(federation.home)).slots}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return digit_shards(tmp_path_factory.mktemp("digits"), 3, 24, 8)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> dict[str, dict[str, str]]:
+    """The slots of federations whose server does everything itself."""
+    found = {}
+    for method in METHODS:
+        federation = Federation(tmp_path_factory.mktemp("alone"))
+        run_to_the_end(federation, shards, "--method", method, *SMALL)
+        found[method] = digests(federation)
+    return found
+
+
+METHODS = ("fedmcsa", "fedtp+mcsa")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_federation_over_mutual_tls_has_the_same_slots_on_a_cluster(
+    method: str, head: Head, shards: list[Path], expected: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    federation = Federation(tmp_path)
+    try:
+        server, _ = run_to_the_end(federation, shards, "--method", method, "--lab", head.address, "--lab-workers", "3", *SMALL)
+        assert "rounds are carried out by 3 workers" in server.text
+        assert "is not used any more" not in server.text
+        assert digests(federation) == expected[method]
+    finally:
+        federation.close()
+
+
+def test_a_server_with_a_cluster_of_its_own_goes_on_when_workers_are_killed(
+    shards: list[Path], expected: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    federation = Federation(tmp_path)
+    try:
+        flags = ("--lab", "ray", "--lab-workers", "2", "--min-clients", str(len(shards)), "--method", "fedmcsa", *SMALL)
+        server = federation.server("--exit-when-done", *flags)
+        workers = [pid for pid in descendants(server.popen.pid) if "ray::Member" in name_of(pid)]
+        assert len(workers) == 2
+        for pid in workers:  # the model is so small that one of them has all of it
+            os.kill(pid, signal.SIGKILL)
+        devices = federation.devices(shards)
+        assert [process.code() for process in (*devices, server)] == [0] * 4, server.text
+        assert "is replaced, and its step done again" in server.text
+        assert digests(federation) == expected["fedmcsa"]
+        until(lambda: not any(map(alive, workers)), "its cluster to end with the server")
+    finally:
+        federation.close()
+
+
+def test_where_the_cluster_ends_in_mid_run_the_server_goes_on_by_itself(
+    shards: list[Path], expected: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    head, federation = Head(tmp_path / "head", 2), Federation(tmp_path / "federation")
+    try:
+        flags = ("--lab", head.address, "--min-clients", str(len(shards)), "--method", "fedmcsa", *SMALL)
+        server = federation.server("--exit-when-done", *flags)
+        federation.devices(shards[1:])
+        head.stop()
+        federation.device(shards[0])
+        assert server.code() == 0, server.text
+        assert "is not used any more" in server.text and "nothing is lost" in server.text
+        assert digests(federation) == expected["fedmcsa"]
+    finally:
+        head.stop()
+        federation.close()
+
+
+def test_an_address_where_no_cluster_is_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    with pytest.raises(SettingError, match=r"no Ray cluster could be used at ray://127\.0\.0\.1:\d+ .*ray status"):
+        connect(Place(f"ray://127.0.0.1:{free_port()}"), threads=1)
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def alive(pid: int) -> Any:
+    return Path(f"/proc/{pid}/cmdline").exists() and name_of(pid)
