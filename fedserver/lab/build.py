@@ -13,7 +13,7 @@ from torch import nn
 from attune.common.methods.method import Method, PartKind, assign, options_of
 from attune.common.models.structure import components
 from attune.fedserver.lab.aggregators.base import Aggregator, Blockwise, Vault
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.carrier import Carrier
 
 CLASSES = {
     "mean": "mean:Mean",
@@ -42,15 +42,12 @@ class Job:
     components: Mapping[str, list[str]]
 
 
-Carriers = Callable[[Job, Vault], Carrier]  # who carries out the rounds of a job's aggregator
+Maker = Callable[[Job, Vault], Blockwise]
 
 
-def in_this_process(job: Job, vault: Vault) -> Carrier:
-    return IN_TURN
-
-
-def made(job: Job, vault: Vault, carrier: Carrier = IN_TURN) -> Blockwise:
-    return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, carrier)
+def made(job: Job, vault: Vault, *carrier: Carrier) -> Blockwise:
+    """carrier: who carries out its rounds, if not this process."""
+    return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, *carrier)
 
 
 def aggregators_for(
@@ -59,7 +56,7 @@ def aggregators_for(
     model: nn.Module,
     vault_for: Callable[[PartKind], Vault],
     seed: int,
-    carriers: Carriers = in_this_process,
+    make: Maker = made,
 ) -> dict[PartKind, Aggregator]:
     """One aggregator for every part that leaves the device and has a tensor in this model. Errors: SettingError."""
     settings = options_of(method, options).aggregators
@@ -71,6 +68,5 @@ def aggregators_for(
     result: dict[PartKind, Aggregator] = {}
     for kind, part in parts.items():
         if kind != "private":
-            job, vault = Job(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind)
-            result[kind] = made(job, vault, carriers(job, vault))
+            result[kind] = make(Job(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind))
     return result

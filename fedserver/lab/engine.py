@@ -28,7 +28,7 @@ from attune.fedserver.core.records import Entry, Slot
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
-from attune.fedserver.lab.build import Carriers, aggregators_for, in_this_process
+from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.decoded import Decoded
 from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.lab.vault import NotFinite, Vault
@@ -43,7 +43,7 @@ class Engine:
     """The aggregators of one federation over their vaults; `slots` is the durable state, empty for a new federation.
 
     closed: how many rounds the state has taken in. area: what the names of blobs of state begin with that are written here.
-    served: where what is made to be served goes, if not beside the state. carriers: who carries out the rounds' pieces.
+    served: where what is made to be served goes, if not beside the state. make: of what makes the aggregators.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Engine:
         closed: int,
         area: str = STATE,
         served: Blobs | None = None,
-        carriers: Carriers = in_this_process,
+        make: Maker = made,
     ) -> None:
         self._blobs, self._closed, self._served = blobs, closed, served or blobs
         model = build(plan.model, plan.seed)
@@ -68,7 +68,7 @@ class Engine:
         version = closed + 1 if slots else 0
         self._vaults = {part: Vault(blobs, part, slots, version, area) for part in parts}
         # To be made anew: what they hold of a staged state goes with it.
-        self._make = partial(aggregators_for, method, plan.method_options, model, self._vaults.__getitem__, plan.seed, carriers)
+        self._make = partial(aggregators_for, method, plan.method_options, model, self._vaults.__getitem__, plan.seed, make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
         self._settings = options_of(method, plan.method_options).aggregators
         self._norms: dict[tuple[str, str, str], float] = {}  # of (part, client, digest) since the present state became true

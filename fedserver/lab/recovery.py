@@ -11,15 +11,13 @@ from attune.common.errors import AttuneError
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
-from attune.fedserver.lab.build import Carriers, in_this_process
+from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
 
 
-def take_up(
-    plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, carriers: Carriers = in_this_process
-) -> tuple[Engine, list[str]]:
+def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: Maker = made) -> tuple[Engine, list[str]]:
     """The engine of a starting server, and the names of the blobs that were damaged and were made again.
 
     What a killed process has left goes. What is made again is made in this process. Errors: those of Engine; Damaged.
@@ -30,7 +28,7 @@ def take_up(
         kept.add(recipe.name)
     blobs.remove([name for area in (STATE, SERVED, REDO) for name in blobs.names(area) if name not in kept])
     remade = _restore(plan, slots, blobs, recipe)
-    engine = Engine(plan, slots, blobs, closed, carriers=carriers)
+    engine = Engine(plan, slots, blobs, closed, make=make)
     if recipe is not None:
         engine.remember(recipe)
     return engine, remade

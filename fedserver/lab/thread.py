@@ -17,7 +17,7 @@ from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Outcome, Served, Started
 
 if TYPE_CHECKING:
-    from attune.fedserver.lab.build import Carriers
+    from attune.fedserver.lab.build import Maker
     from attune.fedserver.lab.cluster.team import Team
     from attune.fedserver.lab.engine import Engine
 
@@ -84,17 +84,17 @@ class ThreadLab:
             from attune.common.methods.registry import method_of
 
             check_model(plan.model, method_of(plan), plan.method_options, plan.seed)
-        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._carriers())
+        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
-    def _carriers(self) -> Carriers:
+    def _maker(self) -> Maker:
         if self._team is None:
-            from attune.fedserver.lab.build import in_this_process
+            from attune.fedserver.lab.build import made
 
-            return in_this_process
-        from attune.fedserver.lab.cluster.spread import carriers
+            return made
+        from attune.fedserver.lab.cluster.make import maker
 
-        return carriers(self._team)
+        return maker(self._team)
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
         return await self._executors.worker(self._started.serve, clients, founders)

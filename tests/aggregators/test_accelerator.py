@@ -15,7 +15,7 @@ from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.attention import Attention
 from attune.fedserver.lab.aggregators.base import MemoryVault, Update
 from attune.fedserver.lab.aggregators.gram import gram, mix_
-from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _generated, _Round
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _Round
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 
 GPU = torch.device("cuda", 0)
@@ -90,7 +90,7 @@ def test_a_hypernetworks_heads_lie_and_step_on_the_gpu_and_all_else_on_the_cpu(m
             assert devices(combined.values()) == {"cuda"}
             for block in unit.blocks:
                 assert list(made.apply(block, combined, cohort)) == []
-        generated = list(_generated(state, torch.randn(2, settings.embedding_dim)))
+        generated = made._generated(state, torch.randn(2, settings.embedding_dim))
         assert len(generated) == 2 and devices(tensor for each in generated for tensor in each.values()) == {"cpu"}
 
 

@@ -12,10 +12,10 @@ from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.aggregators.base import Update
-from attune.fedserver.lab.aggregators.carrier import IN_TURN
 from attune.fedserver.lab.build import Job, made
 from attune.fedserver.lab.cluster.connect import team_of
 from attune.fedserver.lab.cluster.inline import InlineCrew
+from attune.fedserver.lab.cluster.make import maker
 from attune.fedserver.lab.cluster.spread import Spread
 from attune.fedserver.lab.cluster.team import Team
 from attune.fedserver.lab.vault import Vault
@@ -61,8 +61,12 @@ class Played:
     def reopen(self) -> None:
         """As after a restart, or after a round that was not committed."""
         self.vault = Vault(self.blobs, self.part, list(self.slots.values()), self.version)
-        carrier = IN_TURN if self.team is None else Spread(self.team, self.job, self.vault, self.parcel_bytes)
-        self.aggregator = made(self.job, self.vault, carrier)
+        if self.team is None:
+            self.aggregator = made(self.job, self.vault)
+        elif self.job.aggregator == "hypernetwork":
+            self.aggregator = maker(self.team)(self.job, self.vault)
+        else:
+            self.aggregator = made(self.job, self.vault, Spread(self.team, self.job, self.vault, self.parcel_bytes))
 
     def play(self, number: int, samples: Mapping[str, float]) -> dict[str, float]:
         return self.aggregator.close_round([update(number, name, m) for name, m in samples.items()])

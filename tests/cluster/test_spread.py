@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.fedserver.lab.aggregators.base import Update
+from attune.fedserver.lab.cluster.columns import Before, Columns
 from attune.fedserver.lab.cluster.connect import team_of
-from attune.fedserver.lab.cluster.hand import Before, Columns
 from attune.fedserver.lab.cluster.inline import InlineCrew
 from tests.aggregators.test_attention import close, matrices, oracle, rows_of
 from tests.cluster.conftest import SHAPES, Played, draw, rounds, update

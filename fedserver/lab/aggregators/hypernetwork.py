@@ -16,14 +16,13 @@ from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
 from attune.fedserver.lab.aggregators.optimisers import optimiser_of
 
 INITIAL, NETWORK = "initial", "network"
-GRADIENT, FEATURES = "gradient", "features"
+GRADIENT, FEATURES, SLOPE, SQUARE = "gradient", "features", "slope", "square"
 HEAD = "head."  # what the names of the heads' own tensors begin with
 FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
 BLOCK_ROWS = 2_048
@@ -31,7 +30,7 @@ ROWS = " from row "  # in the name of a unit, behind its head's
 
 
 @dataclass
-class _State:
+class State:
     """What is in memory while the server runs; all of it but the layout is in the vault."""
 
     initial: Tensors
@@ -58,14 +57,7 @@ class Hypernetwork:
     embeddings and step counters, so that a restart continues bit for bit; "initial" the shapes that are generated.
     """
 
-    def __init__(
-        self,
-        settings: HypernetworkSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
+    def __init__(self, settings: HypernetworkSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
         self._settings = settings
         self._vault = vault
         self._seed = seed
@@ -74,7 +66,7 @@ class Hypernetwork:
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._device = accelerator.used()
-        self._state: _State | None = None
+        self._state: State | None = None
         self._round: _Round | None = None
 
     def __repr__(self) -> str:
@@ -103,13 +95,13 @@ class Hypernetwork:
         self._admit_others(clients)
         for start in range(0, len(clients), FORWARD_ROWS):
             asked = clients[start : start + FORWARD_ROWS]
-            yield from zip(asked, _generated(state, state.embeddings.values(asked)), strict=True)
+            yield from zip(asked, self._generated(state, state.embeddings.values(asked)), strict=True)
 
     @torch.no_grad()
     def cold_start(self) -> Tensors:
         """W of the mean of the trained embeddings; while there are none, of zero, the mean of what they are drawn from."""
         state = self._load()
-        return next(_generated(state, state.embeddings.mean()[None]))
+        return next(iter(self._generated(state, state.embeddings.mean()[None])))
 
     @torch.no_grad()
     def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
@@ -150,17 +142,21 @@ class Hypernetwork:
         placed_SH = F_SH.detach().to(self._device)
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
         self._round = gathered = _Round(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
-        for unit in self.units():
-            combined = self.combine(unit, [self.partial(block, updates) for block in unit.blocks], updates)
-            for block in unit.blocks if phi else ():
-                for _ in self.apply(block, combined, updates):
-                    pass
+        self._descend_heads(updates, phi)
         dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope.cpu())
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
         if self._settings.embedding == "trained":
             state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
         return {"mean_change_norm": float(gathered.square) ** 0.5}
+
+    def _descend_heads(self, updates: Sequence[Update], phi: bool) -> None:
+        """What the heads add to the round and, with `phi`, their step."""
+        for unit in self.units():
+            combined = self.combine(unit, [self.partial(block, updates) for block in unit.blocks], updates)
+            for block in unit.blocks if phi else ():
+                for _ in self.apply(block, combined, updates):
+                    pass
 
     def units(self) -> list[Unit]:
         """A unit of one block for so many rows of a head: its weights and moments are used for dF and stepped while they are in
@@ -177,7 +173,7 @@ class Hypernetwork:
         """-(m_i / M) Delta_i of these rows, (S, B): what stands for the gradient of sum_i (m_i / M) f_i in W_i."""
         state = self._load()
         start, end = _rows(block)
-        G_SB = torch.empty(len(updates), end - start, dtype=_dtype(state.initial))
+        G_SB = torch.empty(len(updates), end - start, dtype=state.network[self._head(block).weight].dtype)
         for row_B, update, share in zip(G_SB, updates, shares_of(updates, uniform=False), strict=True):
             for name, piece, first in self._head(block).within(start, end, row_B):
                 piece.copy_(_span(update.tensors, name, first, first + piece.numel())).mul_(-share)
@@ -222,63 +218,122 @@ class Hypernetwork:
         assert self._round is not None  # noqa: S101 (a round is being closed)
         return self._round
 
-    def _begin_step(self, state: _State) -> None:
+    def _begin_step(self, state: State) -> None:
+        self._begin_moments(state)
+        state.step += 1
+
+    def _begin_moments(self, state: State) -> None:
         for kind in self._optimiser.moments:
             if kind not in state.moments:
                 state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
-        state.step += 1
 
-    def _moments(self, state: _State, name: str) -> list[torch.Tensor]:
+    def _generated(self, state: State, z_SE: torch.Tensor) -> list[Tensors]:
+        """W of each row, at most FORWARD_ROWS of them."""
+        padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
+        W_SR = self._forward(state, features(state.network, padded_SE))
+        return [
+            {name: W_SR[name][i].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
+            for i in range(len(z_SE))
+        ]
+
+    def _forward(self, state: State, F_SH: torch.Tensor) -> Tensors:
+        """What the heads make of features: for each generated tensor its rows, (S, R)."""
+        generated: Tensors = {}
+        for head in state.heads:
+            weight_RH, bias_R = state.network[head.weight], state.network[head.bias]
+            W_SR = affine(F_SH.to(weight_RH.device), weight_RH, bias_R).cpu()
+            generated.update(zip(head.names, torch.split(W_SR, list(head.sizes), dim=1), strict=True))
+        return generated
+
+    def _moments(self, state: State, name: str) -> list[torch.Tensor]:
         return [state.moments[kind][name] for kind in self._optimiser.moments]
 
-    def _blank(self, initial: Tensors) -> _State:
+    def _blank(self, initial: Tensors) -> State:
         embeddings = Embeddings(self._seed, self._settings.embedding_dim, _dtype(initial), self._optimiser.moments)
-        return _State(initial, heads_of(initial, self._components), {}, {}, embeddings)
+        return State(initial, heads_of(initial, self._components), {}, {}, embeddings)
 
     def _placed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Heads, nearly all of it, lie where they are computed with; the rest, which autograd goes through, on the CPU."""
         return tensor.to(self._device) if name.startswith(HEAD) else tensor
 
-    def _save(self, state: _State) -> None:
+    def _save(self, state: State) -> None:
+        write(self._vault, NETWORK, self._tensors(state))
+
+    def _tensors(self, state: State) -> Tensors:
+        """What is saved of what is in memory."""
         tensors = {name: tensor.cpu() for name, tensor in state.network.items()}
         for kind, moments in state.moments.items():
             tensors.update({f"{kind}/{name}": moment.cpu() for name, moment in moments.items()})
         tensors["step"] = torch.tensor(state.step, dtype=torch.int64)
-        write(self._vault, NETWORK, tensors | state.embeddings.tensors())
+        return tensors | state.embeddings.tensors()
 
-    def _load(self) -> _State:
+    def _load(self) -> State:
         """The state in memory, or as the vault has it. Errors: KeyError where the federation was never started."""
         if self._state is None:
             saved = self._vault.read(NETWORK)
             state = self._blank({name: tensor.clone() for name, tensor in self._vault.read(INITIAL).items()})
-            for name in saved:
-                kind, _, parameter = name.partition("/")
-                if name.startswith(("mlp.", HEAD)):
-                    state.network[name] = self._placed(name, saved[name].clone())
-                elif kind in self._optimiser.moments:
-                    state.moments.setdefault(kind, {})[parameter] = self._placed(parameter, saved[name].clone())
+            for name in filter(self._in_memory, saved):
+                self._take(state, name, saved)
             state.step = int(saved["step"])
             state.embeddings.load(saved)
             self._state = state
         return self._state
 
+    def hold(self, initial: Tensors) -> None:
+        """Instead of `start`: only the heads that generate these tensors, of a round held elsewhere. `fill` follows."""
+        self._state = self._blank(initial)
+
+    def fill(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Weights and moments of a head, out of what is saved."""
+        for name in saved:
+            self._take(self._load(), name, saved)
+
+    @torch.no_grad()
+    def pass_on(self, updates: Sequence[Update], F_SH: torch.Tensor, slope_SH: torch.Tensor, square: torch.Tensor) -> Tensors:
+        """`slope_SH` (dF) and the square of the mean change, as the heads before these left them, with what these add."""
+        self._round = _Round(F_SH, slope_SH, square)
+        self._descend_heads(updates, phi=False)
+        return {SLOPE: self._round.slope, SQUARE: self._round.square}
+
+    @torch.no_grad()
+    def step_heads(self, updates: Sequence[Update], step: int) -> None:
+        """After `pass_on`: step number `step` of all heads that are here."""
+        state, gathered = self._load(), self._gathered()
+        state.step = step
+        self._begin_moments(state)
+        for unit in self.units():
+            for block in unit.blocks:
+                combined = {**self.partial(block, updates), FEATURES: gathered.F_SH.T}
+                for _ in self.apply(block, combined, updates):
+                    pass
+
+    @torch.no_grad()
+    def forward(self, F_SH: torch.Tensor) -> Tensors:
+        """What the heads that are here make of features."""
+        return self._forward(self._load(), F_SH)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A weight or a moment of a head that is here, by the name under which it is saved."""
+        kind, _, parameter = name.rpartition("/")
+        state = self._load()
+        return state.moments[kind][parameter] if kind else state.network[parameter]
+
+    def _in_memory(self, name: str) -> bool:
+        """Whether a tensor of this name, out of what is saved, is in this process."""
+        return True
+
+    def _take(self, state: State, name: str, saved: Mapping[str, torch.Tensor]) -> None:
+        """A weight or a moment, out of what is saved, into memory; nothing else is."""
+        kind, _, parameter = name.partition("/")
+        if name.startswith(("mlp.", HEAD)):
+            state.network[name] = self._placed(name, saved[name].clone())
+        elif kind in self._optimiser.moments:
+            state.moments.setdefault(kind, {})[parameter] = self._placed(parameter, saved[name].clone())
+
 
 def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
     """What the hypernetwork computes in: float32, or float64 where the model does."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
-
-
-def _generated(state: _State, z_SE: torch.Tensor) -> Iterator[Tensors]:
-    """W of each row, at most FORWARD_ROWS of them."""
-    padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
-    F_SH = features(state.network, padded_SE)
-    W = {}
-    for head in state.heads:
-        weight_RH, bias_R = state.network[head.weight], state.network[head.bias]
-        W[head] = affine(F_SH.to(weight_RH.device), weight_RH, bias_R).cpu()
-    for i in range(len(z_SE)):
-        pieces = {name: piece for head in state.heads for name, piece in head.split(W[head][i])}
-        yield {name: pieces[name].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
 
 
 def _rows(block: Block) -> tuple[int, int]:

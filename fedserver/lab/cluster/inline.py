@@ -13,32 +13,49 @@ Call = tuple[int, str, tuple[Any, ...]]  # the worker's number, from 0 as they w
 
 
 class InlineTicket:
-    """Implements crew.Ticket. The work is done when it is waited for."""
+    """Implements crew.Ticket. The work is done when it, or what was asked later, is waited for."""
 
     def __init__(self, worker: InlineWorker, call: Call) -> None:
-        self._worker, self._call = worker, call
+        self.call, self._worker = call, worker
+        self.result: Any = None
+        self.error: Exception | None = None
 
     def answer(self) -> Any:
-        return self._worker.answer(self._call)
+        self._worker.work_until(self)
+        if self.error is not None:
+            raise self.error
+        return deepcopy(self.result)
 
 
 class InlineWorker:
     """Implements crew.Worker."""
 
     def __init__(self, crew: InlineCrew, number: int) -> None:
-        self._crew, self._number, self._hand = crew, number, Hand(crew.threads)
+        self.hand, self._crew, self._number = Hand(crew.threads), crew, number
+        self._waiting: list[InlineTicket] = []
         self.dead = False
 
     def ask(self, method: str, *arguments: Any) -> InlineTicket:
-        return InlineTicket(self, (self._number, method, deepcopy(arguments)))
+        self._waiting.append(InlineTicket(self, (self._number, method, deepcopy(arguments))))
+        return self._waiting[-1]
 
-    def answer(self, call: Call) -> Any:
-        _, method, arguments = call
-        self._crew.calls.append(call)
-        self.dead = self.dead or self._crew.dies(call)
-        if self.dead:
-            raise Gone(f"worker {self._number} was told to die")
-        return deepcopy(getattr(self._hand, method)(*arguments))
+    def work_until(self, ticket: InlineTicket) -> None:
+        """What was asked up to this, in its order; each once."""
+        while ticket in self._waiting:
+            self._work(self._waiting.pop(0))
+
+    def _work(self, ticket: InlineTicket) -> None:
+        _, method, arguments = ticket.call
+        self._crew.calls.append(ticket.call)
+        self.dead = self.dead or self._crew.dies(ticket.call)
+        try:
+            if self.dead:
+                raise Gone(f"worker {self._number} was told to die")
+            ticket.result = getattr(self.hand, method)(*arguments)
+        except Gone as gone:
+            ticket.error = gone
+        except Exception as error:
+            ticket.error = Unavailable(f"a worker failed: {error!r}")
 
     def end(self) -> None:
         self.dead = True

@@ -109,7 +109,7 @@ class RayCrew:
 
 
 def _remote(threads: int) -> Any:
-    groups = dict.fromkeys(("facts", "partial", "apply"), WORK) | {"beat": LIFE}
+    groups = {name: LIFE if name == "beat" else WORK for name in dir(Member) if not name.startswith("_")}
     methods = {name: ray.method(concurrency_group=group)(getattr(Member, name)) for name, group in groups.items()}
     member = type("Member", (Member,), methods)
     return ray.remote(num_cpus=threads, max_restarts=0, concurrency_groups={WORK: 1, LIFE: 1})(member)

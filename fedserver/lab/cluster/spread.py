@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from attune.common.wire.blobs import Blob
 from attune.common.wire.header import Manifest
 from attune.fedserver.lab.aggregators.base import Block, Blockwise, Put, Tensors, Unit, Update, Vault, manifest_in
 from attune.fedserver.lab.aggregators.carrier import Carried, in_turn
-from attune.fedserver.lab.build import Carriers, Job
+from attune.fedserver.lab.build import Job
+from attune.fedserver.lab.cluster.columns import After, Before, columns_of
 from attune.fedserver.lab.cluster.crew import Unavailable
-from attune.fedserver.lab.cluster.hand import After, Before, Columns
 from attune.fedserver.lab.cluster.parcels import PARCEL_BYTES, Parcel, Stage, stages_of
 from attune.fedserver.lab.cluster.rows import Sent, received, row_of, sent, size_bytes, tensors_in
 from attune.fedserver.lab.cluster.team import Holding, Place, Seat, Task, Team
@@ -104,7 +104,7 @@ class Spread:
         manifest = parcel.manifest(round_.manifest)
 
         def message(seat: Seat) -> Sequence[Any]:
-            return self._job, parcel, _columns(round_, manifest), round_.keys, keep
+            return self._job, parcel, columns_of(round_.updates, manifest), round_.keys, keep
 
         return _Step(parcel, manifest, Task(self._seat(parcel, manifest), "partial", message))
 
@@ -132,7 +132,7 @@ class Spread:
         row_bytes = sum(spec.size_bytes for spec in manifest.values())
 
         def message(seat: Seat) -> Sequence[Any]:
-            columns = None if kept and seat.life == task.life else _columns(round_, manifest)
+            columns = None if kept and seat.life == task.life else columns_of(round_.updates, manifest)
             before = self._before(round_, seat, parcel, manifest, row_bytes)
             return self._job, parcel, each, before, manifest, columns
 
@@ -176,16 +176,3 @@ class Spread:
 
     def _seat(self, parcel: Parcel, manifest: Manifest) -> Seat:
         return self._team.seat(self._job.part, parcel.number, sum(spec.size_bytes for spec in manifest.values()))
-
-
-def carriers(team: Team) -> Carriers:
-    """All rounds over this team."""
-    return lambda job, vault: Spread(team, job, cast(BlobVault, vault))
-
-
-def _columns(round_: _Round, manifest: Manifest) -> Columns:
-    """A parcel's columns of the cohort, read from where its updates lie."""
-    updates = round_.updates
-    rows = [row_of(update.tensors, manifest) for update in updates]
-    clients, weights = [update.client for update in updates], [update.weight for update in updates]
-    return Columns(manifest, clients, weights, updates[0].absent, rows)

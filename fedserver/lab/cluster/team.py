@@ -12,6 +12,7 @@ from attune.fedserver.lab.cluster.crew import Crew, Gone, Unavailable
 
 LOG = logging.getLogger("fedserver")
 DEATHS = 3  # of workers in a row at the same task: then it is the task that kills them
+REPLACED = "a worker of the lab is replaced, and its step done again: %s"
 NOTICE = (
     "the cluster of --lab is not used any more (%s). This server goes on by itself, with the same results; nothing is lost. "
     "To use a cluster again, start the server again"
@@ -77,7 +78,7 @@ class Task:
             try:
                 return self._ticket.answer()
             except Gone as gone:
-                LOG.warning("a worker of the lab is replaced, and its step done again: %s", gone)
+                LOG.warning(REPLACED, gone)
                 self.seat.replace(self.life)
                 self._ask()
         raise Unavailable(f"{DEATHS} workers in a row have ended at the same step")

@@ -1,0 +1,22 @@
+"""The aggregators of a server whose rounds are carried out by a team of workers."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from attune.fedserver.lab.aggregators.base import Blockwise, Vault
+from attune.fedserver.lab.build import Job, Maker, made
+from attune.fedserver.lab.cluster.hypernetwork import SpreadHypernetwork
+from attune.fedserver.lab.cluster.spread import BlobVault, Spread
+from attune.fedserver.lab.cluster.team import Team
+
+
+def maker(team: Team) -> Maker:
+    """By columns, and hypernetworks by heads."""
+
+    def make(job: Job, vault: Vault) -> Blockwise:
+        if job.aggregator == "hypernetwork":
+            return SpreadHypernetwork(team, job, vault)
+        return made(job, vault, Spread(team, job, cast(BlobVault, vault)))
+
+    return make
