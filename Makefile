@@ -85,14 +85,14 @@ chaos-quick: develop
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
-# Executor "ray" in a cluster of two workers on this machine, in an environment of its own: a minute or two.
+# Executor "ray" and `fedserver --lab ray` in clusters on this machine, in an environment of its own: some six minutes.
 ray: .venv-ray/installed
-	.venv-ray/bin/pytest tests/simulation/test_ray.py
+	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/cluster
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' pytest pytest-timeout pytest-xdist
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Flower's own client classes as a device's training, in an environment of its own: flwr wants an older protobuf.

@@ -18,7 +18,7 @@ from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
-from attune.fedserver import logs, runs
+from attune.fedserver import cluster_environment, logs, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
@@ -93,6 +93,8 @@ async def _laboratory(
     options: Options, server: ServerSettings, blobs: FolderBlobs, executors: Executors
 ) -> AsyncIterator[ThreadLab]:
     """Errors: SettingError for workers that cannot be had."""
+    if not options.place.is_here:
+        cluster_environment.prepare()
     lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.place)
     try:
         if workers := await lab.connect():

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from random import SystemRandom
 
 from tests.e2e.harness import until
 
@@ -25,7 +26,8 @@ class Head:
         environment = os.environ | {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         with (folder / "ray.log").open("wb") as log:
             self.popen = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        until(lambda: listens(client), "Ray's port for clients")
+        until(lambda: listens(client) or self.popen.poll() is not None, "Ray's port for clients")
+        assert self.popen.poll() is None, (folder / "ray.log").read_text()
 
     def stop(self) -> None:
         """kill -9 of everything that it has started."""
@@ -56,6 +58,6 @@ def listens(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """One that is free, and not among those that the system gives to whoever asks: Ray's own processes ask for many."""
+    draw = SystemRandom()
+    return next(port for port in iter(lambda: draw.randrange(20_000, 30_000), None) if not listens(port))

@@ -12,29 +12,26 @@ from typing import Any
 import pytest
 
 from attune.common.errors import SettingError
+from attune.fedserver import cluster_environment
 from attune.fedserver.home import Home
 from attune.fedserver.lab.cluster.connect import connect
+from attune.fedserver.lab.cluster.groups import Told
 from attune.fedserver.lab.cluster.place import Place
 from attune.fedserver.lab.cluster.team import Seat, Task, Team
 from attune.fedserver.view.beside import snapshot
 from tests.cluster.conftest import Played, rounds
 from tests.cluster.ray_head import Head, descendants, free_port
+from tests.cluster.test_heads import begun, history
 from tests.cluster.test_spread import KINDS
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
 CPUS = 4
+cluster_environment.prepare()
 SMALL = (
     "--rounds",
     "3",
-    "--set",
-    "train.local_epochs=1",
-    "--set",
-    "model.width=8",
-    "--set",
-    "model.depth=2",
-    "--set",
-    "model.heads=2",
+    *(f"--set={each}" for each in ("train.local_epochs=1", "model.width=8", "model.depth=2", "model.heads=2")),
 )
 
 
@@ -46,10 +43,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 @pytest.fixture
-def team(head: Head, request: pytest.FixtureRequest) -> Iterator[Team]:
-    """As many workers as the test says; two of them in a cluster of their own, without a port for clients."""
+def team(head: Head, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    """As many workers as the test says: two in a cluster of their own, four on a cluster's node, others from outside of it."""
     workers = request.param
-    found = connect(Place("ray" if workers == 2 else head.address, workers), threads=1)
+    if workers == 4:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.port}")
+    found = connect(Place("ray" if workers in (2, 4) else head.address, workers), threads=1)
     yield found
     found.close()
 
@@ -61,6 +60,7 @@ def pid_of(seat: Seat) -> int:
 @pytest.mark.parametrize("team", [1, 2, 3, 4], indirect=True)
 def test_any_number_of_ray_workers_gives_the_bits_of_one_process(team: Team) -> None:
     assert len({pid_of(seat) for seat in team.seats} | {os.getpid()}) == 1 + len(team.seats)
+    assert list(history(begun({}, team), restarts=True)) == list(history(begun({}), restarts=True))
     for name, kind in KINDS.items():
         alone, spread = Played(*kind), Played(*kind, team)
         for number, samples in enumerate(rounds()):
@@ -94,6 +94,42 @@ def test_a_worker_that_is_killed_in_a_step_is_replaced(
     assert team.present and killed and sum(seat.life for seat in team.seats) == 1
     assert "is replaced, and its step done again" in caplog.text
     assert killed[0] not in {pid_of(seat) for seat in team.seats}
+
+
+@pytest.mark.parametrize("team", [2], indirect=True)
+def test_a_worker_that_is_silent_counts_as_dead(
+    team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from attune.fedserver.lab.cluster import ray_crew
+
+    alone, spread = Played("attention", {}), Played("attention", {}, team)
+    monkeypatch.setattr(ray_crew, "SILENT_S", 2.0)
+    os.kill(pid_of(team.seats[0]), signal.SIGSTOP)
+    for each in (alone, spread):
+        each.play(0, rounds()[0])
+    assert spread.commit() == alone.commit()
+    assert team.present and team.seats[0].life == 1 and "no sign of life for 2 s" in caplog.text
+
+
+@pytest.mark.parametrize("team", [2, 3], indirect=True)
+@pytest.mark.parametrize("method", ["pass_on", "step", "tensor"])
+def test_a_worker_with_heads_that_is_killed_in_a_step_is_replaced(
+    team: Team, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pids = {seat: pid_of(seat) for seat in team.seats}
+    killed: list[int] = []
+    tell = Told.tell
+
+    def told(call: Told) -> None:
+        tell(call)
+        if call._method == method and not killed:
+            killed.append(pids[call._group.seat])
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(Told, "tell", told)
+    assert list(history(begun({}, team))) == list(history(begun({})))
+    assert team.present and killed and sum(seat.life for seat in team.seats) == 1
+    assert "is replaced, and its step done again" in caplog.text
 
 
 def digests(federation: Federation) -> dict[str, str]:

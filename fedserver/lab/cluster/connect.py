@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
@@ -20,19 +18,9 @@ def connect(place: Place, threads: int) -> Team:
 
     Errors: SettingError without a cluster there, or with one whose workers cannot do the work.
     """
-    _prepare()
     from attune.fedserver.lab.cluster.ray_crew import RayCrew
 
     return team_of(RayCrew(place.address, threads, place.workers))
-
-
-def _prepare() -> None:
-    """What Ray reads from the environment when it is imported, where the operator has not said it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # theirs is 15: on a busy machine a worker never begins
-    given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if given or (Path.home() / ".ray" / "auth_token").exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster that asks for none takes it too
 
 
 def team_of(crew: Crew) -> Team:

@@ -13,7 +13,7 @@ ADDRESS = re.compile(r"ray://([^/\s:]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 @dataclass(frozen=True)
 class Place:
-    """lab: "local" (this process), "ray" (a cluster of this machine) or ray://HOST:PORT. workers: 0: all that there are.
+    """lab: "local" (this process), "ray" (a cluster that has this machine) or ray://HOST:PORT. workers: 0: all there are.
 
     Errors: SettingError for anything else, or without Ray.
     """

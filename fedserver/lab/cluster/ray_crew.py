@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from time import monotonic
 from typing import Any
 
@@ -14,6 +16,7 @@ from attune.fedserver.lab.cluster.hand import Hand
 
 LOOKED_S = 1.0  # seconds between two looks whether the worker that is waited for gives signs of life
 SILENT_S = 60.0  # without a sign of life for so long, a worker counts as dead
+OWN = "local"  # Ray's name for a cluster that it starts
 WORK, LIFE = "work", "life"  # each has a thread of its own in a worker
 
 
@@ -52,7 +55,7 @@ class RayWorker:
         except Exception as error:
             raise _lost(error) from error
         self._beat: Any = None
-        self._heard_at = monotonic()
+        self._asked_at = 0.0
 
     def ask(self, method: str, *arguments: Any) -> RayTicket:
         try:
@@ -63,10 +66,10 @@ class RayWorker:
     def look(self) -> None:
         """Errors: Gone if it has given no sign of life for SILENT_S."""
         if self._beat is not None and ray.wait([self._beat], timeout=0)[0]:
-            self._beat, self._heard_at = None, monotonic()
+            self._beat = None
         if self._beat is None:
-            self._beat = self._actor.beat.remote()
-        elif monotonic() - self._heard_at > SILENT_S:
+            self._beat, self._asked_at = self._actor.beat.remote(), monotonic()
+        elif monotonic() - self._asked_at > SILENT_S:
             raise Gone(f"no sign of life for {SILENT_S:.0f} s")
 
     def end(self) -> None:
@@ -77,19 +80,20 @@ class RayWorker:
 
 
 class RayCrew:
-    """Implements crew.Crew. address: ray://HOST:PORT of a cluster, or "" for a new one of this machine's processors.
+    """Implements crew.Crew. address: ray://HOST:PORT; or "": what RAY_ADDRESS names, else a new cluster of this machine.
 
     workers: how many; 0: as many as the cluster has processors for, `threads` for each. Errors: SettingError.
     """
 
     def __init__(self, address: str, threads: int, workers: int) -> None:
         self._threads = threads
+        warnings.filterwarnings("ignore", message="More than .* of messages have been created", module="ray")
+        if ray.is_initialized():
+            raise SettingError("--lab: this program uses a Ray cluster already; start the server by itself")
         try:
-            if address:
-                ray.init(address, log_to_driver=False, logging_level="ERROR")
-            else:
-                number = workers * threads or None
-                ray.init("local", num_cpus=number, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            found = address or os.environ.get("RAY_ADDRESS", OWN)
+            own = {"num_cpus": workers * threads or None, "include_dashboard": False} if found == OWN else {}
+            ray.init(found, log_to_driver=False, logging_level="ERROR", **own)
         except Exception as error:
             ray.shutdown()
             raise SettingError(
