@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from attune.common.wire.arrays import ArrayFile
 from attune.fedserver.lab.aggregators.stored import read_embeddings
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.view.plot_clients import neighbours
 from benchmarks.federation import Home, table
 from benchmarks.study import shortened

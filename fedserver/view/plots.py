@@ -9,10 +9,10 @@ from typing import Self, TypeVar
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
-from attune.common.wire.arrays import ArrayFile
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import stored
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs

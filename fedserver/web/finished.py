@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.common.wire.arrays import ArrayFile
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.home import Home
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from attune.common.wire.arrays import ArrayFile
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Look, Reader, Snapshot
 from attune.fedserver.view.status import status
