@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -117,10 +117,9 @@ def measure(kind: str, method: str, shards: Sequence[Path], rounds: int, seed: i
     }
 
 
-def sizes() -> dict[str, dict[str, int]]:
+def sizes(kinds: Iterable[str]) -> dict[str, dict[str, int]]:
     """Numbers that are trained and that are frozen, of each kind of model."""
-    spec = ModelSpec("", "tokens", (LENGTH,), PLAYS, 1 << 15)
-    models = {kind: build(ModelSpec(f"examples.minilm:{kind}", *_after_name(spec)), 0) for kind in RATES}
+    models = {kind: build(ModelSpec(f"examples.minilm:{kind}", "tokens", (LENGTH,), PLAYS, 1 << 15), 0) for kind in kinds}
     return {
         kind: {
             "trained": sum(tensor.numel() for tensor in tensors_of(model).values()),
@@ -128,10 +127,6 @@ def sizes() -> dict[str, dict[str, int]]:
         }
         for kind, model in models.items()
     }
-
-
-def _after_name(spec: ModelSpec) -> tuple[Any, ...]:
-    return spec.kind, spec.shape, spec.classes, spec.vocabulary
 
 
 @click.command()
@@ -149,7 +144,7 @@ def main(
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     found |= {
         "machine": machine(),
-        "sizes": sizes(),
+        "sizes": sizes(RATES),
         "devices": devices,
         "rounds": rounds,
         "samples": samples,

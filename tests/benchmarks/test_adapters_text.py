@@ -70,7 +70,7 @@ def test_only_what_is_trained_travels(tmp_path: Path, tiny: Path, kind: str) -> 
     assert {play: [len(part) for part in parts] for play, parts in speeches.items()} == {play: [40, 20] for play in speeches}
     shards = adapters_text.make_shards(speeches, tmp_path / "shards", 2, (12, 6), 0)
     row = adapters_text.measure(kind, "fedavg+ft", shards, 1, 0, alone=kind == "head")
-    numbers = adapters_text.sizes()[kind]
+    numbers = adapters_text.sizes([kind])[kind]
     head = WIDTH * 10 + 10
     assert numbers["trained"] == {"head": head, "lora": head + 4 * 2 * 8 * WIDTH}.get(kind, numbers["trained"])
     assert (kind == "full") == (numbers["frozen"] == 0)
