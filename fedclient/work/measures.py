@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from attune.common.errors import SettingError
 from attune.common.task import TaskName
+from attune.fedclient.work.calibration import SHARPNESSES
 
 WORST = 1e30  # of a squared error: squares of it are finite
 LEAST_VARIANCE = 1e-6  # of held-out errors, of targets with variance 1: a model may be exact without ruling all others out
@@ -21,7 +23,12 @@ LOWEST = -1.0  # of a mean score that is reported: one device that diverged must
 
 
 class Measure(ABC):
-    """One task. Methods take scores and y of the same samples, on the same device."""
+    """One task. Methods take scores and y of the same samples, on the same device.
+
+    sharpnesses: factors that scores may be multiplied by to calibrate a model; 1 alone where scores are no probabilities.
+    """
+
+    sharpnesses: Sequence[float] = SHARPNESSES
 
     @abstractmethod
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -121,6 +128,8 @@ class Numbers(_Outputs):
 
     A sample's score is 1 minus its mean squared error, so the mean score is R2 by the federation's variance.
     """
+
+    sharpnesses = (1.0,)
 
     def _each(self, scores: Tensor, y: Tensor) -> Tensor:
         return (scores - y).square()

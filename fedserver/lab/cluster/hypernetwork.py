@@ -16,8 +16,9 @@ import torch
 from attune.common.wire.header import Manifest, TensorSpec, layout_of
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, manifest_in
-from attune.fedserver.lab.aggregators.hypernetwork import FEATURES, HEAD, NETWORK, SLOPE, SQUARE, Hypernetwork, State
+from attune.fedserver.lab.aggregators.hypernetwork import FEATURES, HEAD, SLOPE, SQUARE, Hypernetwork, State
 from attune.fedserver.lab.aggregators.network import Head
+from attune.fedserver.lab.aggregators.stored import NETWORK
 from attune.fedserver.lab.build import Job
 from attune.fedserver.lab.cluster.columns import Columns, columns_of
 from attune.fedserver.lab.cluster.crew import Unavailable
