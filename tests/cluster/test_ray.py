@@ -103,12 +103,14 @@ def test_a_worker_that_is_silent_counts_as_dead(
     from attune.fedserver.lab.cluster import ray_crew
 
     alone, spread = Played("attention", {}), Played("attention", {}, team)
-    monkeypatch.setattr(ray_crew, "SILENT_S", 2.0)
+    monkeypatch.setattr(ray_crew, "SILENT_S", 10.0)
+    for seat in team.seats:
+        until(lambda seat=seat: seat.worker.look() or seat.worker._patience_s == 10, "a first sign of life")
     os.kill(pid_of(team.seats[0]), signal.SIGSTOP)
     for each in (alone, spread):
         each.play(0, rounds()[0])
     assert spread.commit() == alone.commit()
-    assert team.present and team.seats[0].life == 1 and "no sign of life for 2 s" in caplog.text
+    assert team.present and team.seats[0].life == 1 and "no sign of life for 10 s" in caplog.text
 
 
 @pytest.mark.parametrize("team", [2, 3], indirect=True)

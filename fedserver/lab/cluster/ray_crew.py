@@ -15,7 +15,9 @@ from attune.fedserver.lab.cluster.crew import Gone, Unavailable
 from attune.fedserver.lab.cluster.hand import Hand
 
 LOOKED_S = 1.0  # seconds between two looks whether the worker that is waited for gives signs of life
-SILENT_S = 60.0  # without a sign of life for so long, a worker counts as dead
+BEGIN_S = 60.0  # seconds for a worker's first sign of life
+SILENT_S = 60.0  # without another one for so long, it counts as dead
+REASON = 300  # characters of an error's text
 OWN = "local"  # Ray's name for a cluster that it starts
 WORK, LIFE = "work", "life"  # each has a thread of its own in a worker
 
@@ -55,7 +57,7 @@ class RayWorker:
         except Exception as error:
             raise _lost(error) from error
         self._beat: Any = None
-        self._asked_at = 0.0
+        self._asked_at, self._patience_s = 0.0, BEGIN_S
 
     def ask(self, method: str, *arguments: Any) -> RayTicket:
         try:
@@ -66,11 +68,11 @@ class RayWorker:
     def look(self) -> None:
         """Errors: Gone if it has given no sign of life for SILENT_S."""
         if self._beat is not None and ray.wait([self._beat], timeout=0)[0]:
-            self._beat = None
+            self._beat, self._patience_s = None, SILENT_S
         if self._beat is None:
             self._beat, self._asked_at = self._actor.beat.remote(), monotonic()
-        elif monotonic() - self._asked_at > SILENT_S:
-            raise Gone(f"no sign of life for {SILENT_S:.0f} s")
+        elif monotonic() - self._asked_at > self._patience_s:
+            raise Gone(f"no sign of life for {self._patience_s:.0f} s")
 
     def end(self) -> None:
         try:
@@ -125,4 +127,5 @@ def _lost(error: Exception) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Its text in one line; some of Ray's are pages."""
+    return " ".join(str(error).split())[:REASON] or type(error).__name__
