@@ -35,8 +35,8 @@ def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
     """Scores (B, ...) times each of G sharpnesses, (some of G, B, ...) at a time, as memory allows."""
     some = max(1, SHARPENED_ELEMENTS // max(scores.numel(), 1))
     factors_G = torch.tensor(sharpnesses, dtype=scores.dtype, device=scores.device)
-    for each in factors_G.split(some):
-        yield each.view(-1, *[1] * scores.dim()) * scores
+    for at in range(0, len(factors_G), some):
+        yield factors_G[at : at + some].view(-1, *[1] * scores.dim()) * scores
 
 
 def log_likelihood(probability: Tensor) -> float:
