@@ -10,7 +10,7 @@ prior, because few samples are held out. V held-out samples, T labels of a sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,9 @@ FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without 
 SHARPNESSES = tuple(math.exp(step * SPREAD / 4) for step in range(-12, 13))  # three deviations to both sides, in steps of 22 %
 
 
+SHARPENED_ELEMENTS = 1 << 22  # scores that are held at a time, sharpened in so many ways: 16 MiB
+
+
 class Calibrated(NamedTuple):
     """sharpness: by what scores are multiplied, an inverse temperature. probability: of the right labels then, (V,), (V, T)."""
 
@@ -28,22 +31,32 @@ class Calibrated(NamedTuple):
     probability: Tensor
 
 
+def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
+    """Scores (B, ...) times each of G sharpnesses, (some of G, B, ...) at a time, as memory allows."""
+    some = max(1, SHARPENED_ELEMENTS // max(scores.numel(), 1))
+    factors_G = torch.tensor(sharpnesses, dtype=scores.dtype, device=scores.device)
+    for at in range(0, len(factors_G), some):
+        yield factors_G[at : at + some].view(-1, *[1] * scores.dim()) * scores
+
+
 def log_likelihood(probability: Tensor) -> float:
     """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
-    p_VT = probability.double().reshape(len(probability), -1).clamp_min(FLOOR)
-    return float(p_VT.log().mean(dim=1).sum())
+    return float(_log_likelihoods(probability.unsqueeze(0)))
 
 
-def calibrated(sharpnesses: Sequence[float], probabilities: Sequence[Tensor]) -> Calibrated:
-    """The likeliest sharpness a posteriori.
+def _log_likelihoods(probability: Tensor) -> Tensor:
+    """Of each of G times V samples, (G, V) or (G, V, T): (G,)."""
+    p_GVT = probability.double().reshape(*probability.shape[:2], -1).clamp_min(FLOOR)
+    return p_GVT.log().mean(dim=2).sum(dim=1)
 
-    probabilities: with each sharpness, what the right labels are given, (V,) or (V, T). The prior of log sharpness is normal
+
+def calibrated(sharpnesses: Sequence[float], probability: Tensor) -> Calibrated:
+    """The likeliest of G sharpnesses a posteriori; of equal ones the first.
+
+    probability: with each sharpness, what the right labels are given, (G, V) or (G, V, T). The prior of log sharpness is normal
     about 0 with SPREAD as its standard deviation.
     """
-
-    def posterior(sharpness: float, probability: Tensor) -> float:
-        return log_likelihood(probability) - 0.5 * (math.log(sharpness) / SPREAD) ** 2
-
-    scores = [posterior(*each) for each in zip(sharpnesses, probabilities, strict=True)]
-    best = int(torch.tensor(scores, dtype=torch.float64).argmax())
-    return Calibrated(sharpnesses[best], probabilities[best])
+    log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
+    posterior_G = _log_likelihoods(probability) - 0.5 * (log_G / SPREAD).square()
+    best = int(posterior_G.argmax())
+    return Calibrated(sharpnesses[best], probability[best])

@@ -60,10 +60,11 @@ class Measure(ABC):
 
     @abstractmethod
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
-        """In y's shape: what `likelihood` is computed from, when all batches are there."""
+        """Of scores (G, B, ...), the same ones in G ways, and y (B, ...): what `likelihood` is computed from, when all batches
+        are there, (G, *y.shape)."""
 
     def likelihood(self, evidence: Tensor) -> Tensor:
-        """(V, ...): how likely y was by the model."""
+        """(G, V, ...): how likely y was by the model."""
         return evidence
 
     @abstractmethod
@@ -96,7 +97,7 @@ class Classes(Measure):
         return shares.log()
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
-        return self.shares(scores).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return self.shares(scores).gather(-1, y.expand(scores.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Always the most frequent label; of equal ones the first."""
@@ -155,8 +156,8 @@ class Numbers(_Outputs):
 
     def likelihood(self, evidence: Tensor) -> Tensor:
         """The density of Gaussian noise about the prediction, its variance the likeliest one: the mean of these errors."""
-        variance_K = evidence.mean(dim=0).clamp_min(LEAST_VARIANCE)
-        return (-evidence / (2 * variance_K)).exp() / (2 * math.pi * variance_K).sqrt()
+        variance_1K = evidence.mean(dim=-2, keepdim=True).clamp_min(LEAST_VARIANCE)
+        return (-evidence / (2 * variance_1K)).exp() / (2 * math.pi * variance_1K).sqrt()
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Always the mean of each target."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.work.calibration import Calibrated, calibrated
+from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
@@ -169,14 +169,13 @@ class Trainer:
 
         Of numbers the probability is a density.
         """
-        found: list[list[Tensor]] = []  # of each batch, with each sharpness
+        found, sharpnesses = [], self.measure.sharpnesses
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
             self.measure.check(logits, some_y)
-            found.append([self.measure.evidence(each * logits, some_y) for each in self.measure.sharpnesses])
-        likelihoods = [self.measure.likelihood(torch.cat(each)).cpu() for each in zip(*found, strict=True)]
-        return calibrated(self.measure.sharpnesses, likelihoods)
+            found.append(torch.cat([self.measure.evidence(each, some_y) for each in sharpened(logits, sharpnesses)]))
+        return calibrated(sharpnesses, self.measure.likelihood(torch.cat(found, dim=1)).cpu())
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""

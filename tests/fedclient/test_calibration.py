@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from attune.fedclient.work import calibration
 from attune.fedclient.work.blend import weights_of
-from attune.fedclient.work.calibration import SHARPNESSES, SPREAD, calibrated
+from attune.fedclient.work.calibration import SHARPNESSES, SPREAD, calibrated, sharpened
 from attune.fedclient.work.measures import MEASURES
 
 CLASSES = MEASURES["classes"]
 
 
 def calibrate(logits, y):
-    return calibrated(CLASSES.sharpnesses, [CLASSES.evidence(each * logits, y) for each in CLASSES.sharpnesses])
+    sharpnesses = CLASSES.sharpnesses
+    return calibrated(sharpnesses, torch.cat([CLASSES.evidence(each, y) for each in sharpened(logits, sharpnesses)]))
 
 
 def hesitant_and_sure(samples, seed=0):
@@ -55,6 +57,16 @@ def test_without_samples_that_say_otherwise_nothing_changes():
     assert calibrate(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)).sharpness == 1.0 == SHARPNESSES[12]
 
 
+def test_scores_are_sharpened_no_more_at_a_time_than_memory_allows(monkeypatch):
+    scores = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(0))
+    at_once = list(sharpened(scores, SHARPNESSES))
+    monkeypatch.setattr(calibration, "SHARPENED_ELEMENTS", 10 * scores.numel() + 1)
+    in_parts = list(sharpened(scores, SHARPNESSES))
+    assert [len(each) for each in at_once] == [25] and [len(each) for each in in_parts] == [10, 10, 5]
+    torch.testing.assert_close(torch.cat(in_parts), torch.stack([each * scores for each in SHARPNESSES]))
+    assert torch.equal(torch.cat(in_parts), at_once[0])
+
+
 def test_numbers_have_no_sharpness():
     assert MEASURES["regression"].sharpnesses == (1.0,)
 
@@ -72,7 +84,7 @@ def test_a_poor_model_that_swears_does_not_drown_a_good_one_that_hesitates(sampl
             for name, logits in (("common", hesitant), ("local", sure)):
                 sharpness = calibrate(logits[:samples], y[:samples]).sharpness if sharpen else 1.0
                 shares.append(CLASSES.shares(sharpness * logits[samples:]))
-                weights[name] = CLASSES.evidence(sharpness * logits[:samples], y[:samples])
+                [weights[name]] = CLASSES.evidence(sharpness * logits[None, :samples], y[:samples])
             blended = sum(w * each for w, each in zip(weights_of(weights).values(), shares, strict=True))
             found.append(float((blended.argmax(-1) == y[samples:]).double().mean()))
         return np.mean(found)
