@@ -132,7 +132,7 @@ class Updates:
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
-            if wrong := [ref.part for ref in update.parts if ref.encoding != order.encoding]:
+            if wrong := [ref.part for ref in update.parts if ref.encoding != order.encodings.get(ref.part, "")]:
                 raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
             await self._take_in(order, update)
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
@@ -154,7 +154,10 @@ class Updates:
         """The values that the blobs stand for: what is checked, kept and aggregated."""
         lab, name, served = self._coordinator.lab, order.id.client, {ref.part for ref in order.downloads}
         with self._told_of_full_disk():
-            return {p: await lab.unpack(name, p, blob, order.encoding, p in served) for p, blob in blobs.items()}
+            return {
+                part: await lab.unpack(name, part, blob, order.encodings.get(part, ""), part in served)
+                for part, blob in blobs.items()
+            }
 
     async def _take_in(self, order: Order, update: Update) -> None:
         """The blobs that came within the update, as if they were uploaded."""

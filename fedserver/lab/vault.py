@@ -73,6 +73,10 @@ class Vault:
     def stage(self, key: str, blob: Blob) -> None:
         self._staged[key] = blob
 
+    def before(self, key: str) -> Blob | None:
+        """What held `key` before the last commit, where that replaced it."""
+        return next((blob_of(slot) for slot in self._replaced if slot.key == key), None)
+
     def staged_slots(self) -> list[Slot]:
         return [
             Slot(self._part, key, blob.name.removeprefix(self._area), blob.digest, blob.size)

@@ -260,7 +260,7 @@ def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
                     work=pb.WORK_TRAIN if order.train else pb.WORK_EVALUATE,
                     downloads=refs[0],
                     cold_start=refs[1],
-                    returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
+                    returns=[pb.Return(part=part, encoding=order.encodings.get(part, "")) for part in order.returns],
                     trains=order.trains,
                     deadline_s=order.deadline_s,
                 )

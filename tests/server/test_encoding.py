@@ -10,17 +10,15 @@ from safetensors.torch import save
 
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of
-from attune.fedserver.core import planning
+from attune.fedserver.core import encodings
 from attune.fedserver.core.messages import BlobRef, Order, Update
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Entry, Row
-from attune.fedserver.federation.orders import encoding_of
 from attune.fedserver.ports.blobs import UPLOADS
 from attune.fedserver.rpc.messages import encode as message_of
 from tests.server.bench import Bench, plan
@@ -163,10 +161,9 @@ def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
 
 def test_a_device_that_is_served_nothing_hands_in_plain_values() -> None:
     """It goes on from its own state, so there is nothing that both sides hold from which a change could be written."""
-    blob = Blob("state/x", digest_of(b"x"), 1)
     for encoding, expected in (("int8", ["int8", ""]), ("bf16", ["bf16", "bf16"]), ("", ["", ""])):
         settings = resolve({**SETTINGS, "round": {"encoding": encoding}})
-        assert [encoding_of(settings, blobs) for blobs in ({"shared": blob}, {})] == expected
+        assert [settings.encodings.asked("shared", served) for served in (True, False)] == expected
 
 
 ZSTD = {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "encoding": "zstd"}}
@@ -213,7 +210,7 @@ def test_what_is_smaller_is_sent_in_its_place_and_what_is_not_stays(tmp_path) ->
 
 
 def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "ENCODINGS", ("bf16", "int8"))
+    monkeypatch.setattr(encodings, "ENCODINGS", ("bf16", "int8"))
     with pytest.raises(SettingError, match=r"needs the package zstandard: install attune-fl\[zstd\]"):
         resolve({**SETTINGS, "round": {"encoding": "zstd"}})
 
