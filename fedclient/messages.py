@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from attune.common.errors import WireError
 from attune.common.metrics import Choice, Metrics
 from attune.common.task import TaskName
 
@@ -57,7 +56,7 @@ class Order:
         return replace(self, downloads=downloads, cold_start=cold_start)
 
 
-class Unfit(WireError):
+class Unfit(Exception):
     """What was served in fewer bytes cannot be used; the value itself is there to be fetched."""
 
 

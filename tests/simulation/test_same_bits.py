@@ -26,6 +26,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16", "rounds": 2}}),
     "fedmcsa, int8": ("clouds", {"method": {"name": "fedmcsa"}, "round": {"encoding": "int8"}}),
     "fedtp, int8": ("digits", {"method": {"name": "fedtp"}, "model": VIT, "round": {"encoding": "int8"}}),
+    "fedtp, part by part": (
+        "digits",
+        {"method": {"name": "fedtp"}, "model": VIT, "round": {"encoding": "int8", "encodings": {"shared": "bf16"}}},
+    ),
     "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
     "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
     "fedmcsa, dialled": (
