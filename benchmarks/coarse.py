@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from attune.common.wire.files import TensorFile
-from attune.fedserver.lab.aggregators import embeddings
+from attune.fedserver.lab.aggregators.stored import read_embeddings
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.view.plot_clients import neighbours
 from benchmarks.federation import Home, table
 from benchmarks.study import shortened
@@ -41,9 +41,9 @@ def write_labels(names: list[str], out: Path) -> dict[str, str]:
 
 def nearest_share(export: Path, coarse: dict[str, str]) -> tuple[float, float]:
     """How often the nearest other client is a sibling, and how often by chance, out of what `fedserver export` wrote."""
-    with TensorFile(export / "server.safetensors") as file:
-        names, z_NE = embeddings.read(file)
-    found = neighbours(z_NE.double().numpy(), [coarse[name] for name in names])
+    with ArrayFile(export / "server.safetensors") as file:
+        names, z_NE = read_embeddings(file)
+    found = neighbours(z_NE, [coarse[name] for name in names])
     assert found is not None, "there are twenty coarse classes"
     return found
 

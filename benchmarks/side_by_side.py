@@ -1,7 +1,8 @@
-"""The same task on the same machine by Attune's simulation, a loop of plain PyTorch, Flower's simulation, and pfl-research.
+"""The same task on the same machine by Attune's simulation, a loop of plain PyTorch, and the simulations of others.
 
-`python -m benchmarks.side_by_side --flower ENV/bin/python --pfl ENV/bin/python`: each of the two has an environment of its own;
-one that is not named is left out. Contenders run one after the other, several times in turn, and may use all processors. A
+`python -m benchmarks.side_by_side --env flower=ENV/bin/python --env pfl=ENV/bin/python --env fedjax=ENV/bin/python`: each of
+them has an environment of its own (what to install stands in its file below benchmarks/contenders); one that is not named is
+left out. Contenders run one after the other, several times in turn, and may use all processors. A
 round's wall and processor time are those between the end of the first round and the end of the last one, so starting counts for
 nobody; processor time is that of all processes of a contender, those of Ray too.
 """
@@ -27,24 +28,29 @@ import msgspec
 from benchmarks.contenders import task
 from benchmarks.machine import machine
 from benchmarks.processes import REPOSITORY
+from benchmarks.study import named
 from benchmarks.usage import tree_cpu_s
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: a daemon that a contender starts stays below this process, and its time counts
-ROUNDS = {"attune, stacked": 30, "attune, sequential": 6, "attune, processes": 6, "plain PyTorch": 10, "pfl": 10, "flower": 4}
+ROUNDS = {
+    "attune, stacked": 30,
+    "attune, sequential": 6,
+    "attune, processes": 6,
+    "plain PyTorch": 10,
+    "pfl": 10,
+    "fedjax": 10,
+    "flower": 4,
+}
 OWN = {"attune, stacked": "stacked", "attune, sequential": "sequential", "attune, processes": "processes"}
+OTHERS = {"pfl": "pfl_research", "fedjax": "fedjax_jit", "flower": "flower"}
 
 
-def commands(flower: Path | None, pfl: Path | None) -> Mapping[str, tuple[Path, Sequence[str]]]:
+def commands(environments: Mapping[str, Path]) -> Mapping[str, tuple[Path, Sequence[str]]]:
     """Of each contender: its Python, and the words that follow."""
     here = Path(sys.executable)
-    found: dict[str, tuple[Path, Sequence[str]]] = {name: (here, ["ours", executor]) for name, executor in OWN.items()} | {
-        "plain PyTorch": (here, ["plain"])
-    }
-    if pfl:
-        found["pfl"] = (pfl, ["pfl_research"])
-    if flower:
-        found["flower"] = (flower, ["flower"])
-    return found
+    ours: dict[str, tuple[Path, Sequence[str]]] = {name: (here, ["ours", executor]) for name, executor in OWN.items()}
+    others = {name: (environments[name], [module]) for name, module in OTHERS.items() if name in environments}
+    return ours | {"plain PyTorch": (here, ["plain"])} | others
 
 
 def measure(python: Path, words: Sequence[str], data: Path, rounds: int) -> dict[str, float]:
@@ -94,11 +100,10 @@ def _reap() -> None:
 @click.command()
 @click.option("--devices", default=100, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--flower", type=click.Path(path_type=Path), help="Python of an environment with flwr[simulation].")
-@click.option("--pfl", type=click.Path(path_type=Path), help="Python of an environment with pfl and torch.")
+@click.option("--env", multiple=True, metavar="NAME=PATH", help=f"The Python of {', '.join(OTHERS)}.")
 @click.option("--only", multiple=True, help="These contenders alone.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "side_by_side.json")
-def main(devices: int, repeats: int, flower: Path | None, pfl: Path | None, only: Sequence[str], out: Path) -> None:
+def main(devices: int, repeats: int, env: Sequence[str], only: Sequence[str], out: Path) -> None:
     """Measures all in turn and writes medians, and how many times longer each takes than the fastest way of ours."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     before, runs = machine(), defaultdict[str, list[dict[str, float]]](list)
@@ -106,7 +111,7 @@ def main(devices: int, repeats: int, flower: Path | None, pfl: Path | None, only
         data = Path(folder) / "data.npz"
         task.write(data, devices)
         for _ in range(repeats):
-            for name, (python, words) in commands(flower, pfl).items():
+            for name, (python, words) in commands(named(env)).items():
                 if not only or name in only:
                     runs[name].append(measure(python, words, data, ROUNDS[name]))
                     click.echo(f"{name:<20} " + "  ".join(f"{key} {value:.3f}" for key, value in runs[name][-1].items()))

@@ -16,16 +16,14 @@ from attune.common.wire.checks import check_spec
 from attune.common.wire.digest import Digest, digest_of
 from attune.common.wire.header import (
     LENGTH_BYTES,
-    Layout,
     Limits,
-    Manifest,
     TensorSpec,
     header_bytes,
     layout_in,
     layout_of,
-    parse_header,
 )
 from attune.common.wire.malformed import DigestMismatch, Malformed
+from attune.common.wire.opened import Opened
 from attune.common.wire.tensors import DTYPES, Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
 __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", "read_checked", "read_tensors", "write_tensors"]
@@ -130,35 +128,12 @@ def _write_all(where: Path | Callable[[int], Target], tensors: Mapping[str, torc
         return writer.close()
 
 
-class TensorFile(Mapping[str, torch.Tensor]):
+class TensorFile(Opened, Mapping[str, torch.Tensor]):
     """A blob of tensors, of which each access reads one, afresh. Iteration is in the order of the blob.
 
     Reads by position, not through a memory map, so resident memory is what is in use. Several threads may read.
     Owns its source. Errors: those of parse_header.
     """
-
-    def __init__(self, where: Path | Readable, limits: Limits | None = None) -> None:
-        self._source: Readable = LocalFile(where) if isinstance(where, Path) else where
-        self._name = self._source.name
-        try:
-            self._layout = self._read_layout(limits or Limits())
-        except BaseException:
-            self.close()
-            raise
-
-    def _read_layout(self, limits: Limits) -> Layout:
-        size = self._source.size
-        length = header_bytes(self._source.read(0, LENGTH_BYTES), size, limits, self._name)
-        text = bytearray(length)
-        self._source.read_into(memoryview(text), LENGTH_BYTES)
-        return parse_header(bytes(text), size, limits, self._name)
-
-    def __repr__(self) -> str:
-        return f"TensorFile({self._name}, {len(self)} tensors, {self._layout.size} bytes)"
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._layout.manifest
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""
@@ -197,25 +172,6 @@ class TensorFile(Mapping[str, torch.Tensor]):
             raw_B = tensor_N.view(torch.uint8)
             self._source.read_into(raw_B.numpy().data, self._layout.spans[name][0] + start * tensor_N.element_size())
             check_boolean(name, self._layout.manifest[name], raw_B, self._name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.manifest  # Mapping's own would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest)
-
-    def __len__(self) -> int:
-        return len(self.manifest)
-
-    def close(self) -> None:
-        """Closing twice is allowed; reading afterwards raises OSError."""
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def read_tensors(where: Path | Readable, limits: Limits | None = None) -> Tensors:

@@ -23,6 +23,7 @@ SHOWN = 3  # names in a line of the log
 class Standing:
     def __init__(self, ledger: Ledger, troubles: Troubles) -> None:
         self._ledger, self._troubles = ledger, troubles
+        self._told: set[str] = set()  # devices whose first bounded change was a warning
 
     async def pass_over(self, devices: Iterable[str]) -> None:
         for name in devices:
@@ -38,13 +39,19 @@ class Standing:
                 await self._note(name, "")
 
     async def bounded(self, number: int, bounded: Mapping[str, float], without_vote: Collection[str]) -> None:
-        """bounded: whose change was above the bound, and how many median norms it was; without_vote: who did not count."""
+        """bounded: whose change was above the bound, and how many median norms it was; without_vote: who did not count.
+
+        A device's first time is a warning. Honest devices with unlike data pass the bound in most rounds, so after that it is a
+        line among others.
+        """
         if not bounded:
             return
         largest = sorted(bounded, key=lambda name: -bounded[name])
         more = f" and {len(bounded) - SHOWN} more" if len(bounded) > SHOWN else ""
         said = ", ".join(f"{name} ({bounded[name]:.3g})" for name in largest[:SHOWN])
-        LOG.warning("round %d: bounded against the cohort, with their norms of change in medians: %s%s", number, said, more)
+        level = logging.INFO if bounded.keys() <= self._told else logging.WARNING
+        self._told |= bounded.keys()
+        LOG.log(level, "round %d: bounded against the cohort, with their norms of change in medians: %s%s", number, said, more)
         for name, medians in bounded.items():
             result = "it had no vote" if name in without_vote else "it was bounded"
             await self._note(name, f"in round {number} its change was {medians:.3g} times the cohort's median norm; {result}")

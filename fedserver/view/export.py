@@ -17,7 +17,7 @@ from attune.common.wire.frames import read_frames
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
-from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import SERVED, Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
@@ -123,7 +123,7 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             written += 1
     if written:
         yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"
-    if any(state.copy(part, matrices.KEY, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
+    if any(state.copy(part, MATRICES, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
         yield f"{out / 'attention.safetensors'}: who learned from whom in the last round"
-    if state.copy("generated", "network", out / "server.safetensors"):
+    if state.copy("generated", NETWORK, out / "server.safetensors"):
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"

@@ -125,12 +125,14 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
         )
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
     except ImportError:
         raise SettingError(
             "a map of embeddings needs scikit-learn, which is not installed: pip install 'attune-fl[data]'"
         ) from None
     perplexity = min(PERPLEXITY, (len(clients) - 1) / 3)
-    at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))
+    with threadpool_limits(limits=1):  # threads that wait for each other take ten times as long on a machine that is busy
+        at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))
     figure = figures.new(8.0, 6.0)
     axes = figure.add_subplot()
     _points(axes, at_N2, [groups.get(client) for client in clients], coloured_by)

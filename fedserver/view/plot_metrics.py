@@ -36,24 +36,22 @@ def metrics(rows: Sequence[Row]) -> Section:
     found = by_round(rows)
     across = min(COLUMNS, len(found))
     down = math.ceil(len(found) / across)
-    figure = figures.new(0.8 + 3.6 * across, 0.9 + 2.5 * down)
-    grid: Any = figure.subplots(down, across, squeeze=False)
+    figure, panels = figures.panels(down, across, len(found))
     table: list[list[Cell]] = []
-    for axes, (name, works) in zip(grid.flat, found.items(), strict=False):
+    lines: dict[str, Any] = {}
+    for axes, (name, works) in zip(panels, found.items(), strict=True):
         for work, rounds in sorted(works.items(), reverse=True):
             label, colour = SERIES[work]
             at = sorted(rounds)
             line = "-o" if len(at) <= MARKED else "-"
-            axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3, label=label)
+            lines[label] = axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
             table += [[name, label, r, len(rounds[r]), fmean(rounds[r]), min(rounds[r]), max(rounds[r])] for r in at]
         axes.set_title(name, fontsize=10)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=8, loc="upper right")  # the best place takes seconds to find
         figures.plain(axes)
-    for axes in grid.flat[len(found) :]:
-        axes.set_visible(False)
+    panels[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("round", fontsize=10)
     figure.suptitle("What devices report, mean over clients", fontsize=12)
+    figure.legend(list(lines.values()), list(lines), frameon=False, fontsize=9, loc="upper right", ncols=len(lines))
     caption = "Every number that devices report with their answers, averaged over the clients that have it."
     heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
     return Section("Reports of the devices", caption, Picture("metrics", figures.png(figure)), Table(heads, table))

@@ -9,11 +9,10 @@ from typing import Self, TypeVar
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
-from attune.common.wire.files import TensorFile
 from attune.fedserver.core import planning
 from attune.fedserver.home import Home
-from attune.fedserver.lab.aggregators import embeddings as embedding_rows
-from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.lab.aggregators import stored
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
@@ -52,14 +51,14 @@ class Drawn:
     def __repr__(self) -> str:
         return f"Drawn({self._where}, {self.closed} rounds)"
 
-    def tensors(self, key: str, read: Callable[[TensorFile], T]) -> T | None:
+    def tensors(self, key: str, read: Callable[[ArrayFile], T]) -> T | None:
         """`read` of the slot `key`, of whichever part has one; None if none has."""
         for attempt in range(ATTEMPTS):
             found = next((slot for slot in self._look().slots if slot.key == key), None)
             if found is None:
                 return None
             try:
-                with TensorFile(self._blobs.open(blob_of(found))) as file:
+                with ArrayFile(self._blobs.open(blob_of(found))) as file:
                     return read(file)
             except Damaged:
                 if attempt == ATTEMPTS - 1:
@@ -84,31 +83,23 @@ def training(source: Drawn) -> page.Section:
 
 
 def attention(source: Drawn) -> page.Section:
-    def read(file: TensorFile) -> tuple[list[str], dict[str, plot_clients.Matrix]]:
-        names, found = matrices.read(file)
-        return names, {unit: A_SS.double().numpy() for unit, A_SS in found.items()}
-
-    stored = source.tensors(matrices.KEY, read)
-    if stored is None:
+    kept = source.tensors(stored.MATRICES, stored.read_matrices)
+    if kept is None:
         raise SettingError(
             f"{source.summary.method} stores no matrices of which client learns from which; "
             "fedmcsa, fedamp and their relatives do, from the first round on that this version closes"
         )
-    names, found = stored
+    names, found = kept
     if not found:
         raise SettingError(f"the matrices of {len(names)} clients were too large to be stored")
     return plot_clients.attention(found, names, source.groups, f"round {source.closed} of {source.summary.method}")
 
 
 def embeddings(source: Drawn) -> page.Section:
-    def read(file: TensorFile) -> tuple[list[str], plot_clients.Matrix]:
-        names, z_NE = embedding_rows.read(file)
-        return names, z_NE.double().numpy()
-
-    stored = source.tensors("network", read)
-    if stored is None:
+    kept = source.tensors(stored.NETWORK, stored.read_embeddings)
+    if kept is None:
         raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
-    names, z_NE = stored
+    names, z_NE = kept
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from attune.common.errors import SettingError
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.home import Home
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
@@ -73,12 +74,10 @@ class OfFolder:
         return Facts("folder", self._status, self._condensed.lines, self._condensed.totals)
 
     def attention(self, unit: str) -> Attention:
-        from attune.common.wire.files import TensorFile
-
         path = self._folder / "attention.safetensors"
         if not path.exists():
             return no_attention(self._status["method"])
-        with TensorFile(path) as file:
+        with ArrayFile(path) as file:
             return read_attention(file, unit)
 
     def stuck(self) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from attune.fedserver.federation.journal import Journal
+from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
+from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Look, Reader, Snapshot
 from attune.fedserver.view.status import status
 from attune.fedserver.web.condensed import Condensed
 from attune.fedserver.web.facts import Attention, Facts, Fault, Kind
 
-MATRICES = "matrices"  # lab.aggregators.matrices.KEY, which needs torch to be imported
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."
 ATTEMPTS = 5  # a running server removes the files of a closed round while they are read
@@ -94,9 +95,7 @@ class OfLedger:
         slot = next((slot for slot in found.slots if slot.key == MATRICES), None)
         if slot is None:
             return no_attention(status(found, set())["method"]) if found.record.round else Attention((), (), (), "", TOO_EARLY)
-        from attune.common.wire.files import TensorFile
-
-        with TensorFile(self._blobs.open(blob_of(slot))) as file:
+        with ArrayFile(self._blobs.open(blob_of(slot))) as file:
             return read_attention(file, unit)
 
     def stuck(self) -> str:
@@ -110,15 +109,13 @@ class OfLedger:
             self._reader.close()
 
 
-def read_attention(saved: Any, unit: str) -> Attention:
-    """One matrix of what an aggregator has stored; saved: name -> tensor."""
-    from attune.fedserver.lab.aggregators import matrices
-
-    names, found = matrices.read(saved)
+def read_attention(saved: Arrays, unit: str) -> Attention:
+    """One matrix of what an aggregator has stored; saved: name -> array."""
+    names, found = read_matrices(saved)
     if not found:
         return Attention(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
     shown = unit if unit in found else next(iter(found))
-    rows = [[round(value, 4) for value in row] for row in found[shown].double().tolist()]
+    rows = [[round(value, 4) for value in row] for row in found[shown].tolist()]
     return Attention(names, rows, list(found), shown)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError
+from attune.common.pictures import figures
 from attune.common.pictures.figures import natural, short
 from attune.common.pictures.page import Picture, Section, Table, write
 from attune.common.plan import ModelSpec, Plan
@@ -161,6 +164,30 @@ def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
         ["test_samples", "training", "1", "4", "8.0000", "8", "8"],
         ["test_samples", "training", "2", "4", "8.0000", "8", "8"],
     ]
+
+
+@pytest.mark.parametrize(("method", "clients", "loaded"), [("fedmcsa", 3, []), ("fedtp", 19, []), ("fedtp", 20, ["sklearn"])])
+def test_what_is_not_needed_is_not_imported(federation, tmp_path, method, clients, loaded):
+    """torch and scikit-learn take seconds: only a map of embeddings takes scikit-learn, and nothing takes torch."""
+    fed = federation(method, clients=clients)
+    code = (
+        "import sys, click.testing; from attune.fedserver.cli import cli;"
+        "r = click.testing.CliRunner().invoke(cli, ['plot', '--home', sys.argv[1], '--out', sys.argv[2]]);"
+        "print(r.output, r.exit_code, sorted({'torch', 'sklearn'} & set(sys.modules)))"
+    )
+    where = [str(fed.home.path), str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", code, *where], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith(f" 0 {loaded}"), done.stdout + done.stderr
+
+
+def test_panels_that_have_nothing_below_them_have_the_labels_of_the_x_axis():
+    """Five in rows of three: the lower two, and the third of the first row."""
+    figure, axes = figures.panels(2, 3, 5)
+    axes[0].plot([1, 2], [10.0, 20.0])
+    figures.png(figure)
+    labelled = [any(tick.label1.get_visible() for tick in each.xaxis.get_major_ticks()) for each in axes]
+    assert labelled == [False] * 2 + [True] * 3
+    assert [each.get_visible() for each in figure.axes] == [True] * 5 + [False]
 
 
 def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(federation, tmp_path):

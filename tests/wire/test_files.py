@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -19,6 +20,7 @@ from attune.common.wire.checks import check_manifest
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_checked, read_tensors, write_tensors
 from attune.common.wire.tensors import DTYPES, TensorSpec, bytes_of, manifest_of
+from attune.fedserver.lab.arrays import ArrayFile
 from tests.raising import malformed
 
 
@@ -49,6 +51,24 @@ def test_reads_what_the_package_writes_and_the_package_reads_what_we_write(tmp_p
         assert file.metadata() is None
     with TensorFile(ours) as mine:
         check_manifest(mine.manifest, manifest_of(zoo), "ours")
+
+
+def test_arrays_have_the_bits_of_the_tensors(tmp_path, zoo):
+    """What only looks reads without torch; bfloat16 becomes float32, which has every one of its values."""
+    with ArrayFile(file_of(tmp_path / "zoo", zoo)) as file:
+        assert list(file) == list(TensorFile(tmp_path / "zoo"))
+        for name, tensor in zoo.items():
+            expected = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+            assert (file[name].dtype, file[name].shape) == (expected.dtype, expected.shape), name
+            quiet = np.isnan(expected)  # a conversion may set a bit of a signalling NaN
+            assert np.array_equal(np.isnan(file[name]), quiet), name
+            assert file[name][~quiet].tobytes() == expected[~quiet].tobytes(), name
+
+
+def test_arrays_of_a_damaged_file_are_refused(tmp_path, blob_of):
+    (tmp_path / "b").write_bytes(blob_of({"b": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]}}) + b"\2")
+    with ArrayFile(tmp_path / "b") as file, malformed("not-boolean"):
+        file["b"]
 
 
 def file_of(path, tensors):

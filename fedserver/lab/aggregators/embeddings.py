@@ -13,6 +13,7 @@ from attune.common.seeds import derive
 from attune.fedserver.lab.aggregators.base import Tensors
 from attune.fedserver.lab.aggregators.names import from_tensor, to_tensor
 from attune.fedserver.lab.aggregators.optimisers import Optimiser
+from attune.fedserver.lab.aggregators.stored import EMBEDDED, STEPS
 
 
 class Embeddings:
@@ -68,23 +69,16 @@ class Embeddings:
     def tensors(self) -> Tensors:
         """Everything, to be saved: the names as JSON in bytes, then (N, E) of each kind and the N step counters."""
         names = sorted(self._rows)
-        result = {"embedding.clients": to_tensor(names)}
+        result = {EMBEDDED: to_tensor(names)}
         for k, kind in enumerate(self._kinds):
             rows = [self._rows[name][k] for name in names]
             result[f"embedding.{kind}"] = torch.stack(rows) if rows else torch.empty(0, self._dim, dtype=self._dtype)
-        result["embedding.step"] = torch.tensor([self._steps[name] for name in names], dtype=torch.int64)
+        result[STEPS] = torch.tensor([self._steps[name] for name in names], dtype=torch.int64)
         return result
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """What `tensors` gave."""
-        names = from_tensor(saved["embedding.clients"])
+        names = from_tensor(saved[EMBEDDED])
         kinds_NE = [saved[f"embedding.{kind}"] for kind in self._kinds]
         self._rows = {name: [kind_NE[i].clone() for kind_NE in kinds_NE] for i, name in enumerate(names)}
-        self._steps = dict(zip(names, saved["embedding.step"].tolist(), strict=True))
-
-
-def read(saved: Mapping[str, torch.Tensor]) -> tuple[list[str], torch.Tensor]:
-    """Names and embeddings (N, E) of the clients whose embedding was trained, out of what `tensors` gave."""
-    trained = saved["embedding.step"] > 0
-    names = from_tensor(saved["embedding.clients"])
-    return [name for name, known in zip(names, trained.tolist(), strict=True) if known], saved["embedding.value"][trained]
+        self._steps = dict(zip(names, saved[STEPS].tolist(), strict=True))

@@ -20,8 +20,9 @@ from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
 from attune.fedserver.lab.aggregators.optimisers import optimiser_of
+from attune.fedserver.lab.aggregators.stored import NETWORK
 
-INITIAL, NETWORK = "initial", "network"
+INITIAL = "initial"
 GRADIENT, FEATURES = "gradient", "features"
 HEAD = "head."  # what the names of the heads' own tensors begin with
 FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for

@@ -5,15 +5,14 @@ Shapes: S clients of the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from attune.fedserver.lab.aggregators import names
 from attune.fedserver.lab.aggregators.base import Tensors, Vault, write
+from attune.fedserver.lab.aggregators.stored import CLIENTS, MATRICES, MEAN, UNIT
 
-KEY = "matrices"  # in the vault
-CLIENTS, MEAN, UNIT = "clients", "mean", "unit/"
 LIMIT_BYTES = 16 << 20  # of all matrices together
 
 
@@ -38,12 +37,5 @@ class Matrices:
             self._kept[MEAN] = self._kept.get(MEAN, torch.zeros(A_SS.shape)) + A_SS.float() / self._units
 
     def write(self, vault: Vault) -> None:
-        """Under KEY, in place of the last round's."""
-        write(vault, KEY, {CLIENTS: names.to_tensor(self._clients)} | self._kept)
-
-
-def read(saved: Mapping[str, torch.Tensor]) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """What a vault has under KEY: the cohort's names in the order of rows and columns; MEAN, then unit -> A (S, S) float32."""
-    mean = {MEAN: saved[MEAN]} if MEAN in saved else {}
-    units = {name.removeprefix(UNIT): saved[name] for name in saved if name.startswith(UNIT)}
-    return names.from_tensor(saved[CLIENTS]), mean | units
+        """Under MATRICES, in place of the last round's."""
+        write(vault, MATRICES, {CLIENTS: names.to_tensor(self._clients)} | self._kept)

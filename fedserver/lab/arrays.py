@@ -1,0 +1,37 @@
+"""A blob's tensors as NumPy arrays, for who looks at them only: torch takes seconds to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.wire.malformed import Malformed
+from attune.common.wire.opened import Opened
+
+Array = npt.NDArray[Any]
+
+DTYPES = {
+    "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U64": "u8", "U32": "u4",
+    "U16": "u2", "U8": "u1", "BOOL": "u1", "BF16": "u2",
+}  # fmt: skip
+
+
+class ArrayFile(Opened, Mapping[str, Array]):
+    """A blob of tensors, of which each access reads one, afresh. bfloat16, which NumPy has not, comes as float32."""
+
+    def __getitem__(self, name: str) -> Array:
+        """Errors: KeyError, Truncated, Malformed (not-boolean)."""
+        spec = self.manifest[name]
+        found = np.empty(spec.shape, dtype="<" + DTYPES[spec.dtype])
+        if found.size:
+            self._source.read_into(found.reshape(-1).view(np.uint8).data, self._layout.spans[name][0])
+        if spec.dtype == "BF16":
+            return np.asarray(found.astype("<u4") << 16).view("<f4")
+        if spec.dtype == "BOOL":
+            if found.size and found.max() > 1:
+                raise Malformed("not-boolean", f"{self._name}: {name!r} is BOOL and has bytes other than 0 and 1")
+            return found.astype(bool)
+        return found
