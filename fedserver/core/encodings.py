@@ -57,9 +57,6 @@ def encodings_of(settings: RoundSettings, parts: Iterable[str]) -> Encodings:
     travel = [part for part in parts if part != "private"]
     for part in settings.encodings:
         if part not in travel:
-            raise SettingError(
-                f"round.encodings.{part}: this method hands in no such part{nearest(part, travel)}; "
-                f"it has {', '.join(travel) or 'none'}"
-            )
+            raise SettingError(f"round.encodings.{part}: this method hands in no such part{nearest(part, travel)}")
     handed_in = {part: settings.encodings.get(part, settings.encoding) for part in travel}
     return Encodings(handed_in, [part for part in travel if PACKED in (handed_in[part], settings.served)])

@@ -63,9 +63,9 @@ class Orders:
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
             asked = {part: self._settings.encodings.asked(part, part in blobs) for part in returns}
             encodings = {part: encoding for part, encoding in asked.items() if encoding}
+            order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
             order = self.book.write(
-                *(OrderId(work, number, name), blobs, returns, left_s, record.round, cold_start, trains, encodings),
-                *(smaller[name], stream is not None and stream.changes),
+                order_id, blobs, returns, left_s, record.round, cold_start, trains, encodings, smaller[name], changes
             )
             inline = self._inline(name, order)
             for digest, blob in inline.items():

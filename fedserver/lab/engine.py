@@ -155,7 +155,7 @@ class Engine:
 
     def _renewed(self, clients: Sequence[str], parts: Sequence[PartKind]) -> Iterator[tuple[Blob, Blob]]:
         """(what they are served now, what they were served before the last commit), where that is still there."""
-        for part, client in product(parts, clients):
+        for part, client in product(sorted(self._aggregators.keys() & set(parts)), clients):
             slot, vault = self._aggregators[part].slot(client), self._vaults[part]
             base = self._generated_before.get((part, client)) if slot is None else vault.before(slot)
             if base is not None:

@@ -185,3 +185,11 @@ def test_changes_are_no_longer_offered_to_whoever_has_no_use_for_them(tmp_path) 
     assert book.forgets("a")
     offered(10, change.digest)
     assert not book.forgets("a"), "it took one"
+
+
+def test_a_part_that_the_model_lacks_has_no_changes(tmp_path) -> None:
+    tiny = Bench(tmp_path, plan("fedavg", "mlr"))
+    tiny.engine.serve(["a"])
+    tiny.close(a=(1e-3, 3))
+    tiny.engine.serve(["a"])
+    assert set(tiny.engine.changes(["a"], ["shared", "attended"])) == set(tiny.engine.changes(["a"], ["shared"]))

@@ -243,9 +243,9 @@ def test_a_part_can_have_an_encoding_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("part", "answer"),
     [
-        ("generatd", r"round.encodings.generatd: .*did you mean 'generated'.*it has generated, shared"),
-        ("private", r"round.encodings.private: this method hands in no such part"),
-        ("attended", r"round.encodings.attended: .* it has generated, shared"),
+        ("generatd", r"round.encodings.generatd: .*did you mean 'generated'"),
+        ("private", r"round.encodings.private: this method hands in no such part \(known: generated, shared\)"),
+        ("local", r"round.encodings.local: .*\(known: generated, shared\)"),
     ],
 )
 def test_a_part_that_the_method_does_not_have_is_named(part: str, answer: str) -> None:
