@@ -369,7 +369,7 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
     help="A finished model's folder, or a device's home (repeat to compare; default: this shard's).",
 )  # fmt: skip
 @click.option(
-    "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes"]),
+    "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes", "labels", "predicted"]),
     help="Only this one (may be repeated; default: all that the model has).",
 )  # fmt: skip
 @click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
@@ -384,7 +384,7 @@ def plot(
     server: str | None,
     home: Path | None,
 ) -> None:
-    """Pictures of how models label a shard's test part, offline."""
+    """Pictures of what models answer on a shard's test part, offline."""
     with reported():
         if models and (server or home):
             raise click.UsageError("--model names the models: leave --home and --server out")
@@ -400,17 +400,25 @@ def plot(
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
 @table_options
 @click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
-@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sample of text.")
+@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters (or tokens) of a text.")
+@click.option(
+    "--tokenizer",
+    default="",
+    metavar="PLACE",
+    help="What makes tokens of text: a tokenizer.json or its folder, PATH or PACKAGE:PATH.  [default: characters]",
+)
 @click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
 @click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
 @click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")
-def shard(source: Path, out: Path, text: str, length: int, size: str, grey: bool, classes: str, **given: Any) -> None:
+def shard(
+    source: Path, out: Path, text: str, length: int, tokenizer: str, size: str, grey: bool, classes: str, **given: Any
+) -> None:
     """Make a shard of FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
     with reported():
         from attune.fedclient.data.makers.make import make
         from attune.fedclient.data.makers.options import MakeOptions
 
-        made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes), out)
+        made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes, tokenizer), out)
         for warning in made.warnings:
             click.echo(f"warning: {warning}")
         click.echo(f"{out}: {made.described}")

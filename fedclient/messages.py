@@ -101,6 +101,7 @@ class Result(Metrics, frozen=True, kw_only=True):
     own: Choice = "personalized"  # what the model is that the method leads to on this device
     validation_samples: int = 0  # by which the weights were found; 0: there was no choice
     weights: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
+    sharpness: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
     parts: tuple[Part, ...] = ()
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it

@@ -7,9 +7,9 @@ of. A body is known by a digest, so that nobody trains adapters of another one.
 
 from __future__ import annotations
 
-import importlib.resources
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.errors import SettingError, WireError
+from attune.common.places import place_of
 from attune.common.plan import ModelSpec
 from attune.common.wire.digest import Digest
 from attune.common.wire.files import read_tensors
@@ -97,15 +98,17 @@ def training_mode(model: nn.Module) -> None:
         model.get_submodule(name.rpartition(".")[0]).training = False
 
 
-def load_body(module: nn.Module, where: str | Path) -> nn.Module:
+def load_body(module: nn.Module, where: str | Path, leave: Collection[str] = ()) -> nn.Module:
     """The module, with the weights of a safetensors file, and frozen.
 
-    where: a path, or "package:file" for one that an installed package carries. Errors: SettingError without such a file, or for
-    one that is not of this module.
+    where: a path, or "package:file" for one that an installed package carries. leave: patterns of tensors that the file has and
+    the module has not, such as "pooler.*". Errors: SettingError without such a file, or for one that is not of this module.
     """
     if not any(parameter.is_meta for parameter in module.parameters()):  # else only sizes are asked for
         try:
-            module.load_state_dict(read_tensors(_place(str(where))))
+            saved = read_tensors(place_of(str(where)))
+            left = {name for name in saved if any(fnmatchcase(name, pattern) for pattern in leave)}
+            module.load_state_dict({name: tensor for name, tensor in saved.items() if name not in left})
         except (OSError, ModuleNotFoundError, WireError, RuntimeError) as error:
             raise SettingError(f"the frozen body cannot be read from {where}: {error}") from None
     return module.requires_grad_(False)
@@ -118,13 +121,6 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     for name in layout.manifest:
         digest.update(bytes_of(tensors[name]))
     return digest.text
-
-
-def _place(where: str) -> Path:
-    package, _, name = where.partition(":")
-    if name and not Path(where).exists():
-        return Path(str(importlib.resources.files(package) / name))
-    return Path(where).expanduser()
 
 
 def _frozen(model: nn.Module) -> dict[str, Tensor]:

@@ -54,6 +54,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     kept: Choice = "personalized"  # which of the device's models this is, or counts most
     own: Choice = "personalized"  # which of them predicts as the method does
     weights: dict[Choice, float] = {}  # of a blend; a model alone has none
+    sharpness: dict[Choice, float] = {}  # of each of its models: scores are multiplied by it; 1 where it is not named
     accuracy: float | None = None  # what is predicted with, on the device's test part
     accuracies: dict[Choice, float] = {}  # of each model that was compared, on the same
     samples: int = 0
@@ -124,6 +125,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         kept=result.choice,
         own=result.own,
         weights=dict(result.weights),
+        sharpness=dict(result.sharpness),
         accuracy=result.accuracy,
         accuracies={name: value for name, value in result.accuracies.items() if value is not None},
         samples=result.samples,
@@ -169,7 +171,7 @@ class Model:
         def member(name: Choice, weight: float) -> Member:
             predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())
             trainer = Trainer(network, objective_for(method, options), predictor, info.train, where, measure=self.measure)
-            return Member(weight, trainer, dict(tensors[name]))
+            return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
 
         self.members = {name: member(name, weight) for name, weight in _weights_of(info).items()}
         # The model that counts most, for what looks into a model.

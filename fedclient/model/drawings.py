@@ -136,8 +136,8 @@ def _share(right: int, total: int) -> str:
     return f"{right} of {total} right ({right / total:.1%})"
 
 
-def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Sequence[str]) -> Section:
-    """For each model (title, (right, samples) of each class): bars with 95 % intervals, class by class."""
+def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Sequence[str], word: str = "class") -> Section:
+    """For each model (title, (right, samples) of each class, or of each label): bars with 95 % intervals."""
     wide = max(map(len, names)) > 6 or len(names) > 20
     figure = figures.new(min(max(5.0, 2.0 + 0.35 * len(names) * (1 + len(shares))), 14.0), 4.2)
     axes = figure.add_subplot()
@@ -155,11 +155,14 @@ def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Seq
             rows.append([title, name, total, right, float(value), f"{low:.3f}-{high:.3f}"])
     axes.set_xticks(range(len(names)), names, rotation=90 if wide else 0)
     axes.set_ylim(0, 1.02)
-    axes.set_xlabel("class")
+    axes.set_xlabel(word)
     axes.set_ylabel("accuracy, 95 % interval")
-    axes.set_title("Accuracy by class", pad=24)
+    axes.set_title(f"Accuracy by {word}", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=min(4, len(shares)), borderaxespad=0.1)
     figures.plain(axes)
-    caption = "Of the test samples of each class, the share that is labelled correctly, with Wilson's interval."
-    table = Table(("model", "class", "samples", "right", "accuracy", "95 %"), rows)
-    return Section("Accuracy by class", caption, Picture("classes", figures.png(figure)), table)
+    of = "Of the test samples of each class, the share that is labelled correctly"
+    of = of if word == "class" else "Of all test samples, the share for which each label is answered correctly, there or not"
+    caption = f"{of}, with Wilson's interval."
+    table = Table(("model", word, "samples", "right", "accuracy", "95 %"), rows)
+    name = "classes" if word == "class" else "labels"
+    return Section(f"Accuracy by {word}", caption, Picture(name, figures.png(figure)), table)

@@ -1,4 +1,4 @@
-"""`fedclient plot`: how finished models label a shard's test part, offline, as pictures."""
+"""`fedclient plot`: what finished models answer on a shard's test part, offline, as pictures."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from torch import Tensor
 from attune.common.errors import SettingError, ShardError
 from attune.common.pictures import page
 from attune.common.plan import Label
+from attune.common.task import TaskName
 from attune.fedclient.data import labels
+from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.prepare import check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard, load_shard
-from attune.fedclient.model import drawings
-from attune.fedclient.model.artifact import Model
+from attune.fedclient.model import drawings, scatter
+from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.model.rollout import over_patches
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One model on the test part: N samples, positions of labels in `classes`."""
+    """One model on the test part of N samples. Answers are positions of labels in `classes`, (N,); of other tasks (N, K)."""
 
     title: str
     model: Model
     features: Tensor  # (N, ...), as the model takes them
-    true: Ints  # (N,)
+    true: Array
 
     @cached_property
-    def found(self) -> Ints:
-        return self.model.answers_of(self.features).reshape(-1)
+    def found(self) -> Array:
+        answers = self.model.answers_of(self.features)
+        return answers.reshape(-1) if self.model.info.task == "classes" else answers
 
     def maps(self, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
         """The rollout over these samples: (len(chosen), h, w). Of a blend, that of what counts most. Errors: SettingError."""
@@ -95,7 +96,32 @@ def classes(source: Drawn) -> page.Section:
     return drawings.by_class(shares, [str(source.classes[k]) for k in present])
 
 
-PICTURES: dict[str, Callable[[Drawn], page.Section]] = {"rollout": rollout, "confusion": confusion, "classes": classes}
+def labels_of(source: Drawn) -> page.Section:
+    """Of each of several labels how often it is answered right."""
+    shares = []
+    for judged in source.judged:
+        right_NK = (judged.true > 0) == (judged.found > 0)
+        shares.append((judged.title, [(int(right_N.sum()), len(right_N)) for right_N in right_NK.T]))
+    return drawings.by_class(shares, [str(name) for name in source.classes], "label")
+
+
+def predicted(source: Drawn) -> page.Section:
+    """Of the targets, in their own units."""
+    names = [str(name) for name in source.classes]
+    models = []
+    for judged in source.judged:
+        scale = judged.model.info.targets
+        std_K = np.ones(len(names)) if scale is None else np.array(scale.std)
+        models.append(scatter.Predicted(judged.title, in_unit(judged.found, scale), std_K))
+    return scatter.predicted(source.judged[0].true, names, models)
+
+
+OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], page.Section]]] = {
+    "classes": {"rollout": rollout, "confusion": confusion, "classes": classes},
+    "multilabel": {"labels": labels_of},
+    "regression": {"predicted": predicted},
+}
+PICTURES = {name: task for task, pictures in OF_TASK.items() for name in pictures}
 
 
 def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str]) -> list[str]:
@@ -106,7 +132,11 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
     """
     models, loaded = [Model.load(model_folder(folder)) for folder in folders], load_shard(shard)
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
-    sections, left_out = page.drawn(PICTURES, source, wanted)
+    task = models[0].info.task
+    for name in wanted:
+        if PICTURES[name] != task:
+            raise SettingError(f"the picture {name!r} is of models for {PICTURES[name]}, and this one is for {task}")
+    sections, left_out = page.drawn(OF_TASK[task], source, wanted)
     title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"
     return [*map(str, page.write(out, title, sections)), *left_out]
 
@@ -125,20 +155,20 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
     if not len(shard.test_x):
         raise ShardError(f"shard {shard.path} has no test samples to draw")
     for model in models:
-        if model.info.task != "classes":
-            raise SettingError(
-                f"these pictures are of classes, and the model of {model.info.name} is for {model.info.task}: "
-                "`fedclient evaluate` says how good it is"
-            )
         check_labelled_alike(shard, model.info.model, model.info.task, model.info.classes)
     if any(model.info.classes != models[0].info.classes for model in models):
         raise SettingError("these models know different classes: compare models of federations with the same ones")
     found = []
     for title, model in zip(titles([model.info for model in models]), models, strict=True):
         features = prepare_features(shard.test_x, model.info.model, model.standardiser, f"shard {shard.name}")
-        y = labels.to_indices(shard.test_y, model.info.classes, f"the test part of shard {shard.name}")
-        found.append(Judged(title, model, features, y.reshape(-1)))
+        found.append(Judged(title, model, features, _true(shard, model)))
     return found
+
+
+def _true(shard: Shard, model: Model) -> Array:
+    if model.info.task != "classes":
+        return shard.test_y.astype(np.float64)
+    return labels.to_indices(shard.test_y, model.info.classes, f"the test part of shard {shard.name}").reshape(-1)
 
 
 def titles(infos: Sequence[Any]) -> list[str]:
@@ -150,7 +180,7 @@ def titles(infos: Sequence[Any]) -> list[str]:
     return [title if count[title] == 1 else f"{title} {i + 1}" for i, title in enumerate(with_name)]
 
 
-def spread(true: Ints, count: int) -> list[int]:
+def spread(true: Array, count: int) -> list[int]:
     """So many samples, the first of each class, then the second of each, and so on; in the order of classes."""
     rank_N = np.zeros(len(true), dtype=np.int64)
     seen: Counter[int] = Counter()

@@ -73,13 +73,13 @@ class _Member(nn.Module):
 
     def __init__(self, member: Member) -> None:
         super().__init__()
-        self._trainer, self._weight = member.trainer, member.weight
+        self._member = member
         self._names = _held(self, member.tensors)
 
     def forward(self, x: Tensor, body: Mapping[str, Tensor]) -> Tensor:
         tensors = {**body, **{name: self.get_buffer(key) for name, key in self._names.items()}}
-        logits = self._trainer.predictor.logits(self._trainer.network, tensors, x)
-        return self._weight * self._trainer.measure.shares(logits)
+        trainer = self._member.trainer
+        return self._member.shares_of(trainer.predictor.logits(trainer.network, tensors, x))
 
 
 def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -19,8 +19,9 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.work.blend import Weighing
+from attune.fedclient.work.blend import Member, Weighing
 from attune.fedclient.work.build import family_of
+from attune.fedclient.work.calibration import Calibrated
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -119,10 +120,10 @@ def constant_answer(data: Prepared, measure: Measure) -> float | None:
     return measure.constant(trained, tested) if len(trained) and len(tested) else None
 
 
-def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, float]]:
-    """How much each model counts, by the samples held out of training."""
-    probability: dict[Choice, torch.Tensor] = {}
+def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, Member]]:
+    """How much each model counts and how sure it may be, by the samples held out of training."""
+    found: dict[Choice, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
-        probability[name] = yield from trainer.probability(tensors, data.validation_x, data.validation_y)
-    weights: dict[Choice, float] = yield Weighing(probability)
-    return weights
+        found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y)
+    weights: dict[Choice, float] = yield Weighing({name: each.probability for name, each in found.items()})
+    return {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}

@@ -12,22 +12,27 @@ import torch
 from torch import Tensor
 
 from attune.common.metrics import Choice
+from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 
 PSEUDO_COUNT = 1.0  # samples that each model is said to explain beforehand: draws the weights of few samples to equal ones
-FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without being ruled out
 ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
 
 
 @dataclass(frozen=True)
 class Member:
-    """A model of the blend, and what computes it."""
+    """A model of the blend, what computes it, and by what its scores are multiplied before they become probabilities."""
 
     weight: float
     trainer: Trainer
     tensors: Tensors
+    sharpness: float = 1.0
+
+    def shares_of(self, scores: Tensor) -> Tensor:
+        """Its part of the blend's probabilities, or numbers, from its scores of a batch (B, ..., C)."""
+        return self.weight * self.trainer.measure.shares(self.sharpness * scores)
 
 
 def weights_of(probability: Mapping[Choice, Tensor]) -> dict[Choice, float]:
@@ -71,7 +76,7 @@ def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
         for member in members:
             [(_, logits)] = yield Scores(member.trainer, member.tensors, x[at : at + EVALUATION_BATCH])
             # A model alone needs no probabilities: its logits have the same order.
-            scores.append(member.weight * measure.shares(logits) if len(members) > 1 else logits)
+            scores.append(member.shares_of(logits) if len(members) > 1 else logits)
         found.append(answers(torch.stack(scores).sum(dim=0)).cpu())
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
@@ -83,6 +88,4 @@ def blended_logits(members: Sequence[Member], x: Tensor) -> Tensor:
 
 def blended_shares(members: Sequence[Member], x: Tensor) -> Tensor:
     """The blend's probabilities, or its numbers, (B, ..., C), for one batch x (B, ...)."""
-    measure = members[0].trainer.measure
-    shares = [member.weight * measure.shares(member.trainer.scores(member.tensors, x)) for member in members]
-    return torch.stack(shares).sum(dim=0)
+    return torch.stack([member.shares_of(member.trainer.scores(member.tensors, x)) for member in members]).sum(dim=0)

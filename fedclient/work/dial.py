@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedclient.work.blend import FLOOR
+from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Tensors
 
@@ -42,12 +42,6 @@ def price(samples: int) -> float:
     Without it, many components could be set to suit a few samples.
     """
     return 0.5 * math.log(max(samples, 1))
-
-
-def log_likelihood(probability: Tensor) -> float:
-    """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
-    p_VT = probability.double().reshape(len(probability), -1).clamp_min(FLOOR)
-    return float(p_VT.log().mean(dim=1).sum())
 
 
 def searched(

@@ -267,21 +267,21 @@ class Learner:
         found = {name: mean_score(each) for name, each in right.items()}
         rivals = [comparison.compared(right[self.own], each, name) for name, each in right.items() if name != self.own]
         choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
-        weights = (yield from baselines.weighed(candidates, data)) if choosing else {}
-        members = [Member(weight, *candidates[name]) for name, weight in weights.items()]
-        blended = (yield from self._blended(members)) if members and right else None
+        members = (yield from baselines.weighed(candidates, data)) if choosing else {}
+        blended = (yield from self._blended(list(members.values()))) if members and right else None
         result = msgspec.structs.replace(
             result,
             accuracy_before=found.get(self.own),
             accuracy_common=found.get("common"),
             accuracy_local=found.get("local"),
             accuracy_kept=found.get(self.own) if blended is None else mean_score(blended),
-            kept=max(weights, key=lambda name: weights[name]) if weights else self.own,
-            weights=weights,
+            kept=max(members, key=lambda name: members[name].weight) if members else self.own,
+            weights={name: member.weight for name, member in members.items()},
+            sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if choosing else 0,
             **{name: value for each in rivals for name, value in each.items()},
         )
-        beside = {name for name in weights if name != self.own} | ({self.own} if mixed is not None else set())
+        beside = {name for name in members if name != self.own} | ({self.own} if mixed is not None else set())
         return result, {name: candidates[name][1] for name in candidates if name in beside}
 
     def _dialled(
@@ -294,7 +294,7 @@ class Learner:
 
         def probability(part: Tensors) -> Jobs[torch.Tensor]:
             prepared = yield from self.trainer.preparing(theta | part, received, data.train_x, data.train_y, seeds, cancelled)
-            return (yield from self.trainer.probability(prepared, data.validation_x, data.validation_y))
+            return (yield from self.trainer.calibrated(prepared, data.validation_x, data.validation_y)).probability
 
         own = self.baselines.local or self.trained
         values: dict[Position, Tensors | None] = {"attended": theta, "mean": common, "own": own}

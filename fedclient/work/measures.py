@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from attune.common.errors import SettingError
 from attune.common.task import TaskName
+from attune.fedclient.work.calibration import SHARPNESSES
 
 WORST = 1e30  # of a squared error: squares of it are finite
 LEAST_VARIANCE = 1e-6  # of held-out errors, of targets with variance 1: a model may be exact without ruling all others out
@@ -21,7 +23,12 @@ LOWEST = -1.0  # of a mean score that is reported: one device that diverged must
 
 
 class Measure(ABC):
-    """One task. Methods take scores and y of the same samples, on the same device."""
+    """One task. Methods take scores and y of the same samples, on the same device.
+
+    sharpnesses: factors that scores may be multiplied by to calibrate a model; 1 alone where scores are no probabilities.
+    """
+
+    sharpnesses: Sequence[float] = SHARPNESSES
 
     @abstractmethod
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -53,10 +60,11 @@ class Measure(ABC):
 
     @abstractmethod
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
-        """In y's shape: what `likelihood` is computed from, when all batches are there."""
+        """Of scores (G, B, ...), the same ones in G ways, and y (B, ...): what `likelihood` is computed from, when all batches
+        are there, (G, *y.shape)."""
 
     def likelihood(self, evidence: Tensor) -> Tensor:
-        """(V, ...): how likely y was by the model."""
+        """(G, V, ...): how likely y was by the model."""
         return evidence
 
     @abstractmethod
@@ -89,7 +97,7 @@ class Classes(Measure):
         return shares.log()
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
-        return self.shares(scores).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return self.shares(scores).gather(-1, y.expand(scores.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Always the most frequent label; of equal ones the first."""
@@ -122,6 +130,8 @@ class Numbers(_Outputs):
     A sample's score is 1 minus its mean squared error, so the mean score is R2 by the federation's variance.
     """
 
+    sharpnesses = (1.0,)
+
     def _each(self, scores: Tensor, y: Tensor) -> Tensor:
         return (scores - y).square()
 
@@ -146,8 +156,8 @@ class Numbers(_Outputs):
 
     def likelihood(self, evidence: Tensor) -> Tensor:
         """The density of Gaussian noise about the prediction, its variance the likeliest one: the mean of these errors."""
-        variance_K = evidence.mean(dim=0).clamp_min(LEAST_VARIANCE)
-        return (-evidence / (2 * variance_K)).exp() / (2 * math.pi * variance_K).sqrt()
+        variance_1K = evidence.mean(dim=-2, keepdim=True).clamp_min(LEAST_VARIANCE)
+        return (-evidence / (2 * variance_1K)).exp() / (2 * math.pi * variance_1K).sqrt()
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Always the mean of each target."""

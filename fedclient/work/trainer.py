@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
@@ -163,15 +164,18 @@ class Trainer:
             found.append(self.measure.right(self.measure.of_scores(logits), some_y))
         return torch.cat(found).cpu()
 
-    def probability(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
-        """How likely y of x (N, ...) is by prepared tensors: in y's shape, on the CPU; of numbers a density."""
-        found = []
+    def calibrated(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Calibrated]:
+        """How sure prepared tensors may be of x (N, ...), and how likely y is by them then: in y's shape, on the CPU.
+
+        Of numbers the probability is a density.
+        """
+        found, sharpnesses = [], self.measure.sharpnesses
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
             self.measure.check(logits, some_y)
-            found.append(self.measure.evidence(logits, some_y))
-        return self.measure.likelihood(torch.cat(found)).cpu()
+            found.append(torch.cat([self.measure.evidence(each, some_y) for each in sharpened(logits, sharpnesses)]))
+        return calibrated(sharpnesses, self.measure.likelihood(torch.cat(found, dim=1)).cpu())
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""

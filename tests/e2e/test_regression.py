@@ -58,3 +58,5 @@ def test_a_dose_is_predicted_from_a_table_to_a_file(federation_at: Callable[[str
     assert np.mean(np.abs([float(row["dose"]) - true for row, true in zip(rows, truth, strict=True)])) < 10
     pictures = federation.command("fedserver", "plot", "--home", str(federation.home), "--out", str(tmp_path / "pictures"))
     assert "clients.png" in pictures.stdout
+    pictures = federation.command("fedclient", "plot", "--data", str(shard), "--out", str(tmp_path / "numbers"), *where)
+    assert "predicted.png" in pictures.stdout and "mean absolute error" in (tmp_path / "numbers" / "index.html").read_text()

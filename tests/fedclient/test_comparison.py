@@ -66,8 +66,10 @@ def test_the_better_model_counts_more_also_after_a_restart(make):
     assert (result.accuracy_before, result.accuracy_common, result.accuracy_local) == pytest.approx((0.0, 1.0, None), abs=0.05)
     assert (result.kept, result.validation_samples, result.samples) == ("common", 12, 48)
     assert (result.better_than_common, result.worse_than_common, result.better_than_local) == (0, 30, None)
-    # Twelve samples and one said beforehand for it, one said beforehand for the other one.
-    assert result.weights == pytest.approx({"personalized": 1 / 14, "common": 13 / 14}, abs=0.01)
+    # Twelve samples and one said beforehand for it, one said beforehand for the other one, which has been made unsure of itself
+    # and so explains a little more than nothing.
+    assert 12 / 14 < result.weights["common"] < 13 / 14 and sum(result.weights.values()) == pytest.approx(1)
+    assert result.sharpness["personalized"] < 0.5 and result.sharpness["common"] >= 1
     assert result.accuracy == result.accuracy_kept == result.accuracy_common
     good = rule(learner, 1)
     for each in (learner, make("fedavg+ft")):

@@ -18,7 +18,8 @@ from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.messages import BlobRef, Order
-from attune.fedclient.work.dial import dialled, log_likelihood, price, searched
+from attune.fedclient.work.calibration import log_likelihood
+from attune.fedclient.work.dial import dialled, price, searched
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders

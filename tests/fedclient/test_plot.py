@@ -14,8 +14,10 @@ from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
+from attune.common.plan import Scale
 from attune.fedclient.cli import main
-from attune.fedclient.model import artifact, drawings
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.model import artifact, drawings, scatter
 from attune.fedclient.model.drawings import effective
 from attune.fedclient.model.plots import PICTURES, plot, spread, titles
 from attune.fedclient.model.rollout import attentions, rollout
@@ -181,3 +183,84 @@ def test_the_command(tmp_path):
     assert CliRunner().invoke(main, [*words, "--home", str(home), "--model", str(home)]).exit_code == 2
     (home / "model" / "model.json").write_bytes(msgspec.json.encode({}))
     assert CliRunner().invoke(main, [*words, "--home", str(home)]).exit_code == NoModel.exit_code
+
+
+def of_task(folder, task, names, seed=0, targets=None):
+    """A finished linear model for another task, with weights drawn from the seed."""
+    spec = default_spec("tabular", (4,), len(names), 0, "mlr", {})
+    info = artifact.ModelInfo(
+        "a",
+        "federation",
+        "fedavg",
+        {},
+        spec,
+        list(names),
+        TrainSettings(),
+        kept="common",
+        own="common",
+        task=task,
+        targets=targets,
+    )
+    artifact.save(folder / "model", info, {"common": tensors_of(build(spec, seed))})
+    return folder
+
+
+def shard_of_task(folder, task, names, y):
+    folder.mkdir()
+    x = np.random.default_rng(1).normal(size=(len(y), 4))
+    for part in ("train", "test"):
+        np.savez(folder / f"{part}.npz", x=x, y=y)
+    (folder / "meta.json").write_bytes(msgspec.json.encode({"task": task, "classes": list(names), "standardise": False}))
+    return folder
+
+
+def test_numbers_are_drawn_in_their_unit_with_the_errors_in_the_page(tmp_path):
+    """Two models, two targets; R2 over targets is what `fedclient evaluate` says, the errors are worked out from `predict`."""
+    y = np.random.default_rng(2).normal(size=(30, 2)) * [40.0, 0.1] + [300.0, -1.0]
+    scale = Scale([300.0, -1.0], [40.0, 0.1])
+    homes = [of_task(tmp_path / str(seed), "regression", ("dose", "level"), seed, scale) for seed in (0, 1)]
+    data = shard_of_task(tmp_path / "site", "regression", ("dose", "level"), y)
+    lines = plot(homes, data, tmp_path / "out", 2, ())
+    page = check_pictures(tmp_path / "out", {"predicted"})
+    assert len(lines) == 2
+    rows = [row for row in page.rows if row[0].startswith("fedavg")]
+    assert [row[:3] for row in rows] == [
+        [name, target, "30"] for target in ("dose", "level") for name in ("fedavg (a) 1", "fedavg (a) 2")
+    ]
+    for number, home in enumerate(homes):
+        loaded = artifact.Model.load(home / "model")
+        with np.load(data / "test.npz") as test:
+            error = np.array(loaded.predict(test["x"])) - test["y"]
+        mine = [row for row in rows if row[0] == f"fedavg (a) {number + 1}"]
+        r2, _ = loaded.evaluate(load_shard(data))
+        assert np.mean([float(row[3]) for row in mine]) == pytest.approx(r2, abs=2e-4)
+        for k, row in enumerate(mine):
+            by_hand = [np.abs(error[:, k]).mean(), np.sqrt((error[:, k] ** 2).mean()), error[:, k].mean()]
+            assert [float(cell) for cell in row[4:]] == pytest.approx(by_hand, abs=6e-5)
+
+
+def test_a_perfect_and_a_hopeless_number(monkeypatch):
+    """All on the line is R2 1 and no error; 3 too much with a deviation of 1 is 1 - 9; what is no number is left out."""
+    kept = []
+    monkeypatch.setattr(scatter.figures, "png", lambda figure: kept.append(figure) or b"png")
+    true = np.array([[1.0], [2.0], [4.0]])
+    models = [scatter.Predicted(name, true + more, np.ones(1)) for name, more in (("right", 0.0), ("wrong", 3.0))]
+    section = scatter.predicted(true, ["y"], [*models, scatter.Predicted("lost", true * np.inf, np.ones(1))])
+    assert section.table.rows[:2] == [["right", "y", 3, 1.0, 0.0, 0.0, 0.0], ["wrong", "y", 3, -8.0, 3.0, 3.0, 3.0]]
+    for axes in kept[0].axes:
+        assert axes.get_xlim() == axes.get_ylim()
+        assert all(np.isfinite(axes.get_xlim()))
+
+
+def test_several_labels_have_an_accuracy_each(tmp_path):
+    y = (np.random.default_rng(3).random((20, 3)) < 0.4).astype(np.int64)
+    home, data = of_task(tmp_path / "home", "multilabel", "abc"), shard_of_task(tmp_path / "site", "multilabel", "abc", y)
+    plot([home], data, tmp_path / "out", 2, ())
+    page = check_pictures(tmp_path / "out", {"labels"})
+    with np.load(data / "test.npz") as test:
+        right = (np.array(artifact.Model.load(home / "model").predict(test["x"])) == test["y"]).sum(axis=0)
+    assert [row[1:4] for row in page.rows if row[0] == "fedavg"] == [
+        [name, "20", str(count)] for name, count in zip("abc", right, strict=True)
+    ]
+    with pytest.raises(SettingError, match="'predicted' is of models for regression, and this one is for multilabel"):
+        plot([home], data, tmp_path / "again", 2, ("predicted",))

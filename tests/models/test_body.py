@@ -132,6 +132,17 @@ def test_a_body_is_read_from_a_path_or_a_package(tmp_path: Path, monkeypatch: py
         body.load_body(adapted.table_body(msgspec.structs.replace(TABLE, shape=(5,))), file)
 
 
+def test_what_a_file_has_and_a_module_has_not_is_left_only_where_that_is_said(tmp_path: Path) -> None:
+    saved = adapted.table_body(TABLE).state_dict()
+    write_tensors(tmp_path / "more", saved | {"pooler.weight": torch.ones(2), "pooler.bias": torch.ones(1)})
+    with pytest.raises(SettingError, match=r"(?s)cannot be read from .*Unexpected key.*pooler"):
+        body.load_body(adapted.table_body(TABLE), tmp_path / "more")
+    read = body.load_body(adapted.table_body(TABLE), tmp_path / "more", ("pooler.*",)).state_dict()
+    assert read.keys() == saved.keys() and all(torch.equal(read[name], tensor) for name, tensor in saved.items())
+    with pytest.raises(SettingError, match=r"(?s)cannot be read from .*Missing key"):
+        body.load_body(adapted.table_body(TABLE), tmp_path / "more", ("*",))
+
+
 def test_a_body_need_not_be_there_to_count_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(adapted.BODY, "nowhere")
     assert registry.build(TABLE, 0, device="meta")[0][1].base.weight.is_meta

@@ -41,7 +41,7 @@ def evaluation(device, samples):
     generator = torch.Generator().manual_seed(samples)
     x, y = torch.randn(samples, 4, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
     prepared = yield from device.trainer.preparing(device.start, device.received, device.x, device.y, device.seeds)
-    return (yield from device.trainer.probability(prepared, x, y))
+    return (yield from device.trainer.calibrated(prepared, x, y)).probability
 
 
 @pytest.mark.parametrize("name", [*PREDICTORS, *BY_ITSELF])

@@ -13,6 +13,7 @@ from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.common.plan import Label
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.makers import hugging_face, images, text
+from attune.fedclient.data.makers.alphabets import Alphabet, alphabet_of
 from attune.fedclient.data.makers.options import MakeOptions
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.samples import SPLIT, answers_of, training_and_test
@@ -70,21 +71,26 @@ def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: st
     if test is None:
         train, test = training_and_test(train, options.table)
     both = [table for table in (train, test) if table is not None]
-    parts = [(_values(table, column, options), _answers(table, options.table)) for table in both]
+    train.require(column)
     if _is_image(train.cells[column]):
-        meta = Meta(kind="images", channels="last")
+        meta, values = Meta(kind="images", channels="last"), [_images(table, column, options) for table in both]
     else:
-        meta = Meta(kind="tokens", vocabulary=text.VOCABULARY)
+        alphabet = alphabet_of(options.tokenizer)
+        meta = Meta(kind="tokens", vocabulary=alphabet.size)
+        values = [_texts(table, column, alphabet, options) for table in both]
+    parts = [(x, _answers(table, options.table)) for x, table in zip(values, both, strict=True)]
     return Source(parts[0], parts[1] if len(parts) > 1 else None, declared(meta, train, options.table))
 
 
-def _values(table: Table, column: str, options: MakeOptions) -> Array:
-    table.require(column)
+def _images(table: Table, column: str, options: MakeOptions) -> Array:
     cells = table.cells[column]
-    if _is_image(cells):
-        where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
-        return images.stacked([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
-    return text.tokens_of(table.text(column), options.length)
+    where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
+    return images.stacked([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
+
+
+def _texts(table: Table, column: str, alphabet: Alphabet, options: MakeOptions) -> Array:
+    table.require(column)
+    return alphabet.rows(table.text(column), options.length)
 
 
 def _answers(table: Table, options: ReadOptions) -> Array:

@@ -38,7 +38,7 @@ def read(path: Path, options: ReadOptions) -> Corpus:
         for file in files:
             text = read_text(file, left)
             left -= len(text)
-            _gather(lines, f"{file.stem} " if path.is_dir() else "", _play(text) if _is_play(text) else _script(text))
+            _gather(lines, f"{file.stem} " if path.is_dir() else "", lines_of_play(text) if _is_play(text) else _script(text))
     if not lines:
         raise ShardError(
             f"no roles in {path}: a line begins with ROLE and a tab, or ROLE: stands before each speech on a line of its own"
@@ -87,8 +87,8 @@ def _script(text: str) -> Iterator[tuple[str, str]]:
         fresh = not words
 
 
-def _play(text: str) -> Iterator[tuple[str, str]]:
-    """The lines from the first act or scene on; before it stand the persons of the play."""
+def lines_of_play(text: str) -> Iterator[tuple[str, str]]:
+    """(role, line), in order, from the first act or scene on; before it stand the persons of the play."""
     found = _BEGIN.search(text)
     role = ""
     for line in _DIRECTION.sub("", text[found.start() if found else 0 :]).splitlines():

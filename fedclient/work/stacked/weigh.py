@@ -11,7 +11,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from attune.common.metrics import Choice
-from attune.fedclient.work.blend import FLOOR, ITERATIONS, PSEUDO_COUNT, Weighing
+from attune.fedclient.work.blend import ITERATIONS, PSEUDO_COUNT, Weighing
+from attune.fedclient.work.calibration import FLOOR
 
 
 def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:

@@ -1,0 +1,166 @@
+"""Adapters on a real sentence encoder, devices with different text: bytes of a round, what the server holds, accuracy.
+
+`python -m benchmarks.adapters_text --data shakespeare/plays --out benchmarks/results/adapters_text.json`: the body is MiniLM
+out of a package (examples/minilm.py says which, and what to install). The task: from which of ten plays is this speech? Each
+device has speeches of three of them. They become shards as a site's own would: a CSV file, `fedclient shard --tokenizer`. Test
+speeches stand in the last third of their play, so no scene is in both parts. The rates are not tuned.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+import attune
+from attune.common.models.body import names_of
+from attune.common.models.registry import build
+from attune.common.models.structure import tensors_of
+from attune.common.plan import ModelSpec
+from attune.fedclient.data.makers.make import make
+from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.partition.readers.plays import lines_of_play
+from attune.fedclient.read_options import ReadOptions
+from attune.fedserver.home import Home
+from attune.fedserver.view.beside import snapshot
+from benchmarks.machine import machine
+from examples import minilm
+
+PLAYS, OWN = 10, 3
+WORDS = 12  # of the shortest speech that counts
+TEST_SHARE = 1 / 3  # of a play, at its end
+LENGTH = 32
+RATES = {"head": 0.2, "lora": 0.1, "full": 0.02}
+TUNED_EPOCHS = 5
+Speeches = dict[str, tuple[list[str], list[str]]]  # play -> speeches for training and for testing
+
+
+def speeches_of(data: Path) -> Speeches:
+    """Of the plays with the most speeches: runs of lines of one role with enough words, in the order of the play."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(data.glob("*.txt")):
+        lines = groupby(lines_of_play(path.read_text(encoding="ascii")), key=lambda said: said[0])
+        speeches = [" ".join(line for _, line in speech) for _, speech in lines]
+        found[path.stem] = [speech for speech in speeches if len(speech.split()) >= WORDS]
+    largest = sorted(found, key=lambda play: -len(found[play]))[:PLAYS]
+    cut = {play: len(found[play]) - round(len(found[play]) * TEST_SHARE) for play in largest}
+    return {play: (found[play][: cut[play]], found[play][cut[play] :]) for play in sorted(largest)}
+
+
+def write_tables(speeches: Speeches, out: Path, devices: int, counts: tuple[int, int], seed: int) -> Iterator[Path]:
+    """A CSV file a device: speech, play, split. No speech on two devices; counts: for training and for testing."""
+    draw, plays = np.random.default_rng(seed), list(speeches)
+    left = {play: [draw.permutation(len(part)).tolist() for part in speeches[play]] for play in plays}
+    for number in range(devices):
+        own = draw.choice(PLAYS, OWN, replace=False)
+        path = out / f"device{number:02}.csv"
+        with path.open("w", newline="", encoding="ascii") as file:
+            table = csv.writer(file)
+            table.writerow(("speech", "play", "split"))
+            for part, split in enumerate(("train", "test")):
+                for play in (plays[own[at % OWN]] for at in range(counts[part])):
+                    table.writerow((speeches[play][part][left[play][part].pop()], play, split))
+        yield path
+
+
+def make_shards(speeches: Speeches, out: Path, devices: int, counts: tuple[int, int], seed: int) -> list[Path]:
+    """What `fedclient shard --text speech --label play --tokenizer ...` makes of these files."""
+    out.mkdir()
+    table, classes = ReadOptions.of("play"), ",".join(speeches)
+    options = MakeOptions.of(table, "speech", LENGTH, "", False, classes, minilm.place())
+    shards = []
+    for path in write_tables(speeches, out, devices, counts, seed):
+        shards.append(out / path.stem)
+        make(path, options, shards[-1])
+    return shards
+
+
+def measure(kind: str, method: str, shards: Sequence[Path], rounds: int, seed: int, alone: bool) -> dict[str, Any]:
+    """One federation. alone: also what each device reaches by itself."""
+    home, began = Path(tempfile.mkdtemp(prefix="attune-adapters-text-")), time.process_time()
+    settings: dict[str, Any] = {"train.lr": RATES[kind], "train.local_epochs": 2, "train.batch_size": 8}
+    settings |= {"method.tune_epochs": TUNED_EPOCHS} if method == "fedavg+ft" else {}
+    try:
+        result = attune.simulate(
+            list(shards), method, f"examples.minilm:{kind}", rounds, seed, settings, "local" if alone else None, home / "run",
+            executor="sequential",
+        )  # fmt: skip
+        state = sum(slot.size for slot in snapshot(Home(home / "run" / "server")).slots)
+    finally:
+        shutil.rmtree(home)
+    clients = result.status["clients"]
+    means = {
+        name: round(sum(client[key] for client in clients) / len(clients), 4)
+        for name, key in (("accuracy", "accuracy"), ("common", "accuracy_common"), ("local", "accuracy_local"))
+        if all(client.get(key) is not None for client in clients)
+    }
+    return {
+        "method": method,
+        "model": kind,
+        "seed": seed,
+        "lr": RATES[kind],
+        **means,
+        "constant": round(sum(client["accuracy_constant"] for client in clients) / len(clients), 4),
+        "bytes_a_device_and_round": round(result.bytes_moved / rounds / len(clients)),
+        "server_state_bytes": state,
+        "processor_s": round(time.process_time() - began, 1),
+    }
+
+
+def sizes(kinds: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Numbers that are trained and that are frozen, of each kind of model."""
+    models = {kind: build(ModelSpec(f"examples.minilm:{kind}", "tokens", (LENGTH,), PLAYS, 1 << 15), 0) for kind in kinds}
+    return {
+        kind: {
+            "trained": sum(tensor.numel() for tensor in tensors_of(model).values()),
+            "frozen": sum(tensor.numel() for name, tensor in model.state_dict().items() if name in names_of(model)),
+        }
+        for kind, model in models.items()
+    }
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="Shakespeare's plays, a folder.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The JSON file; what it has is not run again.")
+@click.option("--devices", type=click.IntRange(2), default=8, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=6, show_default=True)
+@click.option("--samples", type=(int, int), default=(60, 60), show_default=True, help="Of a device: to train, to test.")
+@click.option("--run", "runs", type=(str, str, int), multiple=True, help="Method, model (head, lora, full) and seed; repeated.")
+def main(
+    data: Path, out: Path, devices: int, rounds: int, samples: tuple[int, int], runs: Sequence[tuple[str, str, int]]
+) -> None:
+    """One federation for each --run."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
+    found |= {
+        "machine": machine(),
+        "sizes": sizes(RATES),
+        "devices": devices,
+        "rounds": rounds,
+        "samples": samples,
+        "length": LENGTH,
+    }
+    speeches = speeches_of(data)
+    found["plays"] = {play: [len(part) for part in parts] for play, parts in speeches.items()}
+    for method, kind, seed in runs:
+        if any((row["method"], row["model"], row["seed"]) == (method, kind, seed) for row in found["rows"]):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            shards = make_shards(speeches, Path(folder) / "shards", devices, samples, seed)
+            found["rows"].append(measure(kind, method, shards, rounds, seed, alone=method == "fedavg+ft" and kind != "full"))
+        click.echo(found["rows"][-1])
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

