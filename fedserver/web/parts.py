@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from attune.common.task import described
 from attune.fedserver.federation.journal import Span, Stage
 from attune.fedserver.view.verdict import gain_of
 from attune.fedserver.web.condensed import Total
@@ -30,6 +31,7 @@ def parts(facts: Facts, actions: Sequence[str]) -> dict[str, Any]:
     devices = [_device(client, facts) for client in status["clients"]]
     run = {name: status[name] for name in RUN} | {
         "kind": facts.kind,
+        "metric_told": described(status["metric"]),
         "actions": list(actions),
         "left_s": left_s(facts),
         "bytes_up": sum(line.bytes_up for line in facts.lines),

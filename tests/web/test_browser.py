@@ -7,6 +7,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.e2e.harness import Federation, tabular_shard, until
@@ -193,3 +194,39 @@ def test_the_view_for_programs_is_what_the_page_shows(federation):
     assert [device["name"] for device in shown["devices"]] == [client["name"] for client in status["clients"]]
     assert until(lambda: Page(int(port)).ask("/readyz").status == 200, "it is ready")
     assert Path(federation.home / "dashboard-token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("task", "told", "interval"),
+    [
+        ("regression", "R2 (more is better: 1 is perfect, 0 no better than the mean). What is below 0 is drawn at 0.", False),
+        ("multilabel", "Label accuracy (more is better: share of labels that are right).", True),
+        ("classes", "a constant answer.", True),
+    ],
+)
+def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open_page, task, told, interval):
+    """At 390 points wide no words of a figure are smaller than 9, and the colour of a curve stays beside its name."""
+    import attune
+    from attune.fedserver.web.finished import OfFolder
+    from tests.web.conftest import TOKEN
+
+    x = np.random.default_rng(0).normal(size=(2, 60, 3)).astype("f4")
+    y = {"regression": x[..., 0] * 5, "multilabel": (x > 0).astype(int), "classes": (x[..., 0] > 0).astype(int)}[task]
+    shards = {name: (x[n], y[n]) for n, name in enumerate(("anna", "ben"))}
+    said = {"round.evaluate_every": 1}
+    result = attune.simulate(shards, "fedavg", rounds=2, task=task, baseline="local", settings=said, progress=False)
+    here = served(OfFolder(result.save(tmp_path / "run")))
+    metric = {"regression": "R2", "multilabel": "Label accuracy", "classes": "Accuracy"}[task]
+    page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}", width=390)
+    page.locator("#devices tbody tr").first.wait_for()
+    assert page.locator("#score-head").text_content() == f"{metric} on its own test part"
+    key = page.locator("#key").text_content()
+    assert key.endswith(told) and ("95 % interval" in key) == interval
+    assert page.locator("#sort-score").text_content().lower() == metric.lower()
+    heights = page.locator("#charts svg text").evaluate_all("all => all.map((each) => each.getBoundingClientRect().height)")
+    assert len(heights) > 8 and min(heights) >= 9
+    together = page.locator("#charts figcaption .together").evaluate_all(
+        "all => all.map((each) => each.getClientRects().length)"
+    )
+    assert set(together) == {1}, "a name with its colour is one box, not broken between lines"
+    assert wrong == []

@@ -1,7 +1,7 @@
 // A row for each device: its accuracies on one scale, the verdict, traffic, certificate, and the button that shuts it out.
 
 import { $, h, s, show } from "./dom.js";
-import { bytes, date, natural, share, span } from "./format.js";
+import { bytes, date, natural, share, span, title } from "./format.js";
 import { askRevoke } from "./actions.js";
 
 const SOON_S = 14 * 86400;
@@ -17,7 +17,7 @@ const ORDERS = {
 };
 
 export function devices(found, run) {
-  key();
+  key(run, found.some((device) => device.interval));
   const body = $("devices").tBodies[0];
   const order = [...found].sort(ORDERS[$("sort").value]);
   for (const name of [...rows.keys()]) if (!found.some((device) => device.name === name)) { rows.get(name).remove(); rows.delete(name); }
@@ -29,10 +29,13 @@ export function devices(found, run) {
   });
 }
 
-function key() {
-  show($("key"), "key", () => [
-    "Of each device's own test part: ", mark("circle", "personalized"), " its personalized model, with the 95 % interval; ",
+function key(run, intervals) {
+  show($("score-head"), run.metric, (metric) => `${title(metric)} on its own test part`);
+  show($("sort-score"), run.metric, (metric) => metric);
+  show($("key"), [run.metric_told, intervals], ([told]) => [
+    "Of each device's own test part: ", mark("circle", "personalized"), ` its personalized model${intervals ? ", with the 95 % interval" : ""}; `,
     mark("diamond", "common"), " the common model; ", mark("square", "local"), " a model trained on it alone; the grey tick is a constant answer.",
+    told === run.metric ? "" : ` ${title(told)}.`, run.metric === "R2" ? " What is below 0 is drawn at 0." : "",
   ]);
 }
 

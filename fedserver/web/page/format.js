@@ -1,5 +1,6 @@
 // Numbers and times as words.
 
+export const title = (words) => words[0].toUpperCase() + words.slice(1);
 export const share = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
 export function bytes(count) {

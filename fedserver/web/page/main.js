@@ -57,5 +57,5 @@ listen();
 for (const id of ["sort", "timeline-span"]) $(id).addEventListener("change", render);
 $("unit").addEventListener("change", attention);
 setInterval(drawTimeline, 1000);
-new ResizeObserver(() => { drawTimeline(); drawAttention(); }).observe($("main"));
+new ResizeObserver(() => { render(); drawTimeline(); drawAttention(); }).observe($("main"));
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawTimeline(); drawAttention(); });

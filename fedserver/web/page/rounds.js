@@ -1,29 +1,30 @@
 // Rounds as curves, as a table, and who took part in which.
 
 import { $, h, s, show } from "./dom.js";
-import { bytes, natural, share, short, span } from "./format.js";
+import { bytes, natural, share, short, span, title } from "./format.js";
 
 const SERIES = [["before", "as served", "--downloading"], ["after", "after local training", "--sending"], ["accuracy", "evaluated", "--personalized"], ["common", "common model", "--common"]];
 const WIDE = [560, 190], NARROW = [290, 130], LEFT = 54, BOTTOM = 22, TOP = 8;
 const LISTED = 20;
 
 export function rounds(found, devices, metric) {
-  show($("charts"), found.map((line) => ({ ...line, trained: 0, evaluated: 0 })), () => (found.length ? charts(found, metric) : h("p", { class: "quiet" }, "No round is closed yet.")));
+  const wide = $("charts").clientWidth >= WIDE[0] * 0.75; // on less, the words in a wide figure are too small to read
+  show($("charts"), [wide, found.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (found.length ? charts(found, metric, wide) : h("p", { class: "quiet" }, "No round is closed yet.")));
   show($("round-table"), found.slice(-LISTED), (lines) => table(lines));
   show($("part"), [found.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
 }
 
-function charts(found, metric) {
+function charts(found, metric, wide) {
   const present = SERIES.filter(([name]) => found.some((line) => line[name] !== null));
   return [
-    chart(`${metric[0].toUpperCase()}${metric.slice(1)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide: true }),
+    chart(`${title(metric)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide }),
     chart("Training loss", found, [{ name: "loss", colour: "--training" }], { format: (v) => v.toPrecision(2) }),
     chart("Bytes up and down", found, [{ name: "bytes_up", label: "up", colour: "--sending" }, { name: "bytes_down", label: "down", colour: "--downloading" }], { format: bytes }),
     chart("Seconds of the slowest device", found, [{ name: "seconds", colour: "--evaluating" }], { format: (v) => span(v) }),
   ];
 }
 
-function chart(title, found, series, { top, format, wide }) {
+function chart(heading, found, series, { top, format, wide }) {
   const [W, H] = wide ? WIDE : NARROW;
   const known = series.flatMap(({ name }) => found.map((line) => line[name]).filter((value) => value !== null));
   if (!known.length) return null;
@@ -32,9 +33,9 @@ function chart(title, found, series, { top, format, wide }) {
   const grid = [0, 0.5, 1].map((part) => [s("line", { x1: LEFT, x2: W - 8, y1: y(part * high), y2: y(part * high) }), s("text", { x: LEFT - 6, y: y(part * high) + 4, "text-anchor": "end" }, format(part * high))]);
   const lines = series.map(({ name, colour }) => curve(found.filter((line) => line[name] !== null).map((line) => [x(line.round), y(line[name])]), colour));
   const latest = series.map(({ name, label }) => [label, found.filter((line) => line[name] !== null).at(-1)?.[name]]).filter(([, value]) => value !== undefined);
-  const words = `${title}: ${latest.map(([label, value]) => `${label ? `${label} ` : ""}${format(value)}`).join(", ")} after round ${last}`;
+  const words = `${heading}: ${latest.map(([label, value]) => `${label ? `${label} ` : ""}${format(value)}`).join(", ")} after round ${last}`;
   return h("figure", { class: wide ? "wide" : null },
-    h("figcaption", {}, title, ...series.filter(({ label }) => label).map(({ label, colour }) => { const box = h("span", { class: "swatch" }); box.style.background = `var(${colour})`; box.style.marginLeft = ".7rem"; return h("span", {}, box, label); })),
+    h("figcaption", {}, heading, ...series.filter(({ label }) => label).map(({ label, colour }) => { const box = h("span", { class: "swatch" }); box.style.background = `var(${colour})`; box.style.marginLeft = ".7rem"; return h("span", { class: "together" }, box, label); })),
     s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": words }, s("g", { class: "grid" }, ...grid.flat()), ...lines,
       s("text", { x: LEFT, y: H - 5 }, `round ${first}`), s("text", { x: W - 8, y: H - 5, "text-anchor": "end" }, String(last))));
 }

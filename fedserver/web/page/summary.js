@@ -1,7 +1,7 @@
 // The title, the tiles, and what keeps the federation from going on.
 
 import { $, h, show } from "./dom.js";
-import { bytes, share, span } from "./format.js";
+import { bytes, share, span, title } from "./format.js";
 
 const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed" };
 const KINDS = { server: "", home: "a home, read beside its server", folder: "a saved result", simulation: "a simulation" };
@@ -33,7 +33,7 @@ function tiles(run, devices, state) {
     { name: "State", value: state, note: run.adapting.length ? `newcomers: ${run.adapting.join(", ")}` : note },
     { name: "Rounds closed", value: `${run.round} of ${run.rounds}`, bar: [run.round, run.rounds] },
     { name: "Devices here", value: `${here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
-    { name: run.metric[0].toUpperCase() + run.metric.slice(1), value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
+    { name: title(run.metric), value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
     { name: "Helped", value: compared ? `${verdicts.better} of ${compared}` : "–", note: compared ? `${verdicts.unclear} unclear, ${verdicts.worse} not helped` : "devices compare when they evaluate" },
     { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
