@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded, UnknownBlob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
@@ -120,13 +121,15 @@ def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
         assert not waiting.done()
         await arrivals.wait("b", ["x"])  # another device's
         newer.__exit__(None, None, None)
-        await asyncio.wait_for(waiting, 10)
+        async with aio.timeout(10):
+            await waiting
         older.__exit__(None, None, None)
         with pytest.raises(ZeroDivisionError), arrivals.stream("a", "x"):
             waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
             await asyncio.sleep(0)
             raise ZeroDivisionError
-        await asyncio.wait_for(waiting, 10)
+        async with aio.timeout(10):
+            await waiting
         assert repr(arrivals) == "Arrivals([])"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
