@@ -17,6 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.wire.encodings says what each does
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -63,9 +64,9 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     take_back: NonNegative = 10.0  # times its last median, the devices' loss undoes the round before; 0: never
     train: Literal["sampled", "all"] = "sampled"
-    encoding: Literal["", "bf16", "int8", "zstd"] = (
-        ""  # of what devices hand in, and zstd also of what they are served; empty: none
-    )
+    encoding: Encoding = ""  # of what devices hand in, and zstd also of what they are served; empty: none
+    encodings: dict[str, Encoding] = {}  # the same, of single parts of the method
+    served: Literal["", "zstd"] = ""  # encoding of what devices are served, of all parts; empty: as `encoding` says
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
     evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
     evaluate_each_last: CountOrZero = 0  # all devices also evaluate after each of this number of last rounds

@@ -18,7 +18,7 @@ from attune.common.identity.credential import Credential, csr_der, needs_renewal
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
 from attune.common.plan import Profile
-from attune.common.protocol import ENCODINGS, INLINE_BYTES, PROTOCOL, UPLOAD_KEY
+from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN, UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.fedclient.address import Address
 from attune.fedclient.home import Identity
@@ -118,7 +118,7 @@ class GrpcLink:
         self.inline_bytes, self.waits = 0, False
         profile_json = msgspec.json.encode(profile)
         hello = pb.Hello(protocol=PROTOCOL, software=software, profile_json=profile_json)
-        hello.inline_bytes, hello.encodings[:] = INLINE_BYTES, ENCODINGS
+        hello.inline_bytes, hello.encodings[:] = INLINE_BYTES, SPOKEN
         waiting = asyncio.get_running_loop().call_later(FIRST_WORD_S, self._gone)
         tasks: list[asyncio.Task[None]] = []
         try:
