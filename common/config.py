@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -124,10 +123,11 @@ def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as nested dictionaries. Errors: SettingError that names the file and the line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+        return found
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -137,8 +137,8 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     if not equals or not all(path.split(".")):
         raise SettingError(f"--set takes section.key=value, not {text!r}")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = msgspec.toml.decode(f"value = {value}")["value"]
+    except msgspec.DecodeError:
         parsed = value
     return path.split("."), parsed
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import torch
+from typing_extensions import Self
 
 from attune.common.durable import replaced
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, hash_span

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 import grpc
 import msgspec
 
+from attune.common import aio
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
@@ -84,7 +85,7 @@ class GrpcLink:
 
     async def renew(self) -> bool:
         """A certificate for a new key, kept and used from the next call on, once the present one is two thirds through."""
-        if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(UTC)):
+        if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(timezone.utc)):
             return False
         key = new_key()
         request = pb.RenewRequest(csr_der=csr_der(key, self.identity.name))
@@ -173,7 +174,7 @@ class GrpcLink:
         self._tell(pb.DeviceMessage(trouble=pb.Trouble(reason=reason[:500])))
         self._tell(None)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_S):
+            async with aio.timeout(LAST_WORD_S):
                 await self._over.wait()
 
     def _tell(self, message: pb.DeviceMessage | None) -> None:
@@ -190,7 +191,7 @@ class GrpcLink:
         request = pb.DownloadRequest(digest=digest, offset=offset)
         with self._pulse.transfer(), self._wire.call(download(request)) as call:
             while True:
-                async with asyncio.timeout(self.stall_s):
+                async with aio.timeout(self.stall_s):
                     frame = await call.read()
                 if frame is grpc.aio.EOF:
                     return
@@ -212,12 +213,12 @@ class GrpcLink:
             # Where the server has answered before the end, its answer says why.
             with contextlib.suppress(asyncio.InvalidStateError):
                 for frame in frames:
-                    async with asyncio.timeout(self.stall_s):
+                    async with aio.timeout(self.stall_s):
                         await call.write(frame)
                     self._pulse.heard()  # there was room in the window, which the server opens
                     await self._allowance.spend(len(frame))
                 await call.done_writing()
-            async with asyncio.timeout(self.stall_s):
+            async with aio.timeout(self.stall_s):
                 reply = await call
         if reply.received < target.size:
             raise Broken(f"the server has {reply.received} of {target.size} bytes")

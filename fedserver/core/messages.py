@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Self
 
 import msgspec
+from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
 from attune.common.plan import Plan
+from attune.fedserver.core.enums import StrEnum
 
 
 class Phase(StrEnum):

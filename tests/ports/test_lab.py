@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from attune.common import aio
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import read_tensors, write_tensors
@@ -126,7 +126,7 @@ def run(blobs: Blobs, method: str, far: bool = False) -> list[str]:
     executors = Executors()
     try:
         lab: Lab = ThreadLab(blobs, executors, threads=1)
-        return asyncio.run(federation(blobs, FarLab(lab) if far else lab, method))
+        return aio.run(federation(blobs, FarLab(lab) if far else lab, method))
     finally:
         executors.shutdown()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded, UnknownBlob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
@@ -122,16 +123,18 @@ def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
         assert not waiting.done()
         await arrivals.wait("b", ["x"])  # another device's
         newer.__exit__(None, None, None)
-        await asyncio.wait_for(waiting, 10)
+        async with aio.timeout(10):
+            await waiting
         older.__exit__(None, None, None)
         with pytest.raises(ZeroDivisionError), arrivals.stream("a", "x"):
             waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
             await asyncio.sleep(0)
             raise ZeroDivisionError
-        await asyncio.wait_for(waiting, 10)
+        async with aio.timeout(10):
+            await waiting
         assert repr(arrivals) == "Arrivals([])"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_an_upload_that_begins_anew_while_its_update_is_taken_in_is_no_damage(
