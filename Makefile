@@ -11,7 +11,7 @@ TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.
 DATA ?= digits
 DEMO ?= demo-out
 
-.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray flower bench bench-quick bench-links gpu paper-gpu clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -30,10 +30,15 @@ develop: .venv/developed
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# What the oldest Python does not have. `str.decode` and `long` are other things here: names of our own, and torch's.
+OLDEST := --quiet --no-tips --violations --target=3.10- --exclude str.decode --exclude long --exclude-regex '/pb/' \
+	__init__.py common fedserver fedclient simulation tests benchmarks examples
+
 check: develop
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/vermin $(OLDEST)
 	$(BIN)/lint-imports
 
 # Files of tests are dealt to as many processes as there are cores; the tests of one file run in turn in one process.
@@ -81,6 +86,16 @@ chaos: develop
 # What CI runs: twice every kind of fault. The machine may be busy, so a seed counts as red when it was red twice.
 chaos-quick: develop
 	$(CHAOS) --runs 40 --longest 4 --tries 2
+
+# Everything once more on another Python, in an environment of its own, with what README says: make python VERSION=3.10
+python: .venv-py$(VERSION)/installed
+	.venv-py$(VERSION)/bin/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/chaos --ignore=tests/benchmarks
+
+.venv-py%/installed: pyproject.toml constraints.txt
+	python$* -m venv .venv-py$*
+	.venv-py$*/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
+	.venv-py$*/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	touch $@
 
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
@@ -158,4 +173,4 @@ paper-gpu: develop
 	$(BIN)/python -m benchmarks.paper fedtp-2-full --data cifar10=$(CIFAR10) --data cifar100=$(CIFAR100) --scratch paper-gpu-out
 
 clean:
-	rm -rf .venv .venv-lowest .venv-proto .venv-ray .venv-flower demo-out paper-gpu-out build *.egg-info
+	rm -rf .venv .venv-py* .venv-lowest .venv-proto .venv-ray .venv-flower demo-out paper-gpu-out build *.egg-info

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ def main(python: Path, clients: int, parameters: int, tensors: int, rounds: int,
     if out is not None:
         options = " ".join(f"--{name} {value}" for name, value in (("clients", clients), ("parameters", parameters)))
         command = f"python -m benchmarks.against_flower --python PYTHON {options} --rounds {rounds} --repeats {repeats}"
-        date = datetime.now(UTC).isoformat(timespec="seconds")
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         out.write_text(json.dumps({"command": command, "date": date, "machine": on} | found, indent=1) + "\n")
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import click
 
+from attune.common import aio
+
 READ_BYTES = 1 << 18
 CHUNK_BYTES = 1 << 12  # of a limited link: at 1 Mbit/s one takes 33 ms
 IN_FLIGHT_CHUNKS = 1 << 16
@@ -62,7 +64,7 @@ class Modem:
     async def pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copies until the end of the stream; propagation holds up no chunk behind another."""
         with contextlib.suppress(OSError):
-            async with asyncio.TaskGroup() as group:
+            async with aio.TaskGroup() as group:
                 group.create_task(self._take(reader))
                 group.create_task(self._give(writer))
 
@@ -172,7 +174,7 @@ def through(port: int, way: Way) -> Iterator[tuple[int, Proxy]]:
         await ended.wait()
         proxy.close()
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    thread = threading.Thread(target=aio.run, args=(run(),), daemon=True)
     thread.start()
     here, loop, ended = started.result(10)
     try:
@@ -196,7 +198,7 @@ def main(port: int, rtt_ms: float, mbit_s: float, modem_bytes: int) -> None:
         sys.stdout.flush()
         await proxy.serve_forever()
 
-    asyncio.run(run())
+    aio.run(run())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import click
 import grpc
 
+from attune.common import aio
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.wire.frames import FRAME_BYTES
@@ -80,7 +81,7 @@ async def _serve(ca: bytes, key: bytes, certificate: bytes, pipe: Connection) ->
 def _server(ca: bytes, key: bytes, certificate: bytes, pipe: Connection) -> None:
     bound_heaps()
     began_s = time.process_time()
-    asyncio.run(_serve(ca, key, certificate, pipe))
+    aio.run(_serve(ca, key, certificate, pipe))
     pipe.send(began_s)
 
 
@@ -108,7 +109,7 @@ def transport_per_byte() -> float:
         server.start()
         port = here.recv()
         device_s = time.process_time()
-        asyncio.run(_both_ways(port, authority.certificate_pem, credential))
+        aio.run(_both_ways(port, authority.certificate_pem, credential))
         device_s = time.process_time() - device_s
         here.send(None)
         server_s = here.recv() - here.recv()
@@ -170,7 +171,7 @@ def main(out: Path) -> None:
     """Measures the paths and writes the floor of some rounds."""
     costs, cores = paths(), os.cpu_count() or 1
     found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": f"python -m benchmarks.floor {' '.join(sys.argv[1:])}",
         "machine": machine(),
         "raw_tls_bytes_per_s": round(raw_tls_bytes_per_s()),

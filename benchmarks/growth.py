@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def main(most: int, chosen: tuple[str, ...], out: Path | None) -> None:
     found: dict[Case, dict[str, Any]] = {}
     report: dict[str, Any] = {
         "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
         "series": json.loads(out.read_text())["series"] if out is not None and out.exists() else {},
     }

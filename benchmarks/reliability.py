@@ -7,7 +7,6 @@ Each figure has its name, its unit and the command that measures it alone (`--on
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -20,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import click
 import msgspec
 import numpy as np
 
+from attune.common import aio
 from attune.common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, not_after
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.ports.ledger import Certificate
@@ -155,7 +155,7 @@ def renewal(work: Path, devices: int) -> dict[str, float]:
     took: dict[str, float] = {}
     for kind in ("enrolment", "plain", "due"):
         if kind == "due":
-            asyncio.run(_age(work))
+            aio.run(_age(work))
         with bench.server() as server:
             began = time.monotonic()
             with bench.fleet():
@@ -167,7 +167,7 @@ async def _age(work: Path) -> None:
     """Gives every device a certificate of some age for the key that it has."""
     authority = Authority.load(work / "server" / "ca")
     ledger = SqliteLedger(work / "server" / "state.sqlite")
-    then = datetime.now(UTC) - timedelta(days=AGED_DAYS)
+    then = datetime.now(timezone.utc) - timedelta(days=AGED_DAYS)
     for folder in sorted((work / "devices").iterdir()):
         credential = Credential.load(folder / "identity")
         name = json.loads((folder / "device.json").read_text())["name"]

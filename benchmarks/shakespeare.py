@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def main(data: Path, out: Path, least: int, rounds: int, share: float, seed: int
     about = {
         "what": "next characters, FedAvg on roles split in time; percentages of test positions",
         "command": f"python -m benchmarks.shakespeare {' '.join(sys.argv[1:])}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
         "roles": len(texts(data, least)),
         "model": MODEL,

@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def measure_row(row: Row, repeats: int) -> dict[str, Any]:
 def write(out: Path, command: str, rows: list[dict[str, Any]]) -> None:
     """round.json has everything; round.csv the columns that people compare."""
     out.mkdir(parents=True, exist_ok=True)
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     whole = {"date": date, "command": command, "machine": machine(), "rows": rows}
     (out / "round.json").write_text(json.dumps(whole, indent=2) + "\n")
     with (out / "round.csv").open("w", newline="") as file:

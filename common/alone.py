@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from attune.common import aio
+
 T = TypeVar("T")
 Stopped = Callable[[], bool]
 
@@ -29,7 +31,7 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
 
     def body() -> None:
         try:
-            done.set_result(asyncio.run(main()))
+            done.set_result(aio.run(main()))
         except BaseException as error:
             done.set_exception(error)
 
@@ -52,5 +54,5 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return aio.run(work)
     return run_alone(lambda stopped: work)

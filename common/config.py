@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,6 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.wire.encodings says what each does
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -64,9 +64,9 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
     take_back: NonNegative = 10.0  # times its last median, the devices' loss undoes the round before; 0: never
     train: Literal["sampled", "all"] = "sampled"
-    encoding: Literal["", "bf16", "int8", "zstd"] = (
-        ""  # of what devices hand in, and zstd also of what they are served; empty: none
-    )
+    encoding: Encoding = ""  # of what devices hand in, and zstd also of what they are served; empty: none
+    encodings: dict[str, Encoding] = {}  # the same, of single parts of the method
+    served: Literal["", "zstd"] = ""  # encoding of what devices are served, of all parts; empty: as `encoding` says
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
     evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
     evaluate_each_last: CountOrZero = 0  # all devices also evaluate after each of this number of last rounds
@@ -123,10 +123,11 @@ def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as nested dictionaries. Errors: SettingError that names the file and the line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+        return found
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -136,8 +137,8 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     if not equals or not all(path.split(".")):
         raise SettingError(f"--set takes section.key=value, not {text!r}")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = msgspec.toml.decode(f"value = {value}")["value"]
+    except msgspec.DecodeError:
         parsed = value
     return path.split("."), parsed
 

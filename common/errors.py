@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Self
+
+from typing_extensions import Self
 
 
 class AttuneError(Exception):

@@ -11,4 +11,7 @@ EXTRAS = {"zstd": "zstandard"}  # encodings that need a package which need not b
 ENCODINGS = ("bf16", "int8", *(name for name, package in EXTRAS.items() if find_spec(package)))
 RELATIVE = ("int8",)  # those of them that need something served, from which a change is written
 PACKED = "zstd"  # the one in which what is served is sent, where it is smaller
+PER_PART = "per-part"  # whoever says this writes each part in the encoding that is asked for it, others all in one
+CHANGE = "change"  # whoever says this takes what is served as its change from what it holds (BlobRef.smaller)
+SPOKEN = (*ENCODINGS, PER_PART, *([CHANGE] if PACKED in ENCODINGS else []))  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

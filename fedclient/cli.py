@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attune.common import aio
 from attune.common.errors import AttuneError, SettingError
 from attune.fedclient.command_options import (
     data_option,
@@ -248,9 +248,9 @@ def join(
             identity = where.identity()
             if identity is not None:
                 check_name(where, name, identity)
-                asyncio.run(stay_enrolled(where, identity, address, token, connect_timeout, click.echo))
+                aio.run(stay_enrolled(where, identity, address, token, connect_timeout, click.echo))
                 return
-            identity = asyncio.run(enrol(where, record, address, token, connect_timeout, click.echo))
+            identity = aio.run(enrol(where, record, address, token, connect_timeout, click.echo))
         click.echo(f"enrolled as {identity.name}; now: fedclient --data SHARD --server {address}")
 
 

@@ -292,6 +292,9 @@ class Device:
                 except Lost as lost:
                     self.console.say(f"{lost}: doing this again")
                     slot.sleep()
+                except messages.Unfit as unfit:
+                    self.console.say(f"{unfit}: fetching it as it is")
+                    order = order.whole
         finally:
             slot.rest()
 
@@ -303,12 +306,12 @@ class Device:
             learner = await self.worker.do(slot.awake)
         missing = learner.missing(order)
         if self.options.thrift.disk_bytes:
-            coming_bytes = learner.size_bytes + sum(ref.size for ref, _ in missing)
+            coming_bytes = learner.size_bytes + sum(ref.sent.size for ref, _ in missing)
             await self.worker.do(self.store.check_room, self.options.thrift, coming_bytes)
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
         fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
-        bytes_down = sum(ref.size for ref, _ in missing)
+        bytes_down = sum(ref.sent.size for ref, _ in missing)
         progress = self._progress_of(order)
         return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
 

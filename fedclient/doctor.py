@@ -8,7 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -122,7 +122,7 @@ def membership(home: Home, address: Address | None) -> Iterator[Finding]:
         if address is not None:
             yield reachable(address)
         return
-    ends, now = not_after(identity.credential.certificate_pem), datetime.now(UTC)
+    ends, now = not_after(identity.credential.certificate_pem), datetime.now(timezone.utc)
     said = f"{identity.name}, certificate until {ends:%Y-%m-%d %H:%M} UTC"
     if now >= ends:
         yield Finding(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.common.statistics import Finding
 from attune.common.task import TASKS
@@ -59,7 +60,7 @@ def run(members: Sequence[Options], screen: Console, executor: How = "sequential
     "ray": in the workers of a Ray cluster, which must see the same files.
     """
     make_room(len(members))
-    return asyncio.run(_host(members, screen, executor))
+    return aio.run(_host(members, screen, executor))
 
 
 def make_room(devices: int) -> None:
@@ -199,4 +200,4 @@ def join(members: Sequence[Options], say: Callable[[str], None]) -> None:
         assert options.home is not None  # noqa: S101 (members() gave every device one)
         home = Home(options.home)
         with home.locked():
-            asyncio.run(identity_of(options, str(options.label), home, say))
+            aio.run(identity_of(options, str(options.label), home, say))

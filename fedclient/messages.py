@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -21,6 +21,18 @@ class BlobRef:
     version: int = 0
     data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
     encoding: str = ""  # of the tensors; empty: none
+    smaller: BlobRef | None = None  # the same value in fewer bytes; then `digest` is that of the value itself
+    base: str = ""  # of `smaller`: the digest of the older value from which it is the change; empty: it needs none
+
+    @property
+    def sent(self) -> BlobRef:
+        """What is fetched for it."""
+        return self.smaller or self
+
+    @property
+    def whole(self) -> BlobRef:
+        """The value itself."""
+        return replace(self, smaller=None, base="")
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,17 @@ class Order:
     cold_start: tuple[BlobRef, ...] = ()  # what a device of which nothing is known is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
     deadline_s: float = 0.0  # left when the order came; 0: none
-    encoding: str = ""  # of the parts to hand in; empty: none
+    encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
+
+    @property
+    def whole(self) -> Order:
+        """All values as they are."""
+        downloads, cold_start = (tuple(ref.whole for ref in refs) for refs in (self.downloads, self.cold_start))
+        return replace(self, downloads=downloads, cold_start=cold_start)
+
+
+class Unfit(Exception):
+    """What was served in fewer bytes cannot be used; the value itself is there to be fetched."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -85,7 +107,7 @@ class Result(Metrics, frozen=True, kw_only=True):
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
     sequence: int = 0
     files: Mapping[str, str] = msgspec.field(default_factory=dict)  # file beside this one -> digest
-    encoding: str = ""  # of what was handed in; empty: none
+    encodings: Mapping[str, str] = msgspec.field(default_factory=dict)  # of what was handed in, as in the order
     state_parts: tuple[str, ...] = ()  # parts handed in whose files are part of the state
     check: str = ""  # digest of all the rest of this file
 

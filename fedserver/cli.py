@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from attune.common import homes
+from attune.common import aio, homes
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, HomeMismatch, SettingError
 
@@ -157,7 +156,7 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
         return
     place, desk = _desk(home)
     key = place.open_authority().public_key_compressed
-    click.echo(asyncio.run(desk.new_token(key, uses, _seconds(ttl), only_for=only_for)))
+    click.echo(aio.run(desk.new_token(key, uses, _seconds(ttl), only_for=only_for)))
     whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
     if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
         click.echo(f"this token admits {whom}, for {ttl}", err=True)
@@ -173,7 +172,7 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
     import msgspec
 
     _, desk = _desk(home or outer)
-    found = asyncio.run(desk.tokens())
+    found = aio.run(desk.tokens())
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
@@ -190,7 +189,7 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
 def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) -> None:
     """Withdraws the join token ID (`fedserver token list`): it admits nobody any more."""
     place, desk = _desk(home or outer)
-    revoked = asyncio.run(desk.revoke_token(id, devices))
+    revoked = aio.run(desk.revoke_token(id, devices))
     _wake(place)
     click.echo(f"the token {id} is withdrawn")
     for name in revoked:
@@ -214,7 +213,7 @@ def new(folder: Path) -> None:
 def revoke(home: Path | None, name: str) -> None:
     """Refuses the device NAME and its certificates from now on, and ends its stream."""
     place, desk = _desk(home)
-    asyncio.run(desk.revoke(name))
+    aio.run(desk.revoke(name))
     _wake(place)
     click.echo(f"{name} is revoked")
 
@@ -246,7 +245,7 @@ def _pause(home: Path | None, on: bool) -> None:
         return
     _, desk = _desk(home)
     with place.locked():
-        asyncio.run(desk.pause_record(on))
+        aio.run(desk.pause_record(on))
     click.echo("paused; no server runs" if on else "rounds open again when the server runs")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Literal
 
 import msgspec
@@ -54,7 +54,7 @@ class Json(logging.Formatter):
 
 
 def _time(record: logging.LogRecord, timespec: str) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec=timespec)
+    return datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec=timespec)
 
 
 def begin(form: Form, verbosity: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 
 from attune.common.plan import Profile
-from attune.common.protocol import ENCODINGS
+from attune.common.protocol import SPOKEN
 from attune.common.wire.frames import read_frames
 from attune.fedclient import messages as device
 from attune.fedserver.core import messages as server
@@ -42,7 +42,7 @@ class InProcess:
         self._troubled, self._answered = troubled, answered
 
     async def connect(self, name: str, software: str, profile: Profile) -> Spoken:
-        return Spoken(self._members, self._members.connect(name, profile, software, self._inline_bytes, ENCODINGS))
+        return Spoken(self._members, self._members.connect(name, profile, software, self._inline_bytes, SPOKEN))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         await self._members.progress(name, order_id, done)
@@ -114,12 +114,17 @@ def _order(order: server.Order) -> device.Order:
         returns=order.returns,
         cold_start=_refs(order.cold_start),
         trains=order.trains,
-        encoding=order.encoding,
+        encodings=order.encodings,
     )
 
 
 def _refs(refs: tuple[server.BlobRef, ...]) -> tuple[device.BlobRef, ...]:
-    return tuple(device.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in refs)
+    return tuple(_ref(ref) for ref in refs)
+
+
+def _ref(ref: server.BlobRef) -> device.BlobRef:
+    smaller = None if ref.smaller is None else _ref(ref.smaller)
+    return device.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding, smaller, ref.base)
 
 
 def _target(target: device.UploadTarget) -> Target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -13,8 +13,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 SERVER = ExtendedKeyUsageOID.SERVER_AUTH
 # RFC 5280, 4.1.2.5: the last date stands for "does not expire".
-FIRST_DAY = datetime(2020, 1, 1, tzinfo=UTC)
-LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+FIRST_DAY = datetime(2020, 1, 1, tzinfo=timezone.utc)
+LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
 def subject(common_name: str) -> x509.Name:

@@ -139,20 +139,24 @@ class Order(_message.Message):
     def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
-    __slots__ = ("part", "digest", "size", "version", "encoding", "data")
+    __slots__ = ("part", "digest", "size", "version", "encoding", "data", "smaller", "base")
     PART_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SMALLER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     part: str
     digest: str
     size: int
     version: int
     encoding: str
     data: bytes
-    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., version: _Optional[int] = ..., encoding: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+    smaller: BlobRef
+    base: str
+    def __init__(self, part: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., version: _Optional[int] = ..., encoding: _Optional[str] = ..., data: _Optional[bytes] = ..., smaller: _Optional[_Union[BlobRef, _Mapping]] = ..., base: _Optional[str] = ...) -> None: ...
 
 class Return(_message.Message):
     __slots__ = ("part", "encoding")

@@ -11,7 +11,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
+
+from typing_extensions import Self
 
 from attune.common.durable import disk_errors, sync_with_name
 from attune.common.errors import DiskFull

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import torch
+from typing_extensions import Self
 
 from attune.common.durable import replaced
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, hash_span
@@ -26,7 +26,7 @@ from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.opened import Opened
 from attune.common.wire.tensors import DTYPES, Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
-__all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "read_checked", "read_tensors", "write_tensors"]
+__all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", "read_checked", "read_tensors", "write_tensors"]
 
 
 class TensorWriter:
@@ -110,6 +110,15 @@ def write_tensors(where: Path | Callable[[int], Target], tensors: Mapping[str, t
             blob = _write_all(beside, tensors)
         return Blob(where.name, blob.digest, blob.size)
     return _write_all(where, tensors)
+
+
+def digest_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Of the blob that `write_tensors` would make of them, without making it."""
+    layout, digest = layout_of(manifest_of(tensors)), Digest()
+    digest.update(layout.header)
+    for name in layout.manifest:
+        digest.update(bytes_of(tensors[name]))
+    return digest.text
 
 
 def _write_all(where: Path | Callable[[int], Target], tensors: Mapping[str, torch.Tensor]) -> Blob:

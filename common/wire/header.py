@@ -34,8 +34,9 @@ _QUOTES_PER_TENSOR = 12  # five strings, and a quote in the name
 _FEW_TENSORS_SLACK = 4096  # so that a handful of tensors may have any rank, and there may be metadata
 _INT63 = (1 << 63) - 1
 
-# Every match consumes what it has looked at, the unterminated string at the end included, so that the scan is linear.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+\\?"?', re.DOTALL)
+# Of a text without escaped characters. Every match consumes what it has looked at, the unterminated string at the end included,
+# so that the scan is linear.
+_STRING = re.compile(rb'"[^"]*"?')
 _LEAF = re.compile(rb"\{\}|\[\]")
 _DEPTH = 3  # {name: {"shape": []}}
 _OPENERS = re.compile(rb"[{\[]{%d}" % (_DEPTH + 1))
@@ -180,7 +181,7 @@ def _check_skeleton(text: bytes, limits: Limits, who: str) -> None:
     """Bounds depth and number of members by what is left of the text without its strings, before a parser builds anything."""
     if text.count(b'"') > _QUOTES_PER_TENSOR * limits.max_tensors + _FEW_TENSORS_SLACK:
         raise Malformed("header-too-long", f"{who}: more strings than {limits.max_tensors} tensors need")
-    skeleton = _STRING.sub(b"", text)
+    skeleton = _STRING.sub(b"", text.replace(b"\\\\", b"").replace(b'\\"', b""))
     rest = skeleton.translate(None, _NOT_BRACKETS)
     if rest.count(b"{") > limits.max_tensors + 2:  # the outermost object and the metadata
         raise Malformed("too-many-tensors", f"{who}: more than {limits.max_tensors} tensors")

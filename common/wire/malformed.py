@@ -5,7 +5,9 @@ Three classes are caught by name, because a transfer can continue after them. Ev
 
 from __future__ import annotations
 
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
+
+from typing_extensions import Self
 
 from attune.common.errors import LimitExceeded, WireError
 

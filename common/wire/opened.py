@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from attune.common.wire.blobs import LocalFile, Readable
 from attune.common.wire.header import LENGTH_BYTES, Layout, Limits, Manifest, header_bytes, parse_header

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+
+from typing_extensions import Self
 
 from attune.common.plan import Profile
 from attune.fedclient.data.shard import Shard, load_shard

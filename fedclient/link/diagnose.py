@@ -10,7 +10,7 @@ import socket
 import ssl
 import tempfile
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
@@ -40,7 +40,7 @@ def diagnose(
     address = f"{host}:{port}"
     deadline = time.monotonic() + timeout_s
     try:
-        check_dates(credential.certificate_pem, datetime.now(UTC))
+        check_dates(credential.certificate_pem, datetime.now(timezone.utc))
         # Most often nobody is there, and a fleet asks for each of its devices: what costs processor time comes after this.
         plain = _reach(host, port, deadline)
         context = _context(root_pem, credential)
@@ -138,7 +138,7 @@ def _wrong_server(address: str, root_pem: bytes, error: ssl.SSLCertVerificationE
     if error.verify_code in _OUT_OF_DATE:
         return Unreachable(
             f"The certificate of the server at {address} is out of date ({error.verify_message}; it is "
-            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC here). Check this device's clock, or have the server restarted."
+            f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC here). Check this device's clock, or have the server restarted."
         )
     return FingerprintMismatch(
         f"The server at {address} does not belong to the federation this device trusts ({error.verify_message}). Nothing was "

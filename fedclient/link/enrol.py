@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import grpc
@@ -66,7 +66,7 @@ async def stay_enrolled(
 
     Errors: CertificateRefused without a token; those of `enrol`.
     """
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     if now <= not_after(identity.credential.certificate_pem):
         if token_text is not None:
             say(f"already enrolled as {identity.name}; the token is ignored")

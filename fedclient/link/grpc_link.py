@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 import grpc
 import msgspec
 
+from attune.common import aio
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
 from attune.common.plan import Profile
-from attune.common.protocol import ENCODINGS, INLINE_BYTES, PROTOCOL, UPLOAD_KEY
+from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN, UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.fedclient.address import Address
 from attune.fedclient.home import Identity
@@ -84,7 +85,7 @@ class GrpcLink:
 
     async def renew(self) -> bool:
         """A certificate for a new key, kept and used from the next call on, once the present one is two thirds through."""
-        if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(UTC)):
+        if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(timezone.utc)):
             return False
         key = new_key()
         request = pb.RenewRequest(csr_der=csr_der(key, self.identity.name))
@@ -117,7 +118,7 @@ class GrpcLink:
         self.inline_bytes, self.waits = 0, False
         profile_json = msgspec.json.encode(profile)
         hello = pb.Hello(protocol=PROTOCOL, software=software, profile_json=profile_json)
-        hello.inline_bytes, hello.encodings[:] = INLINE_BYTES, ENCODINGS
+        hello.inline_bytes, hello.encodings[:] = INLINE_BYTES, SPOKEN
         waiting = asyncio.get_running_loop().call_later(FIRST_WORD_S, self._gone)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -173,7 +174,7 @@ class GrpcLink:
         self._tell(pb.DeviceMessage(trouble=pb.Trouble(reason=reason[:500])))
         self._tell(None)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_S):
+            async with aio.timeout(LAST_WORD_S):
                 await self._over.wait()
 
     def _tell(self, message: pb.DeviceMessage | None) -> None:
@@ -190,7 +191,7 @@ class GrpcLink:
         request = pb.DownloadRequest(digest=digest, offset=offset)
         with self._pulse.transfer(), self._wire.call(download(request)) as call:
             while True:
-                async with asyncio.timeout(self.stall_s):
+                async with aio.timeout(self.stall_s):
                     frame = await call.read()
                 if frame is grpc.aio.EOF:
                     return
@@ -212,12 +213,12 @@ class GrpcLink:
             # Where the server has answered before the end, its answer says why.
             with contextlib.suppress(asyncio.InvalidStateError):
                 for frame in frames:
-                    async with asyncio.timeout(self.stall_s):
+                    async with aio.timeout(self.stall_s):
                         await call.write(frame)
                     self._pulse.heard()  # there was room in the window, which the server opens
                     await self._allowance.spend(len(frame))
                 await call.done_writing()
-            async with asyncio.timeout(self.stall_s):
+            async with aio.timeout(self.stall_s):
                 reply = await call
         if reply.received < target.size:
             raise Broken(f"the server has {reply.received} of {target.size} bytes")

@@ -92,7 +92,7 @@ class _Attempt:
         parts = []
         for part in result.parts:
             data = b"".join(read_frames(self._orders.blob(result.order_id, part.part), 0)) if self._inline else b""
-            parts.append(BlobRef(part.part, part.digest, part.size, part.version, data, result.encoding))
+            parts.append(BlobRef(part.part, part.digest, part.size, part.version, data, result.encodings.get(part.part, "")))
         return Update(result.order_id, tuple(parts), result.samples, metrics_of(result))
 
     async def _upload(self, part: Part) -> None:

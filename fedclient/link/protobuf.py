@@ -38,13 +38,17 @@ def _ordered(order: pb.Order) -> messages.Ordered | None:
             cold_start=_refs(order.cold_start),
             trains=tuple(order.trains),
             deadline_s=order.deadline_s,
-            encoding=next((each.encoding for each in order.returns), ""),
+            encodings={each.part: each.encoding for each in order.returns if each.encoding},
         )
     )
 
 
 def _refs(refs: Iterable[pb.BlobRef]) -> tuple[messages.BlobRef, ...]:
-    return tuple(messages.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in refs)
+    return tuple(_ref(ref, _ref(ref.smaller) if ref.HasField("smaller") else None) for ref in refs)
+
+
+def _ref(ref: pb.BlobRef, smaller: messages.BlobRef | None = None) -> messages.BlobRef:
+    return messages.BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding, smaller, ref.base)
 
 
 def target_message(target: messages.UploadTarget) -> pb.UploadTarget:

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from attune.common.errors import DiskFull, UnknownBlob, WireError
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import decoded
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import DigestMismatch
-from attune.common.wire.tensors import manifest_of
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.link.buffer import ReceiveBuffer
 from attune.fedclient.link.port import Broken, Link
-from attune.fedclient.messages import BlobRef
+from attune.fedclient.messages import BlobRef, Unfit
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
 ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had
@@ -59,20 +57,30 @@ async def persist(link: Link, attempt: Callable[[], Awaitable[T]], complain: Com
 
 
 async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str], None]) -> dict[str, Tensor]:
-    """The tensors of a blob, checked against `expected`. Errors: UnknownBlob, Forbidden, WireError.
+    """The tensors of the blob that is sent for a value; as they came, where they are in an encoding.
+
+    expected: those of the value. Errors: UnknownBlob, Forbidden, WireError; Unfit where the value itself is still to be tried.
+    """
+    try:
+        return await _fetched(link, ref.sent, expected, say, 1 if ref.smaller else ASKS)
+    except (UnknownBlob, WireError) as error:
+        if ref.smaller is None:
+            raise
+        raise Unfit(str(error)) from error
+
+
+async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str], None], asks: int) -> dict[str, Tensor]:
+    """The tensors of a blob, checked against `expected` if it is in no encoding.
 
     A server that was started again offers a blob only once it has sent its order again. So a blob that it does not know is
-    asked for some times: whoever has another order by then cancels this.
+    asked for `asks` times: whoever has another order by then cancels this.
     """
     unknown, limit_bytes, who = 0, layout_of(expected).size + ROOM_BYTES, f"the part {ref.part} from the server"
     if ref.encoding and ref.encoding not in ENCODINGS:
         raise WireError(f"{who} is written as {ref.encoding[:40]!r}: update fedclient")
 
     def finished(buffer: ReceiveBuffer) -> dict[str, Tensor]:
-        if not ref.encoding:
-            return buffer.finish(expected)
-        tensors = buffer.finish()
-        return dict(decoded(tensors, manifest_of(tensors), ref.encoding, expected, None, who))
+        return buffer.finish(None if ref.encoding else expected)
 
     if ref.data:
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
@@ -87,7 +95,7 @@ async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str
                 await link.read(ref.digest, buffer.offset, buffer.write)
             except UnknownBlob as error:
                 unknown += 1
-                if unknown == ASKS:
+                if unknown == asks:
                     raise
                 raise Broken(str(error)) from error
             if buffer.offset < buffer.size:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc.aio import AioRpcError
 
+from attune.common import aio
 from attune.common.errors import Unreachable
 from attune.common.grpc_errors import from_rpc
 from attune.common.peer_text import clean
@@ -38,8 +39,7 @@ class Wire:
         try:
             yield call
         except (AioRpcError, TimeoutError, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if aio.cancelling():
                 raise asyncio.CancelledError from None
             raise self._named(error) from None
         finally:

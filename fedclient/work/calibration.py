@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SPREAD = 0.8  # prior standard deviation of log sharpness: 95 % between a fifth and five
+PRIOR_SAMPLES = 3  # as many are held out where the prior of log sharpness is half as wide as with many
 FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without being ruled out
-SHARPNESSES = tuple(math.exp(step * SPREAD / 4) for step in range(-12, 13))  # three deviations to both sides, in steps of 22 %
+SHARPNESSES = tuple(math.exp(step / 4) for step in range(-12, 13))  # three deviations to both sides
 
 
 SHARPENED_ELEMENTS = 1 << 22  # scores that are held at a time, sharpened in so many ways: 16 MiB
@@ -50,13 +50,21 @@ def _log_likelihoods(probability: Tensor) -> Tensor:
     return p_GVT.log().mean(dim=2).sum(dim=1)
 
 
+def spread(samples: int) -> float:
+    """The prior's standard deviation of log sharpness: 1 with many samples (95 % between a seventh and seven), 0 with none.
+
+    Two samples are easily right or wrong by chance, and then say nothing of how sure a model may be.
+    """
+    return samples / (samples + PRIOR_SAMPLES)
+
+
 def calibrated(sharpnesses: Sequence[float], probability: Tensor) -> Calibrated:
     """The likeliest of G sharpnesses a posteriori; of equal ones the first.
 
     probability: with each sharpness, what the right labels are given, (G, V) or (G, V, T). The prior of log sharpness is normal
-    about 0 with SPREAD as its standard deviation.
+    about 0.
     """
     log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
-    posterior_G = _log_likelihoods(probability) - 0.5 * (log_G / SPREAD).square()
+    posterior_G = _log_likelihoods(probability) - 0.5 * (log_G / spread(probability.shape[1])).square()
     best = int(posterior_G.argmax())
     return Calibrated(sharpnesses[best], probability[best])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attune.common.errors import Forbidden
+from attune.common.protocol import ENCODINGS
 from attune.common.wire.header import Manifest
 from attune.fedclient.messages import BlobRef, Order
 
@@ -30,6 +31,13 @@ class Holdings:
         return order.cold_start if self.has_rival else ()
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """The blobs of `order` that are not held, each once, and the tensors that each must hold. Errors: Forbidden."""
+        """The values of `order` that are not held, each once, and the tensors that each must hold. Errors: Forbidden.
+
+        What is sent in the place of one is named where it can be used here.
+        """
         refs = {ref.digest: ref for ref in (*self.cold_start(order), *order.downloads)}
-        return [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
+        wanted = [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
+        return [(ref if self._can_use(ref) else ref.whole, expected) for ref, expected in wanted]
+
+    def _can_use(self, ref: BlobRef) -> bool:
+        return ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part))

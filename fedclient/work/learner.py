@@ -42,6 +42,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import Data, check_loop, scored
+from attune.fedclient.work.rebuilt import rebuilt
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
 
@@ -158,9 +159,8 @@ class Learner:
         started = time.monotonic()
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
         self._check_trains(order)
-        if order.encoding and order.encoding not in ENCODINGS:
-            raise WireError(f"the server asks for parts written as {order.encoding[:40]!r}: update fedclient")
-        self._check_base(order)
+        self._check_encodings(order)
+        fetched = self._rebuilt(order, fetched)
         theta, received, served = self._merged(order, fetched)
         result = Result(
             order_id=order.id,
@@ -173,7 +173,7 @@ class Learner:
             accuracy_constant=self._constant,
             bytes_down=bytes_down,
             served=served,
-            encoding=order.encoding if returns else "",
+            encodings=order.encodings if returns else {},
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},
         )
         beside = {RECEIVED: received} if self.keeps_received else {}
@@ -203,6 +203,14 @@ class Learner:
         self.holdings = replace(self.holdings, served=served)
         self.versions = dict(self.newest.versions)
         return self.newest
+
+    def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """What was fetched, as the values that it stands for. Errors: as `rebuilt`."""
+        there = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
+        return {
+            ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._of_part(ref.part, self.received))
+            for ref, expected in there
+        }
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
         """(theta, received, digest of each part received) with what the order serves."""
@@ -304,10 +312,11 @@ class Learner:
 
     def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
         """What is handed in of a part. The server reads it beside what this order served of it."""
+        encoding = order.encodings.get(part, "")
         if self.returns[part] == "change":
-            return encode({name: theta[name] - received[name] for name in names}, order.encoding, None, self.owed)
+            return encode({name: theta[name] - received[name] for name in names}, encoding, None, self.owed)
         base = received if any(ref.part == part for ref in order.downloads) else None
-        return encode({name: theta[name] for name in names}, order.encoding, base, self.owed)
+        return encode({name: theta[name] for name in names}, encoding, base, self.owed)
 
     def trial(self) -> Jobs[Trained]:
         """Training as an order's would be, to see how long it takes: nothing comes of it."""
@@ -345,13 +354,14 @@ class Learner:
         if unknown := set(order.trains) - known:
             raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
 
-    def _check_base(self, order: Order) -> None:
-        """Errors: WireError if the order asks for changes from what it does not serve."""
+    def _check_encodings(self, order: Order) -> None:
+        """Errors: WireError if the order asks for what cannot be written, or for changes from what it does not serve."""
         served = {ref.part for ref in order.downloads}
-        if order.encoding in RELATIVE and (missing := [part for part in order.returns if part not in served]):
-            raise WireError(
-                f"the server asks for {missing} as {order.encoding}, changes from what it does not serve: update it"
-            )
+        for part, encoding in order.encodings.items():
+            if encoding and encoding not in ENCODINGS:
+                raise WireError(f"the server asks for parts written as {encoding[:40]!r}: update fedclient")
+            if encoding in RELATIVE and part not in served:
+                raise WireError(f"the server asks for {part} as {encoding}, a change from what it does not serve: update it")
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from torch import Tensor
+from typing_extensions import Self
 
 from attune.common.wire.blobs import Readable
 from attune.fedclient.messages import Result

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 import msgspec
+from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
 from attune.common.plan import Plan
+from attune.fedserver.core.enums import StrEnum
 
 
 class Phase(StrEnum):
@@ -251,6 +251,17 @@ class BlobRef:
     version: int
     encoding: str = ""  # of the tensors; empty: safetensors
     data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
+    smaller: BlobRef | None = None  # the same value in fewer bytes; then `digest` is that of the value itself
+    base: str = ""  # of `smaller`: the digest of the older value from which it is the change; empty: it needs none
+
+    @property
+    def sent(self) -> BlobRef:
+        """What a device is expected to take."""
+        return self.smaller or self
+
+    def carrying(self, data: bytes) -> BlobRef:
+        """With the bytes of what is sent."""
+        return replace(self, smaller=replace(self.smaller, data=data)) if self.smaller else replace(self, data=data)
 
 
 @dataclass(frozen=True)
@@ -263,13 +274,13 @@ class Order:
     returns: tuple[str, ...] = ()
     trains: tuple[str, ...] = ()
     cold_start: tuple[BlobRef, ...] = ()
-    encoding: str = ""  # of what is handed in; empty: none
+    encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
 
     def carrying(self, data: Mapping[str, bytes]) -> Order:
         """The same order with these blobs (digest -> bytes) in it, each once."""
         left = dict(data)
         downloads, cold_start = (
-            tuple(replace(ref, data=left.pop(ref.digest, b"")) for ref in refs) for refs in (self.downloads, self.cold_start)
+            tuple(ref.carrying(left.pop(ref.sent.digest, b"")) for ref in refs) for refs in (self.downloads, self.cold_start)
         )
         return replace(self, downloads=downloads, cold_start=cold_start)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from attune.common.errors import OrderClosed, UnknownBlob
@@ -10,7 +11,9 @@ from attune.common.methods.method import Evaluate
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import BlobRef, Order, OrderId
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import Device, Smaller
+
+MISSES = 2  # changes in a row that a device had no use for; after one it may have been started again
 
 
 class OrderBook:
@@ -19,6 +22,8 @@ class OrderBook:
     def __init__(self) -> None:
         self._orders: dict[str, Order] = {}
         self._offers: dict[str, dict[str, Blob]] = {}
+        self._fetched_whole: set[str] = set()  # whoever was offered a change with its present order, and took the value instead
+        self._misses: dict[str, int] = {}  # of whom this is known of so many orders in a row that offered a change
 
     def write(
         self,
@@ -29,25 +34,29 @@ class OrderBook:
         version: int,
         cold_start: Mapping[str, Blob] | None = None,
         trains: Sequence[str] = (),
-        encoding: str = "",
-        packed: Mapping[str, Blob] | None = None,
+        encodings: Mapping[str, str] | None = None,
+        smaller: Mapping[str, Smaller] | None = None,
+        changes: bool = False,
     ) -> Order:
         """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `cold_start` to compare with.
 
         version: how many rounds were closed when the state was made that they are of. trains: the kinds of tensors that move in
-        training; none named: all. encoding: of what is handed in. packed: by the digest of a blob, what is sent in its place.
+        training; none named: all. encodings: of what is handed in, by part. smaller: by the digest of a blob, what is sent in
+        its place. changes: whether the device knows a value by its own digest, whatever is sent in its place.
         """
-        compared, smaller = cold_start or {}, packed or {}
-        sent = [smaller.get(blob.digest, blob) for blob in (*blobs.values(), *compared.values())]
-        self._offers[order.client] = {blob.digest: blob for blob in sent}
+        self._learn_from_last(order.client)
+        compared, instead = cold_start or {}, smaller or {}
+        whole = (*blobs.values(), *compared.values())
+        sent = [instead[blob.digest].blob for blob in whole if blob.digest in instead]
+        self._offers[order.client] = {blob.digest: blob for blob in (*whole, *sent)}
         self._orders[order.client] = Order(
             id=order,
             deadline_s=deadline_s,
-            downloads=_refs(blobs, version, smaller),
+            downloads=_refs(blobs, version, instead, changes),
             returns=tuple(returns),
             trains=tuple(trains),
-            cold_start=_refs(compared, version, smaller),
-            encoding=encoding,
+            cold_start=_refs(compared, version, instead, changes),
+            encodings=encodings or {},
         )
         return self._orders[order.client]
 
@@ -64,18 +73,38 @@ class OrderBook:
         return self._orders[name].id.work
 
     def offer(self, name: str, digest: str) -> Blob:
-        """A blob that this device was offered. Errors: UnknownBlob, also for another device's."""
+        """A blob that this device was offered, and asks for. Errors: UnknownBlob, also for another device's."""
+        blob = self.offered(name, digest)
+        if any(ref.base and ref.digest == digest for ref in self._orders[name].downloads):
+            self._fetched_whole.add(name)
+        return blob
+
+    def offered(self, name: str, digest: str) -> Blob:
+        """A blob that goes to this device with its order. Errors: as `offer`."""
         blob = self._offers.get(name, {}).get(digest)
         if blob is None:
             raise UnknownBlob(f"{name} was not offered a blob {digest[:20]!r}: ask for those of the present order")
         return blob
 
+    def forgets(self, name: str) -> bool:
+        """Whether this device seems to hold nothing from one order to the next: then changes are of no use to it."""
+        return self._misses.get(name, 0) >= MISSES
 
-def _refs(blobs: Mapping[str, Blob], version: int, packed: Mapping[str, Blob]) -> tuple[BlobRef, ...]:
+    def _learn_from_last(self, name: str) -> None:
+        last = self._orders.get(name)
+        if last is not None and any(ref.base for ref in last.downloads):
+            self._misses[name] = self._misses.get(name, 0) + 1 if name in self._fetched_whole else 0
+        self._fetched_whole.discard(name)
+
+
+def _refs(blobs: Mapping[str, Blob], version: int, instead: Mapping[str, Smaller], changes: bool) -> tuple[BlobRef, ...]:
     refs = []
     for part, blob in sorted(blobs.items()):
-        sent, encoding = (packed[blob.digest], PACKED) if blob.digest in packed else (blob, "")
-        refs.append(BlobRef(part, sent.digest, sent.size, version, encoding))
+        ref, sent = BlobRef(part, blob.digest, blob.size, version), instead.get(blob.digest)
+        if sent is not None:
+            smaller = BlobRef(part, sent.blob.digest, sent.blob.size, version, PACKED)
+            ref = replace(ref, smaller=smaller, base=sent.base) if changes else smaller
+        refs.append(ref)
     return tuple(refs)
 
 

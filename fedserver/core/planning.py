@@ -14,8 +14,8 @@ from attune.common.methods.method import EVERYDAY, Method, check_task, options_o
 from attune.common.methods.registry import method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
-from attune.common.protocol import ENCODINGS, EXTRAS
 from attune.fedserver.core.adaptation import Adaptation, adaptation_of
+from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
 from attune.fedserver.core.scale import scale_of, scale_of_targets
@@ -35,6 +35,7 @@ class ResolvedSettings:
     model_options: dict[str, Any]
     train: TrainSettings
     round: RoundSettings
+    encodings: Encodings
     server: ServerSettings
     data: DataSettings
     seed: int
@@ -84,7 +85,8 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
-    _check_encoding(rounds.encoding)
+    encodings = encodings_of(rounds, method.kinds)
+    encodings.check_here()
     return ResolvedSettings(
         method=method,
         method_options=options,
@@ -92,17 +94,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         model_options=model,
         train=convert(TrainSettings, full.get("train", {}), "train."),
         round=rounds,
+        encodings=encodings,
         server=convert(ServerSettings, full.get("server", {}), "server."),
         data=convert(DataSettings, full.get("data", {}), "data."),
         seed=int(full.get("seed", 0)),
         adaptation=adaptation_of(method, options, rounds.adapt),
     )
-
-
-def _check_encoding(encoding: str) -> None:
-    """Errors: SettingError where this server cannot read what devices would hand in."""
-    if encoding and encoding not in ENCODINGS:
-        raise SettingError(f'round.encoding = "{encoding}" needs the package {EXTRAS[encoding]}: install attune-fl[{encoding}]')
 
 
 def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, Any]:

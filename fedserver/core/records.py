@@ -49,6 +49,13 @@ class Row(Metrics, frozen=True, kw_only=True):
     samples: int | None = None  # training samples that the update stands for
 
 
+class Smaller(msgspec.Struct, frozen=True):
+    """What is sent in the place of a value, as PACKED: its change from the older value with the digest `base`, or all of it."""
+
+    blob: Blob
+    base: str = ""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One accepted update: what was reported, and a blob for each part handed in."""

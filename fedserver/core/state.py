@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
+from typing_extensions import Self
 
 from attune.fedserver.core.messages import Phase, Record
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+
+from attune.fedserver.core.enums import StrEnum
 
 KEPT_SPANS = 200  # of each device
 KEPT_ROUNDS = 50

@@ -9,9 +9,9 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from attune.common.errors import AttuneError, OrderClosed, SettingError, ShapeMismatch, UpdateRefused
+from attune.common.errors import AttuneError, OrderClosed, ShapeMismatch, UpdateRefused
 from attune.common.plan import Profile
-from attune.common.protocol import EXTRAS
+from attune.common.protocol import CHANGE
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
@@ -49,23 +49,18 @@ class Members:
         self, name: str, profile: Profile, software: str, inline_bytes: int = 0, encodings: Collection[str] = ()
     ) -> Stream:
         """A device's new stream; it owns the device's orders from now on. inline_bytes: of blobs that it takes in an order.
-        encodings: of parts, that it can write.
+        encodings: of parts, that it can write, and what it can do with them.
 
         Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
         """
-        encoding = self._settings.round.encoding
-        if encoding and encoding not in encodings:
-            raise SettingError(
-                f"{name} cannot write parts as {encoding} (round.encoding of this federation): update fedclient"
-                + (f", and install {EXTRAS[encoding]} beside it" if encoding in EXTRAS else "")
-            )
+        self._settings.encodings.check_device(name, encodings)
         self._coordinator.barred.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
             schema.check_fits(profile, self._coordinator.plan, name)
         else:
             schema.check_declared(profile, self._settings.data, name)
-        stream = Stream(name, profile, software, inline_bytes)
+        stream = Stream(name, profile, software, inline_bytes, CHANGE in encodings)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
         self._arrived.append((stream, note))
         if len(self._arrived) == 1:

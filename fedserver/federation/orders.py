@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attune.common.protocol import PACKED, RELATIVE
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import Order, OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import Device, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.journal import WORK, Journal, Stage
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Lab
+from attune.fedserver.ports.lab import Lab, Served
 from attune.fedserver.ports.ledger import Ledger
 
 LOG = logging.getLogger("fedserver")
@@ -53,40 +52,64 @@ class Orders:
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
-        packed = await self._packed([*served.values(), cold_start])
+        takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
+        smaller = await self._smaller(record, known, takes, cold_start)
         data: dict[str, bytes] = {}  # of small blobs, by digest
         for name in devices:
             if name in known and known[name].progress:
                 await self._ledger.update_device(name, progress=0.0)
         for name in devices:
-            blobs = served[name] if self._needs_download(record, known.get(name), work) else {}
+            blobs, stream = takes[name], self._streams.get(name)
             trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
-            order_id, encoding = OrderId(work, number, name), encoding_of(self._settings, blobs)
-            order = self.book.write(order_id, blobs, returns, left_s, record.round, cold_start, trains, encoding, packed)
+            asked = {part: self._settings.encodings.asked(part, part in blobs) for part in returns}
+            encodings = {part: encoding for part, encoding in asked.items() if encoding}
+            order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
+            order = self.book.write(
+                order_id, blobs, returns, left_s, record.round, cold_start, trains, encodings, smaller[name], changes
+            )
             inline = self._inline(name, order)
             for digest, blob in inline.items():
                 if digest not in data:
                     data[digest] = await self._executors.disk(self._bytes, blob)
-            if self._streams.get(name) is not None:
-                whole = all(ref.digest in inline for ref in (*order.downloads, *order.cold_start))
+            if stream is not None:
+                whole = all(ref.sent.digest in inline for ref in (*order.downloads, *order.cold_start))
                 self._journal.enter(name, WORK[work] if whole else Stage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
-    async def _packed(self, served: Iterable[Mapping[str, Blob]]) -> dict[str, Blob]:
-        """By the digest of a blob, what is sent in its place."""
-        if self._settings.round.encoding != PACKED:
-            return {}
-        blobs = {blob.digest: blob for parts in served for blob in parts.values()}
-        return await self._lab.pack(list(blobs.values()))
+    async def _smaller(
+        self, record: Record, known: Mapping[str, Device], takes: Served, cold_start: Mapping[str, Blob]
+    ) -> dict[str, dict[str, Smaller]]:
+        """For each device, by the digest of a blob that it takes, what is sent in its place: the change where it seems to hold
+        what it was served before, else all of it in fewer bytes.
+        """
+        parts = self._settings.encodings.packed
+        if not parts:
+            return {name: {} for name in takes}
+        holders = [name for name in takes if takes[name] and self._holds(name, known.get(name), record)]
+        changes = await self._lab.changes(holders, parts)
+        whole = {
+            blob.digest: blob
+            for name, blobs in (*takes.items(), ("", cold_start))
+            for part, blob in blobs.items()
+            if part in parts and not (blob.digest in changes and (name in holders or not name))
+        }
+        packed = {digest: Smaller(blob) for digest, blob in (await self._lab.pack(list(whole.values()))).items()}
+        return {name: packed | (changes if name in holders else {}) for name in takes}
+
+    def _holds(self, name: str, device: Device | None, record: Record) -> bool:
+        """Whether a device should have what it was served with this state or the one before; else it fetches all of it."""
+        stream = self._streams.get(name)
+        takes_changes = stream is not None and stream.changes and not self.book.forgets(name)
+        return takes_changes and device is not None and 0 <= record.round - 1 <= device.fetched
 
     def _inline(self, name: str, order: Order) -> dict[str, Blob]:
         """The blobs that fit into the order itself, by digest, of a device that takes them so."""
         stream = self._streams.get(name)
         room = 0 if stream is None else min(stream.inline_bytes, self._settings.server.inline_bytes)
         found: dict[str, Blob] = {}
-        for ref in (*order.downloads, *order.cold_start):
+        for ref in (each.sent for each in (*order.downloads, *order.cold_start)):
             if ref.digest not in found and ref.size <= room:
-                found[ref.digest] = self.book.offer(name, ref.digest)
+                found[ref.digest] = self.book.offered(name, ref.digest)
                 room -= ref.size
         return found
 
@@ -122,12 +145,6 @@ class Orders:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
         train = "sampled" if record.adapting else self._settings.round.train
         return needs_download(device, work, train, self._settings.method.evaluate)
-
-
-def encoding_of(settings: ResolvedSettings, served: Mapping[str, Blob]) -> str:
-    """Of what is handed in. A device that goes on from its own state shares nothing from which a change could be written."""
-    encoding = settings.round.encoding
-    return encoding if served or encoding not in RELATIVE else ""
 
 
 def _founders(known: Mapping[str, Device], names: Iterable[str]) -> list[str]:

@@ -14,11 +14,12 @@ MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
 class Stream:
     """The server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
 
-    def __init__(self, name: str, profile: Profile, software: str = "", inline_bytes: int = 0) -> None:
+    def __init__(self, name: str, profile: Profile, software: str = "", inline_bytes: int = 0, changes: bool = False) -> None:
         self.name = name
         self.profile = profile
         self.software = software
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
+        self.changes = changes  # whether it takes what is served as its change from what it holds
         self.progress = 0.0  # share of its order that is done, in quarters
         self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None

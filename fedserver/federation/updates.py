@@ -23,6 +23,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.journal import Stage
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.troubles import can_pass
+from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.stores.sink import Sink
 from attune.fedserver.stores.uploads import Target, Uploads
@@ -126,27 +127,31 @@ class Updates:
 
     async def _accept(self, order: Order, update: Update) -> Row:
         """Into the inbox, with what the device reports; or refused, and the round does not wait for it any longer."""
-        name = order.id.client
+        name, here = order.id.client, dict[str, Blob]()
         try:
             row = row_of(order.id, update, await self._ledger.device(name), self._coordinator.task)
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
-            if wrong := [ref.part for ref in update.parts if ref.encoding != order.encoding]:
+            if wrong := [ref.part for ref in update.parts if ref.encoding != order.encodings.get(ref.part, "")]:
                 raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
             await self._take_in(order, update)
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
+            here |= blobs
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
             values = await self._unpacked(order, blobs)
             await asyncio.gather(self._check_blobs(name, values), self._executors.disk(self._uploads.sync, values.values()))
+            with self._told_of_full_disk():
+                await self._executors.disk(self._coordinator.inbox.accept, order.id, row, values)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
+            # An upload that begins anew takes away what is here, to go on with it: that is no damage.
+            if isinstance(refusal, Damaged) and (gone := [part for part, blob in here.items() if blob.name in str(refusal)]):
+                raise UnknownBlob(f"{name} sends {', '.join(gone)} again: upload it, then submit again") from None
             if not can_pass(refusal):
                 await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise
-        with self._told_of_full_disk():
-            await self._executors.disk(self._coordinator.inbox.accept, order.id, row, values)
         await self._executors.disk(self._uploads.discard, [blob for part, blob in blobs.items() if blob != values[part]])
         return row
 
@@ -154,7 +159,10 @@ class Updates:
         """The values that the blobs stand for: what is checked, kept and aggregated."""
         lab, name, served = self._coordinator.lab, order.id.client, {ref.part for ref in order.downloads}
         with self._told_of_full_disk():
-            return {p: await lab.unpack(name, p, blob, order.encoding, p in served) for p, blob in blobs.items()}
+            return {
+                part: await lab.unpack(name, part, blob, order.encodings.get(part, ""), part in served)
+                for part, blob in blobs.items()
+            }
 
     async def _take_in(self, order: Order, update: Update) -> None:
         """The blobs that came within the update, as if they were uploaded."""

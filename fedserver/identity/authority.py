@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
@@ -123,7 +123,7 @@ class Authority:
         days: float,
         now: datetime | None,
     ) -> bytes:
-        start = now or datetime.now(UTC)
+        start = now or datetime.now(timezone.utc)
         life = timedelta(days=days)
         lifetime = Lifetime(start - min(_CLOCK_SKEW, life / 4), start + life)  # or a short one would be due at once
         host = name if purpose == SERVER else None

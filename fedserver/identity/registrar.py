@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, TokenRefused, TooMany
@@ -67,7 +67,7 @@ class Registrar:
 
     async def refresh(self) -> None:
         """New tokens in, old ones out, and a fresh server certificate when two thirds of the old one's life are gone."""
-        if needs_renewal(self._server.certificate_pem, datetime.now(UTC)):
+        if needs_renewal(self._server.certificate_pem, datetime.now(timezone.utc)):
             self._server = self.authority.issue_server()
         roots = await self._ledger.bootstrap_roots(time.time(), KEEP_SPENT_S)
         self.tls.update([self.authority.certificate_pem, *roots], self._server)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from typing import get_args
 
 from attune.common.errors import UpdateRefused
@@ -15,21 +16,20 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
-from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import check_finite, check_manifest, is_finite
-from attune.common.wire.digest import file_name
-from attune.common.wire.encodings import AS_THEY_LIE, decoded, encode, encoded_manifest
+from attune.common.wire.encodings import AS_THEY_LIE, decoded, encoded_manifest
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot
+from attune.fedserver.core.records import Entry, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.decoded import Decoded
+from attune.fedserver.lab.packing import Packing
 from attune.fedserver.lab.recipe import Recipe
 from attune.fedserver.lab.vault import NotFinite, Vault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
@@ -88,7 +88,9 @@ class Engine:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
-        self._packed: dict[str, Blob] = {}  # by the digest of what is served
+        self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
+        self._keeps_generated = False  # somebody asks for changes from it
+        self._packing = Packing(blobs, self._write_served)
 
     def max_bytes(self) -> dict[str, int]:
         """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
@@ -136,7 +138,8 @@ class Engine:
         missing = [client for client in clients if (part, client) not in self._generated]
         if missing:
             for client, tensors in aggregator.generate(missing):
-                self._generated[part, client] = self._write_served(f"{part}.{client}", tensors)
+                name = f"{part}.{client}.{self._closed}"  # what was generated from the state before may still be there
+                self._generated[part, client] = self._write_served(name, tensors)
 
     def _write_served(self, name: str, tensors: Tensors) -> Blob:
         create = partial(self._served.create, f"{SERVED}{name}.safetensors", durable=False)
@@ -144,13 +147,20 @@ class Engine:
 
     def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
         """By the digest of what is served, the same without loss in fewer bytes, where they are fewer."""
-        wanted = {blob.digest: blob for blob in blobs}
-        for digest, blob in wanted.items():
-            if digest not in self._packed:
-                with TensorFile(self._blobs.open(blob)) as tensors:
-                    packed = encode(tensors, PACKED).tensors
-                self._packed[digest] = self._write_served(f"{file_name(digest)}.{PACKED}", packed)
-        return {digest: found for digest in wanted if (found := self._packed[digest]).size < wanted[digest].size}
+        return self._packing.whole(blobs)
+
+    def changes(self, clients: Sequence[str], parts: Sequence[PartKind]) -> dict[str, Smaller]:
+        """As the port."""
+        self._keeps_generated = True
+        return self._packing.changes(self._renewed(clients, parts))
+
+    def _renewed(self, clients: Sequence[str], parts: Sequence[PartKind]) -> Iterator[tuple[Blob, Blob]]:
+        """(what they are served now, what they were served before the last commit), where that is still there."""
+        for part, client in product(sorted(self._aggregators.keys() & set(parts)), clients):
+            slot, vault = self._aggregators[part].slot(client), self._vaults[part]
+            base = self._generated_before.get((part, client)) if slot is None else vault.before(slot)
+            if base is not None:
+                yield (self._generated[part, client] if slot is None else vault.blob(slot)), base
 
     def unpack(self, client: str, part: PartKind, blob: Blob, encoding: str, served: bool) -> Blob:
         """The values that a blob in an encoding stands for, as a blob beside it that is not durable yet.
@@ -316,7 +326,10 @@ class Engine:
             vault.remember(recipe.replaced)
 
     def settle(self) -> None:
-        """After the commit: the staged state is the state, and what was generated from the old one goes."""
+        """After the commit: the staged state is the state, and what was generated from the old one goes.
+
+        Where changes are served, devices still hold that: then it stays until the next commit.
+        """
         for vault in self._vaults.values():
             vault.settle()
         if self._next_recipe is not None:
@@ -325,6 +338,8 @@ class Engine:
             self._closed = self._next_recipe.round
             self._recipe, self._next_recipe = self._next_recipe, None
         self._tried = False
-        made = (*self._generated.values(), *self._cold_start.values(), *self._packed.values())
-        self._served.remove([blob.name for blob in made if blob.name.startswith(SERVED)])
-        self._generated, self._cold_start, self._packed, self._admitted, self._norms = {}, {}, {}, {}, {}
+        kept = self._generated if self._keeps_generated else {}
+        old = (*self._generated_before.values(), *self._generated.values(), *self._cold_start.values(), *self._packing.take())
+        gone = {blob.name for blob in old} - {blob.name for blob in kept.values()}
+        self._served.remove([name for name in sorted(gone) if name.startswith(SERVED)])
+        self._generated, self._generated_before, self._cold_start, self._admitted, self._norms = {}, kept, {}, {}, {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import msgspec
+from typing_extensions import Self
 
 from attune.common.json_text import from_json
 from attune.fedserver.core.adaptation import Adaptation

@@ -10,7 +10,7 @@ from attune.common.methods.method import PartKind
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot
+from attune.fedserver.core.records import Entry, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.place import HERE, Place
 from attune.fedserver.ports.blobs import Blobs
@@ -104,6 +104,9 @@ class ThreadLab:
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         return await self._executors.worker(self._started.pack, blobs)
+
+    async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
+        return await self._executors.worker(self._started.changes, clients, cast(Sequence[PartKind], parts))
 
     async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
         return await self._executors.worker(self._started.unpack, client, cast(PartKind, part), blob, encoding, served)

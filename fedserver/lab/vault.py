@@ -53,7 +53,7 @@ class Vault:
         self._blobs, self._part, self._version, self._area = blobs, part, version, area
         self._slots = {slot.key: slot for slot in slots if slot.part == part}
         self._staged: dict[str, Blob] = {}
-        self._replaced: list[Slot] = []  # what was true before the last commit, and is no longer
+        self._replaced: dict[str, Slot] = {}  # by key, what was true before the last commit, and is no longer
 
     def keys(self) -> list[str]:
         return sorted(self._slots.keys() | self._staged.keys())
@@ -73,6 +73,11 @@ class Vault:
     def stage(self, key: str, blob: Blob) -> None:
         self._staged[key] = blob
 
+    def before(self, key: str) -> Blob | None:
+        """What held `key` before the last commit, where that replaced it."""
+        slot = self._replaced.get(key)
+        return None if slot is None else blob_of(slot)
+
     def staged_slots(self) -> list[Slot]:
         return [
             Slot(self._part, key, blob.name.removeprefix(self._area), blob.digest, blob.size)
@@ -85,7 +90,7 @@ class Vault:
 
     def remember(self, replaced: Iterable[Slot]) -> None:
         """At start: what was true before the last commit."""
-        self._replaced = [slot for slot in replaced if slot.part == self._part]
+        self._replaced = {slot.key: slot for slot in replaced if slot.part == self._part}
 
     def take_back(self) -> None:
         """What was staged is not the state, and will not be: its blobs are written again under the same names."""
@@ -96,8 +101,8 @@ class Vault:
 
         What it replaced is kept until the next commit; what that had replaced goes. Readers that hold one keep it open.
         """
-        kept, present = self.replaced_slots(), {blob.name for blob in self._staged.values()}
-        self._blobs.remove([blob_of(slot).name for slot in self._replaced if blob_of(slot).name not in present])
+        kept, present = {slot.key: slot for slot in self.replaced_slots()}, {blob.name for blob in self._staged.values()}
+        self._blobs.remove([blob_of(slot).name for slot in self._replaced.values() if blob_of(slot).name not in present])
         self._slots |= {slot.key: slot for slot in self.staged_slots()}
         self._replaced, self._staged = kept, {}
         self._version += 1

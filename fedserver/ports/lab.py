@@ -13,7 +13,7 @@ from typing import Protocol
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot
+from attune.fedserver.core.records import Entry, Slot, Smaller
 
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
@@ -65,6 +65,12 @@ class Lab(Protocol):
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         """By the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""
+        ...
+
+    async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
+        """By the digest of what these clients are served of these parts, its change from what they were served before the last
+        commit: where that is still there, was another value, and makes fewer bytes. From the first such call on it is kept.
+        """
         ...
 
     async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded, Stalled, UpdateRefused
 from attune.common.pb import federation_pb2 as pb
 from attune.common.protocol import UPLOAD_KEY
@@ -116,7 +117,7 @@ async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> 
     batch: list[bytes] = []
     while len(batch) < BATCH_FRAMES:
         try:
-            async with asyncio.timeout(STALL_TIMEOUT_S):
+            async with aio.timeout(STALL_TIMEOUT_S):
                 frame = await context.read()
         except TimeoutError:
             raise Stalled(f"{name} sent nothing for {STALL_TIMEOUT_S:.0f} s: go on at the offset that is here") from None

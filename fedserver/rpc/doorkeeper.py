@@ -158,7 +158,7 @@ def sockets(port: int) -> Iterator[tuple[int, Peer]]:
                     ours.detach()
 
 
-def _address(name: tuple[str, int, *tuple[int, ...]]) -> Peer:
+def _address(name: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
     return name[0].removeprefix("::ffff:"), name[1]
 
 

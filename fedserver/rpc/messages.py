@@ -36,7 +36,7 @@ def _order(order: Order) -> pb.Order:
         round=order.id.round,
         work=WORK[order.id.work],
         downloads=_refs(order.downloads),
-        returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
+        returns=[pb.Return(part=part, encoding=order.encodings.get(part, "")) for part in order.returns],
         deadline_s=order.deadline_s,
         trains=order.trains,
         cold_start=_refs(order.cold_start),
@@ -44,9 +44,22 @@ def _order(order: Order) -> pb.Order:
 
 
 def _refs(refs: Iterable[BlobRef]) -> list[pb.BlobRef]:
-    return [
-        pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, encoding=r.encoding, data=r.data) for r in refs
-    ]
+    return [_ref(ref) for ref in refs]
+
+
+def _ref(ref: BlobRef) -> pb.BlobRef:
+    message = pb.BlobRef(
+        part=ref.part,
+        digest=ref.digest,
+        size=ref.size,
+        version=ref.version,
+        encoding=ref.encoding,
+        data=ref.data,
+        base=ref.base,
+    )
+    if ref.smaller is not None:
+        message.smaller.CopyFrom(_ref(ref.smaller))
+    return message
 
 
 def profile_of(hello: pb.Hello, name: str) -> Profile:

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from attune.common import aio
 from attune.common.errors import AttuneError, SettingError, Unreachable
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb import federation_pb2_grpc
@@ -51,7 +52,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         try:
             while True:
                 try:
-                    async with asyncio.timeout(self._pulses.every_s / 2):
+                    async with aio.timeout(self._pulses.every_s / 2):
                         message = await stream.next()
                 except TimeoutError:
                     caller().check_time()
@@ -67,7 +68,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def _hello(self, name: str, context: grpc.aio.ServicerContext) -> pb.Hello:
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with aio.timeout(HELLO_TIMEOUT_S):
                 first = await context.read()
             if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
                 raise SettingError(

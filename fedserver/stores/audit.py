@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True):
     """One line. facts: of the event, by name."""
 
     number: int  # from 1
-    at: str  # UTC, ISO 8601
+    at: str  # timezone.utc, ISO 8601
     event: str
     by: str
     facts: dict[str, Any]
@@ -95,7 +95,7 @@ def _tail(fd: int) -> tuple[bytes, bytes]:
 
 def _add(fd: int, last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:
     number = from_json(last, Entry).number + 1 if last else 1
-    at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+    at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
     line = msgspec.json.encode(Entry(number, at, event, by, facts, digest_of(last) if last else FIRST))
     os.lseek(fd, 0, os.SEEK_END)
     half = len(line) // 2

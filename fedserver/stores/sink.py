@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+
+from typing_extensions import Self
 
 from attune.common.errors import LimitExceeded
 from attune.common.wire.blobs import Blob, hash_span

@@ -21,8 +21,12 @@ from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.tables import Tables, certificate_in
 
 T = TypeVar("T")
-# Errors that pass when another process lets go, or when somebody makes room.
-PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
+# What SQLite says of errors that pass when another process lets go, or when somebody makes room. Python 3.10 tells no codes.
+PASSING = ("locked", "is full", "unable to open", "disk I/O error")
+
+
+def passes(error: sqlite3.OperationalError) -> bool:
+    return any(words in str(error) for words in PASSING)
 
 
 class SqliteLedger:
@@ -41,7 +45,7 @@ class SqliteLedger:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in PASSING:
+            if passes(error):
                 raise LedgerBusy(f"the database of the federation cannot be used now ({error})") from error
             raise
 

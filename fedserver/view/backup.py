@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -161,12 +162,17 @@ def _copy(path: Path, to: Path) -> File:
     to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with path.open("rb") as source, os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as target:
-        while block := source.read(1 << 20):
+        for block in _blocks(source):
             digest.update(block)
             target.write(block)
         size = target.tell()
     sync(to)
     return File(size, digest.hexdigest())
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(1 << 20):
+        yield block
 
 
 def restore_to(source: Path, home: Home) -> Iterator[str]:
@@ -207,8 +213,10 @@ def _verified(source: Path) -> Manifest:
     if odd := sorted(there ^ manifest.files.keys()):
         raise HomeMismatch(f"{source / odd[0]} is missing, or is not of this backup: use another one")
     for name, wanted in told(list(manifest.files.items()), "files verified"):
+        digest = hashlib.sha256()
         with (source / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if File((source / name).stat().st_size, digest) != wanted:
+            for block in _blocks(file):
+                digest.update(block)
+        if File((source / name).stat().st_size, digest.hexdigest()) != wanted:
             raise HomeMismatch(f"{source / name} is damaged: use another backup")
     return manifest

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from attune.common import aio
 from attune.fedserver.home import Home
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
@@ -26,7 +26,7 @@ def snapshot(home: Home) -> Snapshot:
         finally:
             await ledger.close()
 
-    return asyncio.run(read())
+    return aio.run(read())
 
 
 def status_of(home: Home, troubles: Sequence[str] = ()) -> dict[str, Any]:

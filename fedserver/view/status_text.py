@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +37,7 @@ def render_status(status: dict[str, Any]) -> str:
         if status["todo"]:
             console.print(f"what to do: {status['todo']}", markup=False)
         for expiring in status["expiring"]:
-            when = datetime.fromtimestamp(expiring["ends"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+            when = datetime.fromtimestamp(expiring["ends"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
             what = f"expired on {when}" if expiring["expired"] else f"expires on {when}"
             console.print(f"certificate of {expiring['name']} {what}: {expiring['todo']}", markup=False)
         for refused in status["refused"][:SHOWN_REFUSALS]:
@@ -96,7 +96,7 @@ def render_tokens(tokens: Sequence[TokenView]) -> str:
     for column in ("token", "state", "uses left", "made by", "expires", "for", "devices"):
         table.add_column(column, no_wrap=column != "devices")
     for token in tokens:
-        expires = datetime.fromtimestamp(token.expires_at, UTC).strftime("%Y-%m-%d %H:%M")
+        expires = datetime.fromtimestamp(token.expires_at, timezone.utc).strftime("%Y-%m-%d %H:%M")
         left = f"{token.uses_left} of {token.uses}"
         row = (token.id, token.state, left, token.origin, expires, token.only_for or "-", ", ".join(token.devices) or "-")
         table.add_row(*(Text(cell) for cell in row))

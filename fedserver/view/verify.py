@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
+from attune.common import aio
 from attune.common.errors import AttuneError
 from attune.common.estimate import told
 from attune.fedserver.home import Home
@@ -22,7 +22,7 @@ from attune.fedserver.stores.uploads import Uploads
 def damages(home: Home) -> Iterator[str]:
     """A line for each thing that is damaged: authority, audit log, database, state, inbox, uploads."""
     try:
-        if home.authority.exists() or not asyncio.run(_simulated(home)):
+        if home.authority.exists() or not aio.run(_simulated(home)):
             Authority.load(home.authority)
     except AttuneError as error:
         yield str(error)
@@ -36,7 +36,7 @@ def damages(home: Home) -> Iterator[str]:
         yield str(error)
     blobs = FolderBlobs(home.path)
     try:
-        found = asyncio.run(_read(home))
+        found = aio.run(_read(home))
     except AttuneError as error:
         yield str(error)
     else:

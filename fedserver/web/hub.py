@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
+from attune.common import aio
 from attune.common.errors import AttuneError
 from attune.fedserver.web.actions import Actions
 from attune.fedserver.web.facts import Source
@@ -68,10 +70,9 @@ class Hub:
                     yield (
                         b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), part) for name, part in fresh.items()) or b":\n\n"
                     )
-                try:
-                    await asyncio.wait_for(self._closing.wait(), EVERY_S)
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with aio.timeout(EVERY_S):
+                        await self._closing.wait()
         finally:
             self._watchers -= 1
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attune.common import aio
 from attune.common.errors import PortInUse, SettingError
 from attune.fedserver.web.facts import Source
 
@@ -96,7 +97,7 @@ def serving(listener: socket.socket, host: str, token: str, source: Source, acti
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     def body() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with aio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(_serve(listener, host, token, source, actions, stop))
 
     thread = threading.Thread(target=body, name="dashboard", daemon=True)

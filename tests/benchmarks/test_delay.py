@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 
+from attune.common import aio
 from benchmarks.delay import Counted, Proxy, Way, through
 
 RTT_S = 0.2
@@ -29,10 +30,11 @@ async def _round_trip(payload: bytes, way: Way) -> tuple[bytes, float, float]:
     started = loop.time()
     writer.write(payload)
     writer.write_eof()
-    first = await reader.read(1)
-    first_s = loop.time() - started
-    rest = await reader.read()
-    last_s = loop.time() - started
+    async with aio.timeout(60):
+        first = await reader.read(1)
+        first_s = loop.time() - started
+        rest = await reader.read()
+        last_s = loop.time() - started
     writer.close()
     for server in (proxy, echo):
         server.close()
@@ -41,21 +43,21 @@ async def _round_trip(payload: bytes, way: Way) -> tuple[bytes, float, float]:
 
 def test_bytes_arrive_whole_and_not_before_the_round_trip():
     payload = os.urandom(3_000_000)
-    back, first_s, _ = asyncio.run(asyncio.wait_for(_round_trip(payload, Way(RTT_S)), 60))
+    back, first_s, _ = aio.run(_round_trip(payload, Way(RTT_S)))
     assert back == payload
     assert first_s >= RTT_S
 
 
 def test_chunks_travel_side_by_side():
     """3 MB are more than ten chunks: were each to wait for the one before it, the last would need ten times the delay."""
-    _, first_s, last_s = asyncio.run(asyncio.wait_for(_round_trip(bytes(3_000_000), Way(RTT_S)), 60))
+    _, first_s, last_s = aio.run(_round_trip(bytes(3_000_000), Way(RTT_S)))
     assert last_s - first_s < 5 * RTT_S
 
 
 def test_a_narrow_link_lets_bytes_through_at_its_rate_in_both_directions():
     """500 kB at 10 Mbit/s take 0.4 s, and the way back goes on at the same time."""
     payload = os.urandom(500_000)
-    back, _, last_s = asyncio.run(asyncio.wait_for(_round_trip(payload, Way(0.0, 10.0)), 60))
+    back, _, last_s = aio.run(_round_trip(payload, Way(0.0, 10.0)))
     assert back == payload
     assert last_s >= 0.4
 
@@ -74,7 +76,7 @@ def test_what_waits_for_a_narrow_link_is_bounded():
         writer.transport.set_write_buffer_limits(high=0)
         sent = 0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1):
+            async with aio.timeout(1):
                 while True:
                     writer.write(bytes(1 << 14))
                     await writer.drain()
@@ -84,7 +86,7 @@ def test_what_waits_for_a_narrow_link_is_bounded():
         sink.close()
         return sent
 
-    assert asyncio.run(scenario()) < 8 << 20
+    assert aio.run(scenario()) < 8 << 20
 
 
 def test_a_proxy_in_a_thread_ends_its_connections_with_it():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import sys
 import time
 from functools import partial
 from pathlib import Path
+
+from attune.common import aio
 
 JUMP_S = 3600.0  # how far the clock is set, at most
 
@@ -25,4 +26,4 @@ def main() -> None:
     overrides = load_settings(None, assignments, {})
     say = partial(print, flush=True)
     options = Options(Path(home), "127.0.0.1", int(port), False, say, clock=clock, join_uses=100)
-    asyncio.run(run(options, overrides))
+    aio.run(run(options, overrides))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
@@ -12,11 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
+from typing_extensions import Self
 
-from attune.common import faults
+from attune.common import aio, faults
 from attune.fedserver.stores.sqlite import SqliteLedger
 from benchmarks.rough import Proxy
 from tests.e2e.harness import tabular_shard
@@ -220,7 +220,7 @@ class Site:
             finally:
                 await ledger.close()
 
-        return asyncio.run(read())
+        return aio.run(read())
 
     def outcome(self) -> Outcome:
         """Of a site at rest. Errors: Red for a slot whose file is not what the ledger says, and for a lost update."""

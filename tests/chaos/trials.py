@@ -15,6 +15,7 @@ from tests.chaos.drive import Trial, kill
 from tests.chaos.site import Child, Red, Shape, Site
 
 TRANSFERRED = "server.inline_bytes=0"  # else such small parts travel within orders and updates, as in the others
+CHANGES = "round.served=zstd"  # what is served is sent as its change from what the device holds
 SMALL = (
     Shape("fedavg", 3, ("method.name=fedavg", "model.name=mlr", "round.rounds=3", "train.local_epochs=1")),
     Shape(
@@ -30,11 +31,13 @@ SMALL = (
         ),
         hosted=True,
     ),
-    Shape("fedper", 2, ("method.name=fedper", "model.name=dnn", "round.rounds=4", "train.local_epochs=1", TRANSFERRED)),
+    Shape(
+        "fedper", 2, ("method.name=fedper", "model.name=dnn", "round.rounds=4", "train.local_epochs=1", TRANSFERRED, CHANGES)
+    ),
     Shape(
         "pfedhn",
         4,
-        ("method.name=pfedhn", "model.name=mlr", "round.rounds=2", "train.local_epochs=1", TRANSFERRED),
+        ("method.name=pfedhn", "model.name=mlr", "round.rounds=3", "train.local_epochs=1", TRANSFERRED, CHANGES),
         hosted=True,
     ),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.packaging.checkout import ROOT, shipped
+from tests.packaging.checkout import ROOT, pyproject, shipped
 
 IMAGES = {"Dockerfile.server": "fedserver", "Dockerfile.client": "fedclient"}
 KNOWN = {
@@ -23,6 +24,19 @@ def test_every_instruction_is_one(name, instructions):
     found = instructions(name)
     assert found[0][0] == "FROM"
     assert {word for word, _ in found} <= KNOWN
+
+
+def test_every_stage_of_every_image_begins_with_the_same_pinned_base(instructions):
+    """By digest: a tag says what is meant, and may mean other bytes tomorrow."""
+    bases = [rest.partition(" AS ")[0] for name in IMAGES for word, rest in instructions(name) if word == "FROM"]
+    assert len(bases) == 4
+    assert len(set(bases)) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", bases[0])
+
+
+def test_the_python_of_the_images_is_one_that_is_supported(instructions):
+    found = re.match(r"python:(3\.\d+)\.", dict(instructions("Dockerfile.server"))["FROM"])
+    assert f"Programming Language :: Python :: {found[1]}" in pyproject()["project"]["classifiers"]
 
 
 @pytest.mark.parametrize("name", IMAGES)

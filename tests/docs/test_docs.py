@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -121,6 +121,6 @@ def test_every_package_has_its_line(page: Any) -> None:
 
 
 def test_the_arrow_rule_is_the_one_that_is_checked(page: Any) -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    settings = msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())["tool"]["importlinter"]["contracts"]
     layers = [contract["layers"] for contract in settings if contract["type"] == "layers"]
     assert [block.split("\n")[:-1] for block in page("ARCHITECTURE.md").blocks("layers")] == layers

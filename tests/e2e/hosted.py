@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from attune.common import aio
 from attune.common.config import merge
 from attune.fedclient import fleet, shards
 from attune.fedclient.address import Address
@@ -55,7 +55,7 @@ def host(
     """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
     options = app.Options(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
-    server = threading.Thread(target=lambda: asyncio.run(app.run(options, merge(settings, fixed))))
+    server = threading.Thread(target=lambda: aio.run(app.run(options, merge(settings, fixed))))
     server.start()
     until(lambda: hosted.home.address() or not server.is_alive(), "the server to listen")
     address = hosted.home.address()

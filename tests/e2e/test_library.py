@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import attune
+from attune.common import aio
 from attune.common.errors import NotEnrolled, SettingError
 from attune.fedclient.console import Console
 from attune.fedserver.home import Home
@@ -61,7 +61,7 @@ def test_a_federation_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return devices[0].run(Quiet())
 
     other = in_thread(lambda: devices[1].run(Quiet()))
-    models = [asyncio.run(notebook()), other()]
+    models = [aio.run(notebook()), other()]
     server()
     assert status_of(home)["state"] == "done"
     assert any(line.startswith("fedserver listens") for line in said)

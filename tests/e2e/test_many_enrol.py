@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from attune.common import aio
 from attune.fedclient.address import Address
 from attune.fedclient.home import DeviceInfo, Home
 from attune.fedclient.link.enrol import enrol
@@ -25,7 +26,7 @@ def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str],
         found = await asyncio.gather(*(enrol(home, info, address, token, 60.0, print) for home, info in records))
         return [identity.name for identity in found]
 
-    assert asyncio.run(all_of_them()) == [f"d{number:03}" for number in range(DEVICES)]
+    assert aio.run(all_of_them()) == [f"d{number:03}" for number in range(DEVICES)]
     status = federation.status()
     assert len(status["clients"]) == DEVICES
     assert status["refused"] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_a_certificate_of_another_authority_is_no_key(running, tmp_path):
 def test_an_expired_certificate_is_refused(running):
     key = new_key()
     authority = Authority.load(running.federation.home / "ca")
-    pem = authority.issue_device(csr_der(key, "ada"), "ada", 1.0, now=datetime.now(UTC) - timedelta(days=3))
+    pem = authority.issue_device(csr_der(key, "ada"), "ada", 1.0, now=datetime.now(timezone.utc) - timedelta(days=3))
     caller = Caller(running.port, running.ca, Credential(key, pem))
     assert status_of(lambda: submit(caller)) is grpc.StatusCode.UNAVAILABLE
 
@@ -99,7 +99,7 @@ def test_a_token_holder_cannot_mint_certificates(running):
     """The bootstrap certificate is a trust root of the handshake; it must not vouch for others."""
     bootstrap = JoinToken.parse(running.server.join_token).bootstrap()
     key, issuer = load_key(new_key()), load_certificate(bootstrap.certificate_pem)
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     minted = leaf_certificate(
         key.public_key(), subject("ada"), CLIENT, Lifetime(now - timedelta(hours=1), now + timedelta(days=1)),
         issuer=issuer.subject, signer=load_key(bootstrap.key_pem),

@@ -76,7 +76,41 @@ def test_what_rounding_lost_is_made_up_for_once_whoever_is_killed(
     assert ends[0] and ends[0] == ends[1]
 
 
-@pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+needs_zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+
+
+@needs_zstd
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
+def test_a_change_leads_to_the_same_bits_whoever_is_killed(
+    method: str, federation_at: Callable[[str], Federation], tmp_path: Path
+) -> None:
+    """The server dies when a state is true and nobody was told; a device when it has fetched a change. One common value, or one
+    generated for each device, of which a restarted server has no older one."""
+    shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))]
+    flags = ("--method", method, "--model", "dnn", "--rounds", "4", "--seed", "3", "--set", "server.threads=1")
+    flags = (*flags, "--set", "model.hidden=[100]", "--set", "train.lr=0.003")
+    calm = federation_at("calm")
+    run_to_the_end(calm, shards, *flags)
+    killed = federation_at("killed")
+    changes = ("--set", "round.served=zstd", "--set", "server.inline_bytes=0")
+    server = killed.server("--exit-when-done", "--min-clients", "2", *flags, *changes, fault="server:2:settled=kill")
+    ada = killed.device(shards[0], fault="ada:4:order-fetched=kill")
+    bob = killed.device(shards[1])
+    assert server.code() == -signal.SIGKILL
+    server = killed.server("--exit-when-done")
+    assert ada.code() == -signal.SIGKILL
+    ada = killed.device(shards[0])
+    assert [process.code() for process in (ada, bob, server)] == [0, 0, 0], server.text
+    ends = [{name: data for name, data in each.export().items() if name.endswith(".safetensors")} for each in (calm, killed)]
+    assert ends[0] and ends[0] == ends[1]
+    whole, fewer = (
+        {row["round"]: int(row["bytes_down"]) for row in each.metrics() if (row["client"], row["work"]) == ("bob", "train")}
+        for each in (calm, killed)
+    )
+    assert fewer["2"] < 0.95 * fewer["1"] < fewer["1"] < whole["1"] == whole["2"], "a change, and all of it in fewer bytes"
+
+
+@needs_zstd
 def test_every_bit_arrives_in_fewer_bytes_both_ways(ended: Callable[..., Ended], usual: Ended) -> None:
     packed = ended("--set", "round.encoding=zstd")
     tensors = sorted(name for name in usual[0] if name.endswith(".safetensors"))

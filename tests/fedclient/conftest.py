@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from attune.common import aio
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, NameTaken, Replaced, TokenRefused, UpdateRefused
 from attune.common.grpc_errors import abort
@@ -349,14 +350,14 @@ class Bench:
             shard = LazyShard.held(load_shard(options.data))
             with home.locked(), Worker() as worker:
                 task = asyncio.create_task(app.live(options, shard, home, self.lines, worker))
-                async with asyncio.timeout(20):
+                async with aio.timeout(20):
                     while not happened():
                         assert not task.done(), task.result()
                         await asyncio.sleep(0.01)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-        asyncio.run(scenario())
+        aio.run(scenario())
 
 
 def tabular_shard(folder: Path, samples: int = 40, features: int = 6, seed: int = 3) -> Path:

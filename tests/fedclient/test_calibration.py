@@ -10,7 +10,7 @@ import torch
 
 from attune.fedclient.work import calibration
 from attune.fedclient.work.blend import weights_of
-from attune.fedclient.work.calibration import SHARPNESSES, SPREAD, calibrated, sharpened
+from attune.fedclient.work.calibration import SHARPNESSES, calibrated, sharpened, spread
 from attune.fedclient.work.measures import MEASURES
 
 CLASSES = MEASURES["classes"]
@@ -37,13 +37,13 @@ def hesitant_and_sure(samples, seed=0):
 def test_the_likeliest_sharpness_of_all(samples):
     """A search on a finer grid by numpy finds the same, but for the width of a step."""
     *models, y = hesitant_and_sure(samples)
-    grid = np.linspace(-3 * SPREAD, 3 * SPREAD, 2001)
+    grid = np.linspace(-3, 3, 2001)
     for logits in models:
         scaled = np.exp(grid)[:, None, None] * logits.numpy()
         right = scaled[:, range(samples), y.numpy()] - np.log(np.exp(scaled).sum(axis=2))
-        posterior = np.maximum(right, math.log(1e-6)).sum(axis=1) - 0.5 * (grid / SPREAD) ** 2
+        posterior = np.maximum(right, math.log(1e-6)).sum(axis=1) - 0.5 * (grid * (samples + 3) / samples) ** 2
         found = calibrate(logits, y)
-        assert math.log(found.sharpness) == pytest.approx(grid[posterior.argmax()], abs=SPREAD / 4)
+        assert math.log(found.sharpness) == pytest.approx(grid[posterior.argmax()], abs=0.25)
         expected = torch.softmax(found.sharpness * logits, -1)[range(samples), y]
         np.testing.assert_allclose(found.probability.numpy(), expected, rtol=1e-5)
 
@@ -55,6 +55,14 @@ def test_the_hesitant_become_surer_and_the_sure_less_so():
 
 def test_without_samples_that_say_otherwise_nothing_changes():
     assert calibrate(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)).sharpness == 1.0 == SHARPNESSES[12]
+
+
+def test_few_samples_say_little_of_how_sure_a_model_may_be():
+    assert [spread(each) for each in (1, 3, 97)] == [0.25, 0.5, 0.97]
+    hesitant, sure, y = hesitant_and_sure(200)
+    for logits in (hesitant, sure):
+        moved = [abs(math.log(calibrate(logits[:some], y[:some]).sharpness)) for some in (2, 200)]
+        assert moved[0] <= 0.75 < moved[1]
 
 
 def test_scores_are_sharpened_no_more_at_a_time_than_memory_allows(monkeypatch):
@@ -89,4 +97,4 @@ def test_a_poor_model_that_swears_does_not_drown_a_good_one_that_hesitates(sampl
             found.append(float((blended.argmax(-1) == y[samples:]).double().mean()))
         return np.mean(found)
 
-    assert right(sharpen=False) < 0.55 and right(sharpen=True) > 0.7
+    assert right(sharpen=False) < 0.55 and right(sharpen=True) > 0.65

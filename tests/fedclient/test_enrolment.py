@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -64,7 +64,7 @@ def test_an_expired_device_comes_back_under_its_name_with_its_key_and_a_new_toke
     quick.run()
     folder = quick.folder / "home" / "identity"
     key = Credential.load(folder).key_pem
-    past = datetime(2020, 1, 1, tzinfo=UTC)
+    past = datetime(2020, 1, 1, tzinfo=timezone.utc)
     expired = quick.server.authority.issue_device(csr_der(key, "kiel"), "kiel", 1, past)
     Credential(key, expired).save(folder)
     assert "expired on 2020-01-02" in refused(quick, CertificateRefused, 14, token=None)

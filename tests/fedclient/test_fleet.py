@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import resource
 
 import pytest
 from click.testing import CliRunner
 
-from attune.common import faults
+from attune.common import aio, faults
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.models.registry import default_spec
@@ -161,7 +160,7 @@ def test_many_devices_say_one_line_a_round(bench):
             console.ended(name)
         console.flush()
 
-    asyncio.run(scenario())
+    aio.run(scenario())
     assert bench.lines.lines == [
         "round 1  6 clients  loss 2.5  accuracy 0.500 -> 0.250",
         "round 2  1 client  loss 1  accuracy 0.500 -> 0.500",

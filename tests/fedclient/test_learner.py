@@ -279,9 +279,9 @@ def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part)
     exact, lossy = make(method, home="exact"), make(method, home="lossy")
     order = Order("train-1-kiel", 1, True, (), (part,))
     expected = handed_in(exact, carry_out(exact, order), part)
-    result = carry_out(lossy, replace(order, encoding="bf16"))
+    result = carry_out(lossy, replace(order, encodings={part: "bf16"}))
     sent = handed_in(lossy, result, part)
-    assert result.encoding == "bf16" and result.state_parts == ()
+    assert result.encodings == {part: "bf16"} and result.state_parts == ()
     assert {name: tensor.dtype for name, tensor in sent.items()} == dict.fromkeys(expected, torch.bfloat16)
     for name, tensor in expected.items():
         assert torch.equal(sent[name], tensor.to(torch.bfloat16))
@@ -297,7 +297,7 @@ def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
     fetched = {f"{part}1.0": weights}
     base = None if part == "generated" else weights
     expected = handed_in(exact, carry_out(exact, first, fetched), part)
-    sent = handed_in(lossy, carry_out(lossy, replace(first, encoding="int8"), fetched), part)
+    sent = handed_in(lossy, carry_out(lossy, replace(first, encodings={part: "int8"}), fetched), part)
     assert sent.keys() == {*expected, SCALES}
     owed = lossy.owed
     assert owed.keys() == expected.keys() and any(error.abs().max() > 0 for error in owed.values())
@@ -308,7 +308,7 @@ def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
     again = make(method, home="lossy")  # the process was killed
     assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
     expected = handed_in(exact, carry_out(exact, second, fetched), part)
-    sent = handed_in(again, carry_out(again, replace(second, encoding="int8"), fetched), part)
+    sent = handed_in(again, carry_out(again, replace(second, encodings={part: "int8"}), fetched), part)
     written = encode(expected, "int8", base, owed)
     assert all(torch.equal(sent[name], tensor) for name, tensor in written.tensors.items())
     assert any(not torch.equal(tensor, sent[name]) for name, tensor in encode(expected, "int8", base).tensors.items())
@@ -318,7 +318,7 @@ def test_what_an_update_lacks_is_made_up_for_once(make):
     """An order that comes again is answered with the same bytes; an evaluation, and a plain update, keep what is owed."""
     learner = make("fedavg")
     ref, weights = served(learner, "shared")
-    order = Order("train-1-kiel", 1, True, (ref,), ("shared",), encoding="int8")
+    order = Order("train-1-kiel", 1, True, (ref,), ("shared",), encodings={"shared": "int8"})
     result = carry_out(learner, order, {ref.digest: weights})
     owed = learner.owed
     again = make("fedavg")
@@ -333,13 +333,13 @@ def test_what_an_update_lacks_is_made_up_for_once(make):
 
 def test_a_change_from_what_was_not_served_fails_the_order_alone(make):
     learner = make("fedavg")
-    with pytest.raises(WireError, match="changes from what it does not serve"):
-        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encoding="int8"))
+    with pytest.raises(WireError, match="a change from what it does not serve"):
+        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encodings={"shared": "int8"}))
     assert learner.orders.newest() is None
 
 
 def test_an_encoding_that_this_device_does_not_know_fails_the_order_alone(make):
     learner = make("fedavg")
     with pytest.raises(WireError, match=r"int4.*update fedclient"):
-        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encoding="int4"))
+        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encodings={"shared": "int4"}))
     assert learner.orders.newest() is None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded
 from attune.fedclient import thrift
 from attune.fedclient.thrift import Allowance, Thrift, on_battery, unmet, until_met
@@ -42,7 +42,7 @@ def test_a_condition_that_is_not_met_says_why(tmp_path):
 def test_a_device_waits_until_it_may_and_says_so_once(monkeypatch):
     monkeypatch.setattr(thrift, "LOOK_S", 0.0)
     said, reasons = [], ["it runs on its battery", "it runs on its battery", ""]
-    asyncio.run(until_met(("charging",), said.append, lambda when: reasons.pop(0)))
+    aio.run(until_met(("charging",), said.append, lambda when: reasons.pop(0)))
     assert (said, reasons) == (["waiting: it runs on its battery"], [])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import ssl
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def test_fingerprint_is_the_digest_of_the_der(authority: Authority) -> None:
 
 def test_a_devices_certificate(authority: Authority) -> None:
     key = new_key()
-    now = datetime(2030, 1, 1, tzinfo=UTC)
+    now = datetime(2030, 1, 1, tzinfo=timezone.utc)
     certificate = load_certificate(authority.issue_device(csr_der(key, "asked-for"), "given", 30, now=now))
     assert certificate.subject == subject("given")
     assert certificate.public_key() == load_key(key).public_key()
@@ -195,7 +195,7 @@ def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
 
 
 def test_a_certificate_for_a_minute_is_not_due_at_once_but_in_time(tmp_path):
-    now = datetime(2026, 1, 1, tzinfo=UTC)
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     pem = Authority.create(tmp_path).issue_device(csr_der(new_key(), "pi"), "pi", 60 / 86400, now=now)
     assert not needs_renewal(pem, now + timedelta(seconds=30))
     assert needs_renewal(pem, now + timedelta(seconds=40))

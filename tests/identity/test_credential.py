@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import ssl
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from attune.common.identity.credential import (
 )
 from attune.fedserver.identity.authority import Authority
 
-START = datetime(2030, 1, 1, tzinfo=UTC)
+START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
 def test_saved_is_loaded_and_private(authority: Authority, device: Any, home: Path) -> None:

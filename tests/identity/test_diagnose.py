@@ -8,12 +8,13 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
 from attune.common.identity.credential import Credential, server_name, short_form
 from attune.common.identity.token import JoinToken
@@ -32,7 +33,7 @@ def _diagnosed_against(
             assert served.callers == []
             return found
 
-    return asyncio.run(scenario())
+    return aio.run(scenario())
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def _listener(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, li
 
 @pytest.mark.parametrize("days_away", [-40, 40])
 def test_own_dates_are_looked_at_before_the_network(authority: Authority, device: Any, days_away: int) -> None:
-    credential = device(authority, days=30, now=datetime.now(UTC) + timedelta(days=days_away))
+    credential = device(authority, days=30, now=datetime.now(timezone.utc) + timedelta(days=days_away))
     found = diagnose("host.invalid", 1, authority.certificate_pem, credential, 5.0)
     assert type(found) is CertificateRefused
     assert ("expired" if days_away < 0 else "clock") in str(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from attune.common import aio
 from attune.common.errors import Forbidden
 from attune.common.identity.certificates import CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
 from attune.common.identity.credential import (
@@ -33,7 +34,7 @@ from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fin
 def _forged(issuer: x509.Name, signer: Credential) -> Credential:
     """A client certificate that the holder of `signer`'s key makes for a key of its own."""
     key = load_key(new_key())
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     lifetime = Lifetime(now - timedelta(days=1), now + timedelta(days=1))
     certificate = leaf_certificate(
         key.public_key(), subject("forged"), CLIENT, lifetime, issuer=issuer, signer=load_key(signer.key_pem)
@@ -49,7 +50,7 @@ def test_a_device_is_known_by_its_certificate(authority: Authority, live: Any, d
             told = await call(served.port, authority.certificate_pem, credential)
             assert told == fingerprint_of(credential.certificate_pem)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_token_opens_enrolment_for_as_long_as_it_is_trusted(
@@ -70,7 +71,7 @@ def test_a_token_opens_enrolment_for_as_long_as_it_is_trusted(
             assert await refused(served.port, anchor, bootstrap)
             assert len(served.callers) == 1
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_renewed_server_certificate_is_shown_while_serving(
@@ -85,7 +86,7 @@ def test_a_renewed_server_certificate_is_shown_while_serving(
             live.update([authority.certificate_pem], authority.issue_server())
             assert await call(served.port, authority.certificate_pem, credential)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_without_a_certificate_nobody_gets_in(authority: Authority, live: Any, serve: Any, call: Any) -> None:
@@ -96,7 +97,7 @@ def test_without_a_certificate_nobody_gets_in(authority: Authority, live: Any, s
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
             assert served.callers == []
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_certificates_that_no_device_should_have_are_refused(
@@ -112,8 +113,8 @@ def test_certificates_that_no_device_should_have_are_refused(
     minted = _forged(of_token, bootstrap)
     cases = {
         "issued by another federation": device(stranger),
-        "expired": device(authority, days=1, now=datetime.now(UTC) - timedelta(days=3)),
-        "not yet valid": device(authority, now=datetime.now(UTC) + timedelta(days=3)),
+        "expired": device(authority, days=1, now=datetime.now(timezone.utc) - timedelta(days=3)),
+        "not yet valid": device(authority, now=datetime.now(timezone.utc) + timedelta(days=3)),
         "minted from the token": minted,
         "minted from the token, with its chain": Credential(minted.key_pem, minted.certificate_pem + bootstrap.certificate_pem),
         "minted by the token's key in the authority's name": _forged(ours, bootstrap),
@@ -131,14 +132,14 @@ def test_certificates_that_no_device_should_have_are_refused(
             assert served.callers == []
             assert not await refused(served.port, authority.certificate_pem, good)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_certificate_resigned_with_the_tokens_key_is_refused(authority: Authority, serve: Any, refused: Any) -> None:
     bootstrap = JoinToken.new(authority.public_key_compressed).bootstrap()
     name = load_certificate(bootstrap.certificate_pem).subject
     key = load_key(bootstrap.key_pem)
-    lifetime = Lifetime(datetime(2020, 1, 1, tzinfo=UTC), datetime(2090, 1, 1, tzinfo=UTC))
+    lifetime = Lifetime(datetime(2020, 1, 1, tzinfo=timezone.utc), datetime(2090, 1, 1, tzinfo=timezone.utc))
     copy = leaf_certificate(key.public_key(), name, CLIENT, lifetime, issuer=name, signer=key)
     live = LiveServerCredentials([authority.certificate_pem, bootstrap.certificate_pem], authority.issue_server())
 
@@ -147,7 +148,7 @@ def test_a_certificate_resigned_with_the_tokens_key_is_refused(authority: Author
             resigned = Credential(bootstrap.key_pem, copy.public_bytes(Encoding.PEM))
             assert await refused(served.port, authority.certificate_pem, resigned)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_devices_and_tokens_cannot_act_as_the_server(authority: Authority, device: Any, serve: Any, refused: Any) -> None:
@@ -163,7 +164,7 @@ def test_devices_and_tokens_cannot_act_as_the_server(authority: Authority, devic
                     assert await refused(served.port, root_pem, victim)
                 assert served.callers == []
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_server_under_another_authority_learns_nothing(
@@ -180,7 +181,7 @@ def test_a_server_under_another_authority_learns_nothing(
             assert await refused(served.port, token.trust_anchor_pem(), bootstrap)
             assert served.callers == []
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_an_empty_list_of_roots_is_refused(authority: Authority, live: LiveServerCredentials) -> None:
@@ -222,4 +223,4 @@ def test_a_session_ticket_does_not_outlive_the_trust_in_its_owner(
                 let_in = b""
             assert let_in == b""
 
-    asyncio.run(scenario())
+    aio.run(scenario())

@@ -21,6 +21,7 @@ SERVER = """
 import asyncio, sys
 from pathlib import Path
 import grpc.aio
+from attune.common import aio
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, server_options
 
@@ -41,7 +42,7 @@ async def main():
     changing.cancel()
     await server.stop(0)
 
-asyncio.run(main())
+aio.run(main())
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from attune.common import aio
 from attune.fedclient import backoff
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.link.port import Link
@@ -31,7 +31,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario],
 
     async def run(scenario: Scenario) -> Any:
         scripted = Scripted()
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             if request.param == "within the process":
                 return await scenario(LocalLink("kiel", scripted), scripted)
             server = OverGrpc(scripted, tmp_path / f"authority{next(runs)}")
@@ -42,7 +42,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario],
                 await link.close()
                 await server.stop()
 
-    return lambda scenario: asyncio.run(run(scenario))
+    return lambda scenario: aio.run(run(scenario))
 
 
 @pytest.fixture(autouse=True)

@@ -249,10 +249,7 @@ def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
         case Finished(text):
             return pb.ServerMessage(finish=pb.Finish(message=text))
         case Ordered(order):
-            refs = [
-                [pb.BlobRef(part=r.part, digest=r.digest, size=r.size, version=r.version, data=r.data) for r in some]
-                for some in (order.downloads, order.cold_start)
-            ]
+            refs = [[_ref(ref) for ref in some] for some in (order.downloads, order.cold_start)]
             return pb.ServerMessage(
                 order=pb.Order(
                     id=order.id,
@@ -260,9 +257,23 @@ def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
                     work=pb.WORK_TRAIN if order.train else pb.WORK_EVALUATE,
                     downloads=refs[0],
                     cold_start=refs[1],
-                    returns=[pb.Return(part=part, encoding=order.encoding) for part in order.returns],
+                    returns=[pb.Return(part=part, encoding=order.encodings.get(part, "")) for part in order.returns],
                     trains=order.trains,
                     deadline_s=order.deadline_s,
                 )
             )
     raise AssertionError(event)
+
+
+def _ref(ref: BlobRef) -> pb.BlobRef:
+    smaller = None if ref.smaller is None else _ref(ref.smaller)
+    return pb.BlobRef(
+        part=ref.part,
+        digest=ref.digest,
+        size=ref.size,
+        version=ref.version,
+        data=ref.data,
+        encoding=ref.encoding,
+        smaller=smaller,
+        base=ref.base,
+    )

@@ -48,7 +48,9 @@ UPDATE = Update(
     "train-1-kiel", (BlobRef("shared", TARGET.digest, len(DATA), 3, encoding="bf16"),), 20, Metrics(loss=0.5, test_samples=5)
 )
 SERVED = BlobRef("shared", "sha256:ab", 10, 2, b"ten bytes!")
-ORDER = Order("train-1-kiel", 1, True, (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0, encoding="bf16")
+ORDER = Order(
+    "train-1-kiel", 1, True, (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0, encodings={"shared": "bf16"}
+)
 
 
 @contextlib.asynccontextmanager

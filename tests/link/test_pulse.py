@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from attune.common import aio
 from attune.common.pulse import BUSY_TICKS, IDLE_TICKS, Pulse
 from attune.common.wire.frames import FRAME_BYTES
 from attune.common.wire.pace import FIRST_BYTES, LEAST_BYTES, Pace, paced_frames
@@ -49,11 +50,11 @@ def test_a_process_that_was_stopped_itself_does_not_blame_the_other():
         time.sleep(2.0)  # noqa: ASYNC251 (a whole process is stopped, for more than twice the pace)
         await asyncio.sleep(0.05)
         assert not gone.is_set()
-        async with asyncio.timeout(10):
+        async with aio.timeout(10):
             await gone.wait()
         await watching
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_frame_is_a_quarter_of_a_second_of_the_link():
@@ -84,7 +85,7 @@ def test_a_server_that_falls_silent_is_given_up_and_the_next_stream_has_a_connec
         link = await server.start()
         loop = asyncio.get_running_loop()
         job = None
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             async with stream(link) as (_, task):
                 await until(lambda: server.beats >= 3)
                 if busy:
@@ -107,7 +108,7 @@ def test_a_server_that_falls_silent_is_given_up_and_the_next_stream_has_a_connec
             await server.stop()
         return took
 
-    took = asyncio.run(scenario())
+    took = aio.run(scenario())
     assert (took > 1.0) is busy, "a transfer that is under way gives silence more time"
 
 
@@ -122,4 +123,4 @@ def test_a_server_that_sets_no_pace_is_not_watched(tmp_path):
         await link.close()
         await server.stop()
 
-    asyncio.run(scenario())
+    aio.run(scenario())

@@ -29,6 +29,7 @@ from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Link
 from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch
 from attune.fedclient.messages import BlobRef, SendRefused, Sent
+from attune.fedclient.work.rebuilt import rebuilt
 from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted
 from tests.link.test_conformance import stream
@@ -105,11 +106,12 @@ def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged
 
 def downloaded(play, data: bytes, encoding: str):
     """What a device makes of such a blob, served for TENSORS."""
+    expected = manifest_of(TENSORS)
 
     async def scenario(link: Link, server: Scripted):
-        digest = server.offer(data)
+        ref = BlobRef("shared", server.offer(data), len(data), encoding=encoding)
         async with stream(link):
-            return await fetch(link, BlobRef("shared", digest, len(data), encoding=encoding), manifest_of(TENSORS), [].append)
+            return rebuilt(ref, expected, await fetch(link, ref, expected, [].append), {})
 
     return play(scenario)
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
+from attune.common import aio
 from attune.common.plan import Profile
 from attune.fedclient.link.port import Broken
 from attune.fedclient.link.transfer import persist, together
@@ -50,7 +51,7 @@ def struck(strike, nested):
         async def attempt():
             calls.append(Call())
             with wire.call(calls[-1]) as call:
-                async with asyncio.timeout(30):
+                async with aio.timeout(30):
                     await call.answer
 
         job = asyncio.create_task(together([persist(link, attempt, print)]) if nested else persist(link, attempt, print))
@@ -63,7 +64,7 @@ def struck(strike, nested):
         await asyncio.gather(job, return_exceptions=True)
         return len(calls), ended
 
-    return asyncio.run(scenario())
+    return aio.run(scenario())
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["alone", "together with others"])
@@ -100,7 +101,7 @@ def test_what_was_cut_says_why():
         with pytest.raises(Broken, match="moved over"):
             await task
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):
@@ -127,7 +128,7 @@ def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):
                     await server.start(port)
 
         connecting = asyncio.create_task(connect())
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             await opened.wait()
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -135,4 +136,4 @@ def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):
         await server.stop()
         return tries
 
-    assert asyncio.run(scenario()) == 2
+    assert aio.run(scenario()) == 2

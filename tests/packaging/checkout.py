@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = {"benchmarks", "examples", "tests"}
@@ -36,4 +37,4 @@ def shipped() -> set[Path]:
 
 
 def pyproject() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())

@@ -41,7 +41,7 @@ def installed(
     one is found through a .pth file, and Python reads .pth files in its own site-packages only."""
     folder, work = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("work")
     venv.create(folder, symlinks=True)
-    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    site_packages = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(folder)}))
     _foreign_package(site_packages / "common")
     before = {path.name for path in site_packages.iterdir()}
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]

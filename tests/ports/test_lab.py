@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
 import os
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,13 @@ import msgspec
 import pytest
 import torch
 
+from attune.common import aio
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core.adaptation import Adaptation
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Entry, Row, Slot
+from attune.fedserver.core.records import Entry, Row, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
@@ -57,6 +57,9 @@ class FarLab:
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         return sent(await self._lab.pack(sent(blobs, list[Blob])), dict[str, Blob])
+
+    async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
+        return sent(await self._lab.changes(sent(clients, list[str]), sent(parts, list[str])), dict[str, Smaller])
 
     async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
         return sent(await self._lab.unpack(client, part, sent(blob, Blob), encoding, served), Blob)
@@ -123,7 +126,7 @@ def run(blobs: Blobs, method: str, far: bool = False) -> list[str]:
     executors = Executors()
     try:
         lab: Lab = ThreadLab(blobs, executors, threads=1)
-        return asyncio.run(federation(blobs, FarLab(lab) if far else lab, method))
+        return aio.run(federation(blobs, FarLab(lab) if far else lab, method))
     finally:
         executors.shutdown()
 

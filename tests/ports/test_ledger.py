@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import sqlite3
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from attune.common import aio
 from attune.common.config import TrainSettings
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.plan import ModelSpec, Plan
@@ -21,7 +25,7 @@ from attune.fedserver.core.records import Device, Row, Slot
 from attune.fedserver.ports.ledger import Certificate, Ledger, Token
 from attune.fedserver.stores import tables
 from attune.fedserver.stores.memory_ledger import MemoryLedger
-from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.stores.sqlite import SqliteLedger, passes
 
 PLAN = Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings())
 Scenario = Callable[[Ledger], Awaitable[None]]
@@ -31,11 +35,11 @@ Scenario = Callable[[Ledger], Awaitable[None]]
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     made: Ledger = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path / "state.sqlite")
     yield made
-    asyncio.run(made.close())
+    aio.run(made.close())
 
 
 def run(ledger: Ledger, scenario: Scenario) -> None:
-    asyncio.run(scenario(ledger))
+    aio.run(scenario(ledger))
 
 
 def certificate(fingerprint: str, name: str, **more: Any) -> Certificate:
@@ -241,7 +245,7 @@ def path(tmp_path: Path) -> Path:
             await made.enrol(f"device-{number}", "k" * 64, certificate(f"f{number}", f"device-{number}"), now=0.0)
         await made.close()
 
-    asyncio.run(fill())
+    aio.run(fill())
     return tmp_path / "state.sqlite"
 
 
@@ -284,7 +288,7 @@ def test_a_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
         assert await made.tokens() == [Token("0123456789abcdef0123", b"P", 3, 100.0, "start", id="0123456789abcdef", uses=3)]
         await made.close()
 
-    asyncio.run(look())
+    aio.run(look())
     SqliteLedger(tmp_path / "state.sqlite")
 
 
@@ -302,7 +306,7 @@ def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
             await ledger.close()
 
     with pytest.raises(HomeMismatch, match=r"damaged .*restore it from a backup"):
-        asyncio.run(check())
+        aio.run(check())
 
 
 def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
@@ -325,15 +329,15 @@ def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_pa
         finally:
             await ledger.close()
 
-    asyncio.run(killed_after_a_commit())
+    aio.run(killed_after_a_commit())
     whole, log = (home / "state.sqlite").read_bytes(), (home / "state.sqlite-wal").read_bytes()
     assert log
     (home / "state.sqlite").write_bytes(whole[: len(whole) // 4])
     with pytest.raises(HomeMismatch, match="damaged"):
-        asyncio.run(check())
+        aio.run(check())
     assert (home / "state.sqlite-wal").read_bytes() == log
     (home / "state.sqlite").write_bytes(whole)
-    assert asyncio.run(check()).round == 7
+    assert aio.run(check()).round == 7
 
 
 def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
@@ -344,7 +348,7 @@ def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
         await SqliteLedger(path).check()
 
     with pytest.raises(HomeMismatch, match="damaged"):
-        asyncio.run(check())
+        aio.run(check())
 
 
 def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +365,77 @@ def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, m
         assert (await ledger.snapshot()).record.round == 1
         await ledger.close()
 
-    asyncio.run(scenario())
+    aio.run(scenario())
+
+
+def full(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA max_page_count = 1")
+        db.execute("CREATE TABLE more (of)")
+
+
+def locked(path: Path) -> None:
+    with closing(sqlite3.connect(path, timeout=0)) as db, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        db.execute("CREATE TABLE more (of)")
+
+
+def locked_within(path: Path) -> None:
+    shared = f"{path.as_uri()}?cache=shared"
+    with closing(sqlite3.connect(shared, uri=True, timeout=0)) as db, closing(sqlite3.connect(shared, uri=True)) as other:
+        other.execute("CREATE TABLE more (of)")
+        other.execute("INSERT INTO more VALUES (1)")
+        db.execute("SELECT * FROM more")
+
+
+def missing(path: Path) -> None:
+    sqlite3.connect(path.parent / "nowhere" / "file")
+
+
+def broken_disk(path: Path) -> None:
+    """The system refuses to let the file grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE more (of)")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+        try:
+            db.execute("INSERT INTO more VALUES (zeroblob(100000))")
+            db.commit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def mistaken(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("SELECT * FROM nothing")
+
+
+def read_only(path: Path) -> None:
+    sqlite3.connect(path).close()
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+        db.execute("CREATE TABLE more (of)")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "passing"),
+    [
+        (full, "SQLITE_FULL", True),
+        (locked, "SQLITE_BUSY", True),
+        (locked_within, "SQLITE_LOCKED", True),
+        (missing, "SQLITE_CANTOPEN", True),
+        (broken_disk, "SQLITE_IOERR", True),
+        (mistaken, "SQLITE_ERROR", False),
+        (read_only, "SQLITE_READONLY", False),
+    ],
+)
+def test_errors_that_pass_are_told_by_their_words(
+    tmp_path: Path, fault: Callable[[Path], None], code: str, passing: bool
+) -> None:
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        fault(tmp_path / "db")
+    assert passes(caught.value) is passing, caught.value
+    if sys.version_info >= (3, 11):
+        assert caught.value.sqlite_errorname.startswith(code)
 
 
 def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
@@ -380,7 +454,7 @@ def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
         await ledger.close()
         return turns
 
-    assert asyncio.run(scenario()) == 20
+    assert aio.run(scenario()) == 20
 
 
 def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(path: Path) -> None:
@@ -401,7 +475,7 @@ def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(pat
         await waiting
         await ledger.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    aio.run(scenario())
 
 
 def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(tmp_path: Path) -> None:
@@ -418,4 +492,4 @@ def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(t
         await copied.close()
         return found
 
-    assert asyncio.run(scenario()) == ["a"]
+    assert aio.run(scenario()) == ["a"]

@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded, Stalled
 from attune.common.pulse import Pulse
 from attune.common.wire.frames import FRAME_BYTES
@@ -34,7 +35,7 @@ def batches(frames, ends=True):
             found.append(batch)
         return found
 
-    return asyncio.run(scenario())
+    return aio.run(scenario())
 
 
 def test_frames_come_in_batches_and_none_is_lost():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from attune.common import aio
 from attune.common.errors import NoModel, SettingError
 from attune.common.metrics import Metrics
 from attune.fedserver.cli import cli
@@ -89,7 +89,7 @@ def test_what_cannot_be_compared_says_so(tmp_path):
 
 
 def test_a_home_before_its_first_round_has_nothing_to_compare(tmp_path):
-    asyncio.run(SqliteLedger(tmp_path / "state.sqlite").close())
+    aio.run(SqliteLedger(tmp_path / "state.sqlite").close())
     with pytest.raises(NoModel, match="nothing to compare"):
         compare.read([str(tmp_path)], Home(tmp_path))
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from attune.common import aio
 from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy
 from attune.common.plan import Profile
 from attune.common.wire.files import TensorFile, write_tensors
@@ -55,7 +56,7 @@ class Server:
         return await self.coordinator.report(order)
 
     async def closed(self, rounds: int) -> None:
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             while (await self.ledger.snapshot()).record.round < rounds:  # noqa: ASYNC110 (the ledger tells nobody)
                 await asyncio.sleep(0.01)
 
@@ -78,13 +79,14 @@ def process(world: World, scenario: Callable[[Server], Awaitable[None]], setting
             executors.shutdown()
             await ledger.close()
 
-    asyncio.run(run())
+    aio.run(run())
 
 
 async def next_order(stream: Stream) -> Order:
-    while (message := await asyncio.wait_for(stream.next(), 60)) is not None:
-        if isinstance(message, Order):
-            return message
+    async with aio.timeout(60):
+        while (message := await stream.next()) is not None:
+            if isinstance(message, Order):
+                return message
     raise AssertionError("the stream ended without an order")
 
 
@@ -127,7 +129,8 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
             resumed = coordinator.resume(await coordinator.restore())
             streams = Server(coordinator, Members(coordinator, ledger), ledger, world.blobs).connect("a", "b")
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(resumed), 0.1)
+                async with aio.timeout(0.1):
+                    await asyncio.shield(resumed)
             assert not coordinator.ready.is_set() and coordinator.round.record.round == 0
             go_on.set()
             await resumed
@@ -138,7 +141,7 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
             await ledger.close()
 
     process(world, first)
-    asyncio.run(second())
+    aio.run(second())
 
 
 def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +163,7 @@ def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pyt
         assert await asyncio.gather(*early) == ["answered"] * len(early)
 
     monkeypatch.setattr(Auth, "check", known)
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +187,7 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
     async def scenario(server: Server) -> None:
         orders = await first_orders(server)
         go_on = held_up(server, monkeypatch)
-        async with asyncio.timeout(10):
+        async with aio.timeout(10):
             assert [await server.answer(order) for order in orders] == [True, True]
             assert server.coordinator.round.record.phase is Phase.AGGREGATING
             assert await server.answer(orders[0]), "sending again is answered as before"
@@ -260,7 +263,7 @@ def test_a_step_that_cannot_be_carried_out_has_not_happened_and_a_restart_tries_
 
         monkeypatch.setattr(server.coordinator.lab, "aggregate", broken)
         assert [await server.answer(order) for order in orders] == [True, True]
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             await server.coordinator.finished.wait()
         record = (await server.ledger.snapshot()).record
         assert (record.phase, record.round) == (Phase.FAILED, 0)
@@ -292,7 +295,7 @@ def test_damage_that_is_found_while_rounds_go_on_ends_the_server_and_a_restored_
         monkeypatch.setattr(server.coordinator.lab, "serve", broken)
         for order in orders:
             await server.answer(order)
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             await server.coordinator.unusable.wait()
         assert server.coordinator.error is not None
         assert (server.coordinator.error.exit_code, str(server.coordinator.error)) == (
@@ -490,7 +493,7 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
         watching = asyncio.create_task(watch(server.coordinator, 0.1, tell))
         for order in orders:
             await server.answer(order)
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             healthy, lines = await told.get()
             assert not healthy and "aggregating has made no headway" in lines[0]
             go_on.set()
@@ -521,7 +524,7 @@ def test_work_in_turns_is_done_in_the_order_asked_and_carried_through() -> None:
         assert done == ["a", "b", "c", "d"]
         assert turns.busy_s == 0.0
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:
@@ -543,7 +546,7 @@ def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_a
         await ledger.put_record(msgspec.structs.replace(record, round=0))
         await ledger.close()
 
-    asyncio.run(older())
+    aio.run(older())
     with pytest.raises(HomeMismatch, match="of a later one"):
         process(world, two_rounds)
     assert [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))] == blobs

@@ -9,18 +9,16 @@ import torch
 from safetensors.torch import save
 
 from attune.common.errors import SettingError, UpdateRefused
-from attune.common.protocol import ENCODINGS
-from attune.common.wire.blobs import Blob
+from attune.common.protocol import ENCODINGS, SPOKEN
 from attune.common.wire.digest import digest_of
 from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of
-from attune.fedserver.core import planning
+from attune.fedserver.core import encodings
 from attune.fedserver.core.messages import BlobRef, Order, Update
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Entry, Row
-from attune.fedserver.federation.orders import encoding_of
 from attune.fedserver.ports.blobs import UPLOADS
 from attune.fedserver.rpc.messages import encode as message_of
 from tests.server.bench import Bench, plan
@@ -163,10 +161,9 @@ def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
 
 def test_a_device_that_is_served_nothing_hands_in_plain_values() -> None:
     """It goes on from its own state, so there is nothing that both sides hold from which a change could be written."""
-    blob = Blob("state/x", digest_of(b"x"), 1)
     for encoding, expected in (("int8", ["int8", ""]), ("bf16", ["bf16", "bf16"]), ("", ["", ""])):
         settings = resolve({**SETTINGS, "round": {"encoding": encoding}})
-        assert [encoding_of(settings, blobs) for blobs in ({"shared": blob}, {})] == expected
+        assert [settings.encodings.asked("shared", served) for served in (True, False)] == expected
 
 
 ZSTD = {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "encoding": "zstd"}}
@@ -213,7 +210,7 @@ def test_what_is_smaller_is_sent_in_its_place_and_what_is_not_stays(tmp_path) ->
 
 
 def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "ENCODINGS", ("bf16", "int8"))
+    monkeypatch.setattr(encodings, "ENCODINGS", ("bf16", "int8"))
     with pytest.raises(SettingError, match=r"needs the package zstandard: install attune-fl\[zstd\]"):
         resolve({**SETTINGS, "round": {"encoding": "zstd"}})
 
@@ -225,3 +222,84 @@ def test_a_device_without_the_package_is_told_to_install_it(world: World) -> Non
             server.members.connect("a", PROFILE, "test", 0, ("bf16", "int8"))
 
     process(world, scenario, ZSTD)
+
+
+# --- each part in its own
+
+TWO_PARTS = {
+    "method": {"name": "fedtp"},
+    "round": {"rounds": 2, "min_clients": 2, "encoding": "bf16", "encodings": {"generated": "int8"}},
+}
+
+
+def test_a_part_can_have_an_encoding_of_its_own() -> None:
+    settings = resolve(TWO_PARTS)
+    assert settings.encodings.handed_in == {"generated": "int8", "shared": "bf16"}
+    assert [settings.encodings.asked("generated", served) for served in (True, False)] == ["int8", ""]
+    plain = resolve({**TWO_PARTS, "round": {"encoding": "bf16", "encodings": {"shared": ""}}})
+    assert plain.encodings.handed_in == {"generated": "bf16", "shared": ""}
+
+
+@pytest.mark.parametrize(
+    ("part", "answer"),
+    [
+        ("generatd", r"round.encodings.generatd: .*did you mean 'generated'"),
+        ("private", r"round.encodings.private: this method hands in no such part \(known: generated, shared\)"),
+        ("local", r"round.encodings.local: .*\(known: generated, shared\)"),
+    ],
+)
+def test_a_part_that_the_method_does_not_have_is_named(part: str, answer: str) -> None:
+    with pytest.raises(SettingError, match=answer):
+        resolve({**TWO_PARTS, "round": {"encodings": {part: "int8"}}})
+
+
+def test_an_encoding_of_a_part_that_is_none_is_named() -> None:
+    with pytest.raises(SettingError, match=r"round\.encodings.*Invalid enum value 'int4'"):
+        resolve({**TWO_PARTS, "round": {"encodings": {"generated": "int4"}}})
+
+
+@pytest.mark.parametrize(
+    ("known", "answer"),
+    [
+        ((), r"a cannot write parts as bf16 \(round.encodings of this federation\): update fedclient"),
+        (("bf16",), r"a cannot write parts as int8 \(round.encodings of this federation\): update fedclient"),
+        (("bf16", "int8"), r"a cannot write each part in its own encoding .*: update fedclient"),
+        (("bf16", "int8", "per-part"), ""),
+    ],
+)
+def test_a_device_must_know_each_of_them_and_keep_them_apart(known: tuple[str, ...], answer: str) -> None:
+    encodings = resolve(TWO_PARTS).encodings
+    if not answer:
+        encodings.check_device("a", known)
+        return
+    with pytest.raises(SettingError, match=answer):
+        encodings.check_device("a", known)
+
+
+def test_an_older_device_that_knows_the_one_encoding_of_all_parts_is_let_in() -> None:
+    resolve({**TWO_PARTS, "round": {"encoding": "bf16"}}).encodings.check_device("a", ("bf16",))
+    resolve({**TWO_PARTS, "round": {}}).encodings.check_device("a", ())
+
+
+def test_a_device_that_cannot_read_what_is_served_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"zstd \(round.served of this federation\): .*install zstandard beside it"):
+        resolve({**TWO_PARTS, "round": {"served": "zstd"}}).encodings.check_device("a", ("bf16", "int8"))
+
+
+def test_orders_ask_for_each_part_in_its_own_and_an_update_that_swaps_them_is_refused(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        streams = [server.members.connect(name, PROFILE, "test", 1 << 20, SPOKEN) for name in ("a", "b")]
+        order, _ = [await next_order(stream) for stream in streams]
+        asked = {each.part: each.encoding for each in message_of(order).order.returns}
+        assert asked == {"attended": "int8", "shared": "bf16"}
+        swapped = zip(asked, reversed(asked.values()), strict=True)
+        refs = tuple(BlobRef(part, digest_of(b""), 0, 0, encoding) for part, encoding in swapped)
+        with pytest.raises(UpdateRefused, match=r"\['attended', 'shared'\] in another encoding"):
+            await updates_of(server).submit("a", Update(str(order.id), refs, 10, b"{}"))
+
+    method = {"name": "custom", "parts": {"@head": "attended", "*": "shared"}}
+    process(
+        world,
+        scenario,
+        {"method": method, "model": {"name": "dnn"}, "round": {**TWO_PARTS["round"], "encodings": {"attended": "int8"}}},
+    )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded, UnknownBlob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
@@ -120,13 +123,45 @@ def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
         assert not waiting.done()
         await arrivals.wait("b", ["x"])  # another device's
         newer.__exit__(None, None, None)
-        await asyncio.wait_for(waiting, 10)
+        async with aio.timeout(10):
+            await waiting
         older.__exit__(None, None, None)
         with pytest.raises(ZeroDivisionError), arrivals.stream("a", "x"):
             waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
             await asyncio.sleep(0)
             raise ZeroDivisionError
-        await asyncio.wait_for(waiting, 10)
+        async with aio.timeout(10):
+            await waiting
         assert repr(arrivals) == "Arrivals([])"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
+
+
+def test_an_upload_that_begins_anew_while_its_update_is_taken_in_is_no_damage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the server a device sends again what is here already, and its update may be quicker than that."""
+
+    async def scenario(server: Server) -> None:
+        updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
+        data, lab = order.downloads[0].data, server.coordinator.lab
+        target, whole = Target(str(order.id), "shared", digest_of(data), len(data)), asyncio.Event()
+        work = server.coordinator.lab.check
+
+        async def anew(*arguments: Any) -> Any:
+            sink = await updates.open("a", target)
+            monkeypatch.setattr(lab, "check", work)
+            try:
+                return await work(*arguments)
+            finally:
+                await updates.complete("a", target, sink)
+                whole.set()
+
+        monkeypatch.setattr(lab, "check", anew)
+        with pytest.raises(UnknownBlob, match="sends shared again"):
+            await updates.submit("a", update(order, data))
+        await whole.wait()
+        plain = replace(update(order, data), parts=(replace(update(order, data).parts[0], data=b""),))
+        assert await updates.submit("a", plain) == "", "what the upload has brought is there"
+
+    process(world, scenario, SETTINGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from attune.common import aio
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
@@ -52,10 +52,10 @@ class Federation:
         self.ledger = SqliteLedger(self.home.database)
         self.names = [f"vm-shard{i}" for i in range(clients)]
         for i, name in enumerate(self.names):
-            asyncio.run(self.ledger.enrol(name, "key", Certificate(name, name, "device", 1e9), 0.0))
-            asyncio.run(self.ledger.update_device(name, samples=10, labels=labels[i % len(labels)]))
+            aio.run(self.ledger.enrol(name, "key", Certificate(name, name, "device", 1e9), 0.0))
+            aio.run(self.ledger.update_device(name, samples=10, labels=labels[i % len(labels)]))
         said = {"method": {"name": method, **options}, "round": {"rounds": 5}}
-        asyncio.run(self.ledger.set_overrides(said))
+        aio.run(self.ledger.set_overrides(said))
         spec = ModelSpec("vit", "images", (4, 4, 1), 3, options=TINY)
         self.plan = Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
         self.blobs = FolderBlobs(self.home.path)
@@ -91,7 +91,7 @@ class Federation:
         self.engine.settle()
 
     def commit(self, record, rows, plan=None):
-        asyncio.run(self.ledger.commit_round(record, self.engine.staged_slots(), rows, {}, plan))
+        aio.run(self.ledger.commit_round(record, self.engine.staged_slots(), rows, {}, plan))
 
     def plot(self, out, *wanted, labels=None):
         return plot.plot_home(self.home, out, labels, wanted)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, SettingError, TokenRefused
 from attune.common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
@@ -34,7 +35,7 @@ class Now:
         self._target = target
 
     def __getattr__(self, name):
-        return lambda *arguments, **more: asyncio.run(getattr(self._target, name)(*arguments, **more))
+        return lambda *arguments, **more: aio.run(getattr(self._target, name)(*arguments, **more))
 
 
 @pytest.fixture
@@ -132,10 +133,10 @@ def test_who_is_revoked_or_expired_or_unknown_is_refused(registrar, token, store
 
 
 def test_only_the_newest_operator_counts(registrar, authority, ledger, tmp_path):
-    asyncio.run(install_operator(authority, ledger, tmp_path))
+    aio.run(install_operator(authority, ledger, tmp_path))
     old = fingerprint_of(Credential.load(tmp_path, OPERATOR).certificate_pem)
     assert role(registrar, old) == ("operator", "operator")
-    asyncio.run(install_operator(authority, ledger, tmp_path))
+    aio.run(install_operator(authority, ledger, tmp_path))
     with pytest.raises(Forbidden):
         role(registrar, old)
 
@@ -164,6 +165,6 @@ def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(aut
         asked = [registrar.enrol(holder, name, csr_der(new_key(), name)) for name in ("a", "b")]
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    first, second = asyncio.run(both())
+    first, second = aio.run(both())
     assert isinstance(first, bytes)
     assert isinstance(second, TokenRefused)

@@ -9,6 +9,7 @@ import shutil
 import msgspec
 import pytest
 
+from attune.common import aio
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, HomeBusy, HomeMismatch, SettingError
 from attune.common.plan import ModelSpec, Plan
@@ -45,7 +46,7 @@ class Ran:
 
     @staticmethod
     def do(work):
-        return asyncio.run(work) if asyncio.iscoroutine(work) else work
+        return aio.run(work) if asyncio.iscoroutine(work) else work
 
     @property
     def found(self):

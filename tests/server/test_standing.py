@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
 
+from attune.common import aio
 from attune.fedserver.federation.standing import Standing
 from attune.fedserver.federation.troubles import Troubles
 from attune.fedserver.stores.memory_ledger import MemoryLedger
@@ -21,6 +21,6 @@ def test_a_device_is_warned_of_once_and_then_told_among_others(caplog: pytest.Lo
         for number, bounded in enumerate([{"ada": 4.0}, {"ada": 5.0}, {"ada": 4.0, "eve": 90.0}, {"eve": 90.0}], start=1):
             await standing.bounded(number, bounded, without_vote=())
 
-    asyncio.run(rounds())
+    aio.run(rounds())
     said = [(record.levelname, record.getMessage().split(":")[0]) for record in caplog.records]
     assert said == [("WARNING", "round 1"), ("INFO", "round 2"), ("WARNING", "round 3"), ("INFO", "round 4")]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attune.common import aio
 from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused, UploadTakenOver
 from attune.common.plan import Profile
 from attune.common.wire.digest import digest_of, file_name
@@ -182,7 +182,7 @@ def test_a_device_that_does_not_read_is_cut_off():
             await stream.next()
         stream.send(Notice("nobody hears this"))
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_closed_stream_ends_with_its_first_error():
@@ -194,7 +194,7 @@ def test_a_closed_stream_ends_with_its_first_error():
         with pytest.raises(OrderClosed, match="first"):
             await stream.next()
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_complete_upload_that_is_damaged_is_to_be_sent_again(tmp_path):

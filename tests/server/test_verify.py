@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from attune.common import aio
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import OrderId, Record
@@ -44,14 +44,14 @@ def home(tmp_path: Path) -> Path:
 
     accept(1)
     made = engine.aggregate(inbox.entries("train", 1)).slots
-    asyncio.run(ledger.commit_round(Record(round=1), [*first, *made], [], {}, plan("fedavg", "mlr")))
+    aio.run(ledger.commit_round(Record(round=1), [*first, *made], [], {}, plan("fedavg", "mlr")))
     engine.settle()
     accept(2)
     target = Target("train-2-bonn", "shared", "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", 3)
     sink = uploads.sink("bonn", target, 100)
     uploads.write("bonn", "shared", sink, [b"foo"])
     uploads.complete("bonn", "shared", sink)
-    asyncio.run(ledger.close())
+    aio.run(ledger.close())
     return tmp_path
 
 

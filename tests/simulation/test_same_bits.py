@@ -26,6 +26,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16", "rounds": 2}}),
     "fedmcsa, int8": ("clouds", {"method": {"name": "fedmcsa"}, "round": {"encoding": "int8"}}),
     "fedtp, int8": ("digits", {"method": {"name": "fedtp"}, "model": VIT, "round": {"encoding": "int8"}}),
+    "fedtp, part by part": (
+        "digits",
+        {"method": {"name": "fedtp"}, "model": VIT, "round": {"encoding": "int8", "encodings": {"shared": "bf16"}}},
+    ),
     "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
     "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
     "fedmcsa, dialled": (
@@ -41,16 +45,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
-@pytest.mark.parametrize(("which", "given"), [CASES["fedmcsa, sampled"], CASES["fedtp"]], ids=["fedmcsa", "fedtp"])
+@pytest.mark.parametrize(
+    ("case", "setting"),
+    [("fedmcsa, sampled", "encoding"), ("fedtp", "encoding"), ("fedtp, int8", "served"), ("fedavg, bf16", "served")],
+)
 def test_without_loss_no_bit_changes(
-    which: str, given: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, setting: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compressed in both directions, over the network; some devices go on from their own state, with nothing to differ from."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    which, given = CASES[case]
     members, plain = request.getfixturevalue(which), merge(SMALL, given)
     result = attune.simulate(members, settings=plain)
     models = result.save(tmp_path / "saved") / "models"
-    packed = merge(plain, {"round": {"encoding": "zstd"}})
+    packed = merge(plain, {"round": {setting: "zstd"}})
     network = host(tmp_path, members, packed)
     assert network.digests == result.digests == attune.simulate(members, settings=packed).digests
     assert all(read_info(network.model(name)).files == read_info(models / name).files for name in members)

@@ -6,10 +6,11 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from rich.console import Console
+from typing_extensions import Self
 
 import attune
 from attune.simulation import progress

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import SettingError
 from attune.fedserver.core.messages import Record
 from attune.fedserver.ports.ledger import Snapshot
@@ -146,5 +147,5 @@ def test_health_and_readiness_say_why_not(served):
 def test_a_socket_that_speaks_no_http_is_left_alone():
     """What Starlette calls a lifespan or a web socket ends at the door."""
     called = []
-    asyncio.run(Guard(called.append, TOKEN, (), 1)({"type": "websocket"}, None, None))
+    aio.run(Guard(called.append, TOKEN, (), 1)({"type": "websocket"}, None, None))
     assert called == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from attune.common.config import RoundSettings
+from attune.fedserver.core.enums import StrEnum
 from attune.fedserver.core.messages import Effect, Open, Phase, Receipt, Record, Reported
 from attune.fedserver.core.policy import Policy
 from attune.fedserver.core.state import Round

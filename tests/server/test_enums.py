@@ -1,0 +1,25 @@
+"""Members of a StrEnum are their text wherever text is made of them, on every Python."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from attune.fedserver.core.enums import StrEnum
+from attune.fedserver.core.messages import Phase
+from attune.fedserver.core.phases.base import Stage
+from attune.fedserver.federation.journal import Stage as Doing
+
+
+@pytest.mark.parametrize("kind", [Phase, Stage, Doing])
+def test_a_member_is_its_text(kind: type[StrEnum]) -> None:
+    for member in kind:
+        text = str.__str__(member)
+        assert str(member) == f"{member}" == "%s" % member == "{}".format(member) == "".join([member]) == text  # noqa: UP031, UP032
+        assert f"{member:>20}|{member!s}" == f"{text:>20}|{text}"
+        assert type(str(member)) is str
+        assert member == text and {text: 1}[member] == 1 and kind(text) is member
+        assert json.dumps({"phase": member}) == json.dumps({"phase": text})
+        assert msgspec.json.decode(msgspec.json.encode(member), type=kind) is member
