@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import SettingError
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.connect import team_of
@@ -22,7 +22,7 @@ def run(method: str, crew: InlineCrew | None) -> list[str]:
     try:
         lab = ThreadLab(blobs, executors, threads=1)
         lab._team = None if crew is None else team_of(crew)
-        return asyncio.run(federation(blobs, lab, method))
+        return aio.run(federation(blobs, lab, method))
     finally:
         executors.shutdown()
 
