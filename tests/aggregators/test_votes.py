@@ -15,9 +15,9 @@ from attune.common.methods.settings.aggregators import AttentionSettings, HeurAm
 from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.attention import Attention
 from attune.fedserver.lab.aggregators.base import MemoryVault, Update
-from attune.fedserver.lab.aggregators.matrices import KEY, UNIT
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from attune.fedserver.lab.aggregators.similarity import HeurAmp
+from attune.fedserver.lab.aggregators.stored import MATRICES, UNIT
 
 ROWS = st.integers(1, 9).flatmap(lambda size: arrays(np.float64, (size, 5), elements=st.floats(-50, 50, width=32)))
 SHARES = st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.49])
@@ -159,7 +159,7 @@ def test_attended_parts_are_mixed_by_the_limited_weights(kind, settings, updates
     draw = torch.Generator().manual_seed(1)
     X = torch.ones(5, 4) + 0.01 * torch.randn(5, 4, generator=draw)
     aggregator.close_round(updates_of(X, [1.0] * 5))
-    [A] = [A for name, A in vault.read(KEY).items() if name.startswith(UNIT)]
+    [A] = [A for name, A in vault.read(MATRICES).items() if name.startswith(UNIT)]
     assert float(A.diagonal().min()) >= 0.5 - 1e-6
     assert float((A - A.diagonal().diag()).max()) <= 0.2 + 1e-6
     mixed = torch.stack([vault.read(aggregator.slot(f"c{i:03}"))["x"] for i in range(5)])
