@@ -281,6 +281,7 @@ def test_an_older_device_that_knows_the_one_encoding_of_all_parts_is_let_in() ->
     resolve({**TWO_PARTS, "round": {}}).encodings.check_device("a", ())
 
 
+@needs_zstd
 def test_a_device_that_cannot_read_what_is_served_is_refused() -> None:
     with pytest.raises(SettingError, match=r"zstd \(round.served of this federation\): .*install zstandard beside it"):
         resolve({**TWO_PARTS, "round": {"served": "zstd"}}).encodings.check_device("a", ("bf16", "int8"))

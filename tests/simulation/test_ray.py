@@ -13,6 +13,7 @@ import pytest
 import attune
 from attune.common.config import merge
 from attune.common.errors import FederationFailed, SettingError
+from attune.fedclient.work.processes.pool import ray_workers
 from tests.simulation.test_processes import diverges, kills, models
 from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
 from tests.simulation.test_simulate import CLOUDS, QUICK
@@ -29,11 +30,25 @@ def test_without_ray_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch)
         attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor="ray")
 
 
+def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps the address of the last one that ran on this machine, and would join it, or wait for it in vain."""
+    ray = pytest.importorskip("ray")
+    asked = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address=None, **_: asked.append(address))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray_workers()
+    monkeypatch.setenv("RAY_ADDRESS", "ray://named:10001")
+    ray_workers()
+    assert asked == ["local", "ray://named:10001"]
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     os.environ.setdefault("RAY_worker_niceness", "0")  # theirs is 15: on a busy machine a worker never begins
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
     yield ray
     ray.shutdown()
 

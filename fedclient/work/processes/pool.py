@@ -113,7 +113,8 @@ def ray_workers(size: int | None = None) -> Pool:
     from attune.fedclient.work.processes.ray_host import RayHost
 
     if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
+        # Of itself Ray would join the last cluster of this machine, which may be somebody else's, or long gone.
+        ray.init(os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
     return Pool("ray", RayHost, size or max(1, int(ray.cluster_resources().get("CPU", 1))))
 
 
