@@ -13,7 +13,7 @@ import pytest
 import attune
 from attune.common.config import merge
 from attune.common.errors import FederationFailed, SettingError
-from attune.fedclient.work.processes.pool import ray_workers
+from attune.fedclient.work.processes import pool
 from tests.simulation.test_processes import diverges, kills, models
 from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
 from tests.simulation.test_simulate import CLOUDS, QUICK
@@ -34,13 +34,14 @@ def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPat
     """Ray keeps the address of the last one that ran on this machine, and would join it, or wait for it in vain."""
     ray = pytest.importorskip("ray")
     asked = []
+    monkeypatch.setattr(pool, "Pool", lambda *_: None)  # its workers need a cluster
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address=None, **_: asked.append(address))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    ray_workers()
+    pool.ray_workers()
     monkeypatch.setenv("RAY_ADDRESS", "ray://named:10001")
-    ray_workers()
+    pool.ray_workers()
     assert asked == ["local", "ray://named:10001"]
 
 
