@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,10 @@ def test_what_ends_every_worker_and_what_fails_in_one_ends_the_simulation_with_i
     settings = {"train.lr": 1e38, "train.clip_norm": 0.0}
     with pytest.raises(FederationFailed, match=r"site\d: .*train.lr"):
         attune.simulate(CLOUDS, "fedavg", diverges, 3, settings=settings, executor="ray", workers=2)
+    until = time.monotonic() + 20
+    while (free := cluster.available_resources().get("CPU")) != 2 and time.monotonic() < until:
+        time.sleep(0.2)
+    assert free == 2, "the other worker died with the simulation, and no new one took its place"
 
 
 def test_an_interruption_reaches_the_workers(cluster: Any) -> None:

@@ -92,6 +92,7 @@ class RayHost:
 
     def __init__(self) -> None:
         self.life, self._dropped, self._lock = 0, set[str](), Lock()
+        self._closed = False
         self._start()
 
     def __repr__(self) -> str:
@@ -129,11 +130,16 @@ class RayHost:
 
     def _again(self) -> None:
         """Starts the next life. What looked dead may only be out of reach: it is ended, so that nobody works twice."""
-        self.close()
+        ray.kill(self.worker)
         self._dropped = set()
-        self._start()
+        if not self._closed:
+            self._start()
+        if self._closed:  # maybe while it started: a worker that nobody ends would keep its processor
+            ray.kill(self.worker)
 
     def close(self) -> None:
+        """Also while another thread asks: no further life begins."""
+        self._closed = True
         ray.kill(self.worker)
 
 
