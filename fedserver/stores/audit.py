@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True):
     """One line. facts: of the event, by name."""
 
     number: int  # from 1
-    at: str  # timezone.utc, ISO 8601
+    at: str  # UTC, ISO 8601
     event: str
     by: str
     facts: dict[str, Any]

@@ -71,7 +71,8 @@ def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: st
     if test is None:
         train, test = training_and_test(train, options.table)
     both = [table for table in (train, test) if table is not None]
-    train.require(column)
+    for table in both:
+        table.require(column)
     if _is_image(train.cells[column]):
         meta, values = Meta(kind="images", channels="last"), [_images(table, column, options) for table in both]
     else:
@@ -89,7 +90,6 @@ def _images(table: Table, column: str, options: MakeOptions) -> Array:
 
 
 def _texts(table: Table, column: str, alphabet: Alphabet, options: MakeOptions) -> Array:
-    table.require(column)
     return alphabet.rows(table.text(column), options.length)
 
 
