@@ -257,6 +257,16 @@ def test_a_dataset_of_images_and_one_of_numbers(tmp_path: Path) -> None:
     assert make(numbers, options(), tmp_path / "out2").column_names == ("a",)
 
 
+def test_a_split_without_the_images_is_said_with_its_column(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", (7, 0, 0))
+    image = {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
+    saved(tmp_path / "in" / "train", {"image": [image] * 2, "label": [0, 1]}, {})
+    saved(tmp_path / "in" / "test", {"picture": [image] * 2, "label": [0, 1]}, {})
+    (tmp_path / "in" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    with pytest.raises(SettingError, match=r"test has no column .image. \(known: label, picture\)"):
+        make(tmp_path / "in", options(), tmp_path / "out")
+
+
 def test_predictions_for_a_table_take_its_columns_by_name(tmp_path: Path) -> None:
     import attune
 
