@@ -10,6 +10,8 @@ TORCH ?= cpu
 TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.pytorch.org/whl/cpu)
 DATA ?= digits
 DEMO ?= demo-out
+# Images of containers often set it. Then every process compiles every module anew, and every run of tests all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 

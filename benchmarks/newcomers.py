@@ -1,12 +1,14 @@
-"""Rounds to parity: two devices join a finished federation of eight; how soon are they as good as the old ones?
+"""Rounds to parity: devices join a finished federation; how soon are they as good as the old ones? (FedTP, Figure 8.)
 
-`python -m benchmarks.newcomers --out benchmarks/results/newcomers.csv`: a real server, a hosted fleet of eight devices with two
-of ten digits each to the end, then a fleet of two. A row is a method with a way of adapting, written as its federation ends.
+`python -m benchmarks.newcomers --out benchmarks/results/newcomers.csv`: a real server, a hosted fleet to the end, then a fleet
+of newcomers. As it stands, eight and two devices with two of ten digits each; --data, --partition, --new and --set make it
+another task. A row is a method with a way of adapting, written as its federation ends.
 """
 
 from __future__ import annotations
 
 import csv
+import shlex
 import shutil
 import tempfile
 import time
@@ -17,11 +19,9 @@ from typing import Any
 import click
 
 from attune.common.methods.registry import get
-from attune.fedclient.partition.datasets import load_source
-from attune.fedclient.partition.split import partition, write_shards
 from benchmarks.federation import Home
 
-CLIENTS, NEW = 10, 2
+PARTITION = "--scheme pathological --clients 10 --classes-per-client 2"
 MARGIN = 0.02  # of accuracy: so close to the old devices' mean is parity
 CASES = (
     ("fedtp", "embedding"),
@@ -48,11 +48,12 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
     """One federation to its end, then the newcomers to theirs."""
     folder = Path(tempfile.mkdtemp(prefix="attune-newcomers-"))
     home, started = Home(folder), time.monotonic()
+    parts = {part: sorted(path.name for path in (shards / part).iterdir()) for part in ("old", "new")}
     settings = [
         word for text in (f"round.adapt={adapt}", f"round.adapt_rounds={adapt_rounds}", *flags) for word in ("--set", text)
     ]
     try:
-        old = ("--method", method, "--rounds", rounds, "--min-clients", CLIENTS - NEW, *settings)
+        old = ("--method", method, "--rounds", rounds, "--min-clients", len(parts["old"]), *settings)
         with home.server(*old) as (address, _):
             home.run("fedclient", "--data", f"{shards}/old/*", "--server", address)
             parity = home.status()["accuracy"]["mean_over_clients"]
@@ -60,8 +61,7 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
             rows = home.metrics()
     finally:
         shutil.rmtree(folder)
-    names = sorted(path.name for path in (shards / "new").iterdir())
-    courses = [course(rows, name, get(method).evaluate == "trained") for name in names]
+    courses = [course(rows, name, get(method).evaluate == "trained") for name in parts["new"]]
     means = [fmean(values) for values in zip(*courses, strict=True)]
     reached = next((number for number, mean in enumerate(means) if mean >= parity - MARGIN), None)
     return {
@@ -76,30 +76,39 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
     }
 
 
-def cut(folder: Path, seed: int) -> None:
-    """Ten shards of two digits each, the last two set apart."""
-    shards = write_shards(
-        folder / "all", partition(load_source("digits", seed), "pathological", CLIENTS, seed, classes_per_client=2)
+def cut(folder: Path, data: str, partition: str, new: int, seed: int) -> None:
+    """Shards as `fedclient partition` makes them, the last `new` set apart. Errors: click.UsageError if none are left."""
+    Home(folder).run(
+        "fedclient", "partition", "--dataset", data, *shlex.split(partition), "--seed", seed, "--out", folder / "all"
     )
+    shards = sorted(path for path in (folder / "all").iterdir() if path.is_dir())
+    if len(shards) <= new:
+        raise click.UsageError(f"--new {new} leaves no device of {len(shards)} to train before")
     for number, shard in enumerate(shards):
-        target = folder / ("old" if number < CLIENTS - NEW else "new") / shard.name
+        target = folder / ("old" if number < len(shards) - new else "new") / shard.name
         target.parent.mkdir(exist_ok=True)
         shard.rename(target)
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--data", default="digits", show_default=True, help="Of `fedclient partition --dataset`: digits, or a file.")
+@click.option("--partition", default=PARTITION, show_default=True, help="Further options of `fedclient partition`.")
+@click.option("--new", type=click.IntRange(1), default=2, show_default=True, help="How many of the devices come after the end.")
 @click.option("--case", "chosen", multiple=True, help="Only these, as METHOD:ADAPT (default: all).")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--adapt-rounds", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--set", "flags", multiple=True, help="Further settings, as for fedserver.")
-def main(out: Path, chosen: tuple[str, ...], rounds: int, adapt_rounds: int, seed: int, flags: tuple[str, ...]) -> None:
+def main(
+    out: Path, data: str, partition: str, new: int, chosen: tuple[str, ...], rounds: int, adapt_rounds: int, seed: int,
+    flags: tuple[str, ...],
+) -> None:  # fmt: skip
     """Runs the cases one after the other."""
     columns = ["method", "adapt", "rounds", "seed", "old_mean", "first_model", "rounds_to_parity"]
     columns += [*(f"after_{number}" for number in range(1, adapt_rounds + 1)), "seconds"]
     with tempfile.TemporaryDirectory() as folder, out.open("w", newline="", encoding="utf-8") as file:
-        cut(Path(folder), seed)
+        cut(Path(folder), data, partition, new, seed)
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for method, adapt in [one.split(":") for one in chosen] or CASES:

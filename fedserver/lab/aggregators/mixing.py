@@ -193,5 +193,5 @@ def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.T
     shift = torch.zeros(mean.shape, dtype=dtype)
     for after, before in zip(new, old, strict=True):
         shift.add_(after.to(dtype)).sub_(before.to(dtype))
-    result = mean.to(dtype) + shift / count
+    result = shift.div_(count).add_(mean.to(dtype))
     return result.to(mean.dtype) if exact else result.round_().to(mean.dtype)
