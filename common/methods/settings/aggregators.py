@@ -113,6 +113,7 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     embedding_dim: Count = 32
     hidden: Count = 150
     layers: Count = 4
+    initialisation: Literal["he", "torch"] | None = None  # of the layers below the heads. None: "torch" for adam, "he" for sgd
     server_optimiser: Literal["adam", "sgd"] = "adam"
     server_lr: Positive | None = None  # None: 1e-3 for adam, 0.01 for sgd
     server_momentum: Share = 0.9  # sgd only
@@ -122,6 +123,13 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
         return self.embedding
+
+    @property
+    def begins(self) -> Literal["he", "torch"]:
+        """The initialisation in force. Adam's steps do not grow with the gradient, so larger features make them too large."""
+        if self.initialisation is not None:
+            return self.initialisation
+        return "torch" if self.server_optimiser == "adam" else "he"
 
     @property
     def lr(self) -> float:

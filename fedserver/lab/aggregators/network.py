@@ -72,17 +72,24 @@ def initialise(
 ) -> Tensors:
     """Fresh weights: what is generated is the model's own initial tensor plus a tenth of its standard deviation.
 
-    The MLP starts as torch's Linear does. A head's bias is the initial tensor and its weights are N(0, (SPREAD * s / f)^2),
-    with s the standard deviation of that tensor and f the root mean square norm of the MLP's output: so the scale of a
-    generated layer is the layer's own, sqrt(1 + SPREAD^2) = 1.005 times, for any width, hidden size and depth.
+    A head's bias is the initial tensor and its weights are N(0, (SPREAD * s / f)^2), with s the standard deviation of that
+    tensor and f the root mean square norm of the MLP's output: so the scale of a generated layer is the layer's own,
+    sqrt(1 + SPREAD^2) = 1.005 times, for any width, hidden size, depth and initialisation of the MLP. With "he" (He, Zhang,
+    Ren, Sun: Delving Deep into Rectifiers, ICCV 2015, equation 10) f^2 is about the hidden size, so that a step of plain SGD
+    moves what one client is served more than what all are: the biases of the heads count as one more feature of size 1.
     """
     draw = torch.Generator().manual_seed(seed)
     network: Tensors = {}
     inputs = settings.embedding_dim
     for k in range(settings.layers):
-        bound = 1 / math.sqrt(inputs)
-        network[f"mlp.{k}.weight"] = torch.empty(settings.hidden, inputs, dtype=dtype).uniform_(-bound, bound, generator=draw)
-        network[f"mlp.{k}.bias"] = torch.empty(settings.hidden, dtype=dtype).uniform_(-bound, bound, generator=draw)
+        weight_HI, bias_H = torch.empty(settings.hidden, inputs, dtype=dtype), torch.zeros(settings.hidden, dtype=dtype)
+        if settings.begins == "he":
+            weight_HI.normal_(0, math.sqrt((2 if k else 1) / inputs), generator=draw)  # half of what a ReLU gives is 0
+        else:
+            bound = 1 / math.sqrt(inputs)
+            weight_HI.uniform_(-bound, bound, generator=draw)
+            bias_H.uniform_(-bound, bound, generator=draw)
+        network[f"mlp.{k}.weight"], network[f"mlp.{k}.bias"] = weight_HI, bias_H
         inputs = settings.hidden
     probes_SE = torch.empty(PROBES, settings.embedding_dim, dtype=dtype).normal_(generator=draw)
     norm = float(features(network, probes_SE).square().sum(dim=1).mean().sqrt())
