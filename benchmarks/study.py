@@ -222,6 +222,7 @@ def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int,
         raise click.BadParameter("--in-process goes with --jobs 1")
     study, files = convert(Study, read_toml(file), ""), named(data)
     scratch.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     trials = Results(out / f"{file.stem}_grid.csv", GRID_COLUMNS)
     results = Results(out / f"{file.stem}.csv", COLUMNS)
     clients = Results(out / f"{file.stem}_clients.csv", ("task", *CLIENT_COLUMNS))

@@ -147,8 +147,8 @@ class Updates:
             raise
         except AttuneError as refusal:
             # An upload that begins anew takes away what is here, to go on with it: that is no damage.
-            if isinstance(refusal, Damaged) and (gone := [part for part, blob in here.items() if blob.name in str(refusal)]):
-                raise UnknownBlob(f"{name} sends {', '.join(gone)} again: upload it, then submit again") from None
+            if isinstance(refusal, Damaged) and (gone := [part for part, blob in here.items() if blob.name == refusal.name]):
+                raise UnknownBlob(f"{name} sends {gone[0]} again: upload it, then submit again") from None
             if not can_pass(refusal):
                 await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise

@@ -23,9 +23,13 @@ def blob_of(slot: Slot) -> Blob:
 
 
 class Damaged(HomeMismatch):
-    """A blob is not there, or its bytes are not those that were written; the message names it."""
+    """A blob is not there, or its bytes are not those that were written; so the message. name: the blob's, where it is one."""
 
     kind, status = "damaged", "DATA_LOSS"
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class Growing(Protocol):

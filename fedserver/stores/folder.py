@@ -70,7 +70,7 @@ class FolderBlobs(Trust):
             with disk_errors(path):
                 (self._folder / blob.name).replace(path)
         except FileNotFoundError:
-            raise Damaged(f"{self._folder / blob.name} is missing") from None
+            raise Damaged(f"{self._folder / blob.name} is missing", blob.name) from None
         known = self._known.pop(blob.name, None)
         moved = Blob(name, blob.digest, blob.size)
         return moved if known is None else self.known(moved)
@@ -81,7 +81,7 @@ class FolderBlobs(Trust):
             with disk_errors(path):
                 sync(path)
         except FileNotFoundError:
-            raise Damaged(f"{path} is missing") from None
+            raise Damaged(f"{path} is missing", blob.name) from None
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:

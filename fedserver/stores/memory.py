@@ -108,7 +108,7 @@ class MemoryBlobs(Trust):
 
     def move(self, blob: Blob, name: str) -> Blob:
         if blob.name not in self._data:
-            raise Damaged(f"{blob.name} is missing")
+            raise Damaged(f"{blob.name} is missing", blob.name)
         data = self._data.pop(blob.name)
         self._data[name] = data
         known = self._known.pop(blob.name, None)
@@ -118,7 +118,7 @@ class MemoryBlobs(Trust):
 
     def sync(self, blob: Blob) -> None:
         if blob.name not in self._data:
-            raise Damaged(f"{blob.name} is missing")
+            raise Damaged(f"{blob.name} is missing", blob.name)
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:

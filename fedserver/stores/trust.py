@@ -40,7 +40,7 @@ class Trust(ABC):
         try:
             return self._source(blob.name)
         except KeyError:
-            raise Damaged(f"{blob.name} is missing: restore it from a backup") from None
+            raise Damaged(f"{blob.name} is missing: restore it from a backup", blob.name) from None
 
     def _compare(self, source: Readable, blob: Blob) -> None:
         self._known.pop(blob.name, None)
@@ -49,5 +49,7 @@ class Trust(ABC):
         except WireError:
             found = None
         if found != blob.digest:
-            raise Damaged(f"{source.name} is damaged, its bytes are not those that were written: restore it from a backup")
+            raise Damaged(
+                f"{source.name} is damaged, its bytes are not those that were written: restore it from a backup", blob.name
+            )
         self._known[blob.name] = blob.digest
