@@ -1,8 +1,9 @@
 """The papers' tables: `python -m benchmarks.paper TABLE --data NAME=PATH --scratch FOLDER`, resumable.
 
 For each seed, column and row of benchmarks/papers/TABLE.toml: trials on validation parts choose the settings (once, for all
-seeds), then one run at full length. A CSV row is written as each ends, with its command, commit and machine. --column, --row
-and --seed run a part of the table. `python -m benchmarks.report` makes docs/reference.md from these files.
+seeds), then one run at full length. A CSV row is written as each ends, with its command, commit and machine, and its accuracy
+by round in a file of its own. --column, --row and --seed run a part of the table. `python -m benchmarks.report` makes
+docs/reference.md from these files, `python -m benchmarks.paper_curves` the pictures.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ OUT = Path(__file__).parent / "results" / "papers"
 KEY = ("table", "row", "column", "seed", "settings", "rounds")
 MADE = ("command", "commit", "machine")
 TRIALS = (*KEY, *TRIAL, *MADE)
+CURVES = (*KEY, "closed", "over_samples", "mean_over_clients")
 CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), *MADE)
 
 
@@ -100,6 +102,7 @@ class Paper:
     scratch: Path
     trials: Results
     results: Results
+    curves: Results
     executor: Executor
     device: str = "cpu"
 
@@ -112,6 +115,7 @@ class Paper:
         ended = self.federation(
             cell, cut(self._study, cell.task, cell.seed, self.files, self.scratch), settings, self.table.rounds
         )
+        self.curves.add(key | point for point in points(ended))
         self.results.add([_only(figures(ended) | key | self.made(cell), CELLS)])
         click.echo(f"done {key}")
 
@@ -152,6 +156,14 @@ class Paper:
         return Study(methods=[], rounds=0, task=[])
 
 
+def points(ended: Ended) -> Iterator[dict[str, Any]]:
+    """Accuracy after each number of closed rounds of which every client is known, judged as the method is."""
+    for point in ended.summary["curves"][ended.summary["judged"]]:
+        if point["whole"]:
+            averages = {name: round(point[name], 4) for name in ("over_samples", "mean_over_clients")}
+            yield {"closed": point["round"]} | averages
+
+
 def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     return {name: row[name] for name in columns}
 
@@ -186,7 +198,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     paper = Paper(
         table, files, scratch, Results(out / f"{name}_grid.csv", TRIALS), Results(out / f"{name}.csv", CELLS),
-        executor or table.executor, device,
+        Results(out / f"{name}_curves.csv", CURVES), executor or table.executor, device,
     )  # fmt: skip
     for cell in cells(name, table, columns, rows, seeds):
         if cell.column.data and cell.column.data not in files:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from attune.common.config import convert, parse_assignment
 from attune.common.methods.method import options_of
 from attune.fedserver.core.planning import ResolvedSettings, resolve
-from benchmarks import paper, report, tables
+from benchmarks import paper, paper_curves, report, tables
 from benchmarks.grid import SHARED
 
 SMALL = {
@@ -110,6 +110,20 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said
 
 
+def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path):
+    run(tmp_path, "--row", "Alone")
+    results, points = rows(tmp_path / "fedmcsa-1.csv"), rows(tmp_path / "fedmcsa-1_curves.csv")
+    assert [(point["seed"], point["closed"]) for point in points] == [(seed, closed) for seed in "01" for closed in "012"]
+    for result in results:
+        [*_, last] = [point for point in points if point["seed"] == result["seed"]]
+        assert (last["over_samples"], last["mean_over_clients"]) == (result["over_samples"], result["mean_over_clients"])
+    course = paper_curves.courses(points, "digits/mlr")["Alone"]
+    assert course[2] == [100 * float(result["over_samples"]) for result in results] and sorted(course) == [0, 1, 2]
+    ended = CliRunner().invoke(paper_curves.main, ["fedmcsa-1", "--out", str(tmp_path)], catch_exceptions=False)
+    assert "fedmcsa-1_digits-mlr.png: Alone" in ended.output
+    assert (tmp_path / "fedmcsa-1_digits-mlr.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
     said = "\n".join(report.section("fedmcsa-1", tmp_path))
     assert "Not run: 4 of 4. `python -m benchmarks.paper fedmcsa-1 --scratch FOLDER`" in said
@@ -153,7 +167,7 @@ def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so()
     table = tables.load("fedtp-2")
     found = {(c.row.name, c.column.name, c.seed) for c in paper.cells("fedtp-2", table, (), (), ())}
     assert ("FedTP", "cifar10/pathological/50", 2) in found and ("FedAvg-T", "cifar10/pathological/50", 0) in found
-    assert len(found) == 4 * 3 + 4 + 8
+    assert len(found) == 4 * 3 + 5 + 9
 
 
 GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # of `make paper-gpu`, whose data need not be there yet

@@ -1,0 +1,69 @@
+"""Accuracy by round, as pictures: `python -m benchmarks.paper_curves TABLE [--row NAME ...]`, one for each column that was run.
+
+Out of TABLE_curves.csv, which `benchmarks.paper` writes: over all test samples, a line for each row, its mean over seeds; where
+there are several, a band from the lowest to the highest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+
+import click
+
+from attune.common.pictures import figures
+from benchmarks.paper import CURVES, OUT
+from benchmarks.study import Results
+from benchmarks.tables import names
+
+Course = dict[int, list[float]]  # closed rounds -> accuracy in per cent, one for each seed
+
+
+def courses(points: Iterable[Mapping[str, str]], column: str) -> dict[str, Course]:
+    """The rows of a column, in the order in which they were run."""
+    found: dict[str, Course] = {}
+    for point in points:
+        if point["column"] == column:
+            course = found.setdefault(point["row"], defaultdict(list))
+            course[int(point["closed"])].append(100 * float(point["over_samples"]))
+    return found
+
+
+def picture(title: str, rows: Mapping[str, Course]) -> bytes:
+    figure = figures.new(7.5, 4.5)
+    axes = figure.subplots()
+    for colour, (name, course) in zip(figures.COLOURS, rows.items(), strict=False):
+        closed, seeds = sorted(course), max(len(values) for values in course.values())
+        axes.plot(closed, [fmean(course[each]) for each in closed], color=colour, label=name)
+        if seeds > 1:
+            low, high = ([end(course[each]) for each in closed] for end in (min, max))
+            axes.fill_between(closed, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.set_title(title)
+    axes.set_xlabel("closed rounds")
+    axes.set_ylabel("accuracy over all test samples, in %")
+    axes.legend(frameon=False)
+    figures.plain(axes)
+    return figures.png(figure)
+
+
+@click.command()
+@click.argument("name", metavar="TABLE", type=click.Choice(names()))
+@click.option("--out", type=click.Path(path_type=Path), default=OUT, help="Folder of the CSV file, and for the pictures.")
+@click.option("--row", "chosen", multiple=True, help=f"Only these; at most {len(figures.COLOURS)}.")
+def main(name: str, out: Path, chosen: tuple[str, ...]) -> None:
+    """Draws what was run of TABLE."""
+    points = Results(out / f"{name}_curves.csv", CURVES).rows()
+    for column in dict.fromkeys(point["column"] for point in points):
+        rows = courses(points, column)
+        asked = {row: rows[row] for row in chosen or rows if row in rows}
+        if len(asked) > len(figures.COLOURS):
+            raise click.UsageError(f"{len(asked)} rows of {column} are more than there are colours: name some with --row")
+        path = out / f"{name}_{column.replace('/', '-')}.png"
+        path.write_bytes(picture(column, asked))
+        click.echo(f"{path}: {', '.join(asked)}")
+
+
+if __name__ == "__main__":
+    main()
