@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import click
@@ -32,7 +33,8 @@ OUT = Path(__file__).parent / "results" / "papers"
 KEY = ("table", "row", "column", "seed", "settings", "rounds")
 MADE = ("command", "commit", "machine")
 TRIALS = (*KEY, *TRIAL, *MADE)
-CURVES = (*KEY, "closed", "over_samples", "mean_over_clients")
+CURVES = (*KEY, "closed", "asked", "over_samples", "mean_over_clients")
+COHORTS = 25  # rounds whose cohorts make a point
 CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), *MADE)
 
 
@@ -157,11 +159,18 @@ class Paper:
 
 
 def points(ended: Ended) -> Iterator[dict[str, Any]]:
-    """Accuracy after each number of closed rounds of which every client is known, judged as the method is."""
+    """Accuracy by closed rounds, judged as the method is: where every client is known, and in between the mean of what the
+    cohorts of COHORTS rounds reported.
+    """
+    cohorts: list[Mapping[str, Any]] = []
     for point in ended.summary["curves"][ended.summary["judged"]]:
-        if point["whole"]:
-            averages = {name: round(point[name], 4) for name in ("over_samples", "mean_over_clients")}
-            yield {"closed": point["round"]} | averages
+        if not point["whole"]:
+            cohorts.append(point)
+        if point["whole"] or len(cohorts) == COHORTS:
+            asked = [point] if point["whole"] else cohorts
+            means = {name: round(fmean(each[name] for each in asked), 4) for name in ("over_samples", "mean_over_clients")}
+            yield {"closed": point["round"], "asked": "all" if point["whole"] else "cohorts"} | means
+            cohorts = []
 
 
 def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:

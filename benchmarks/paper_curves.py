@@ -1,7 +1,7 @@
 """Accuracy by round, as pictures: `python -m benchmarks.paper_curves TABLE [--row NAME ...]`, one for each column that was run.
 
 Out of TABLE_curves.csv, which `benchmarks.paper` writes: over all test samples, a line for each row, its mean over seeds; where
-there are several, a band from the lowest to the highest.
+there are several, a band from the lowest to the highest. Between evaluations of all clients it is what cohorts reported.
 """
 
 from __future__ import annotations

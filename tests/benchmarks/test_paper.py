@@ -12,6 +12,7 @@ from attune.common.config import convert, parse_assignment
 from attune.common.methods.method import options_of
 from attune.fedserver.core.planning import ResolvedSettings, resolve
 from benchmarks import paper, paper_curves, report, tables
+from benchmarks.federation import Ended
 from benchmarks.grid import SHARED
 
 SMALL = {
@@ -122,6 +123,16 @@ def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path):
     ended = CliRunner().invoke(paper_curves.main, ["fedmcsa-1", "--out", str(tmp_path)], catch_exceptions=False)
     assert "fedmcsa-1_digits-mlr.png: Alone" in ended.output
     assert (tmp_path / "fedmcsa-1_digits-mlr.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_between_evaluations_of_all_clients_a_point_is_the_mean_of_cohorts(monkeypatch):
+    monkeypatch.setattr(paper, "COHORTS", 2)
+    told = [(0, 0.1, False), (1, 0.2, False), (2, 0.4, False), (3, 0.5, True), (4, 0.6, False)]
+    curve = [{"round": r, "whole": whole, "over_samples": a, "mean_over_clients": a + 0.1} for r, a, whole in told]
+    points = list(paper.points(Ended({}, {"judged": "before", "curves": {"before": curve}}, 0.0)))
+    assert [(point["closed"], point["asked"], point["over_samples"]) for point in points] == [
+        (1, "cohorts", 0.15), (3, "all", 0.5),
+    ]  # fmt: skip
 
 
 def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
