@@ -14,7 +14,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def measure(kind: str, method: str, rate: float, shards: Shards, seed: int) -> d
         result = attune.simulate(
             shards, method, f"benchmarks.adapters:{kind}", ROUNDS, seed, settings, home=home / "run", progress=False,
         )  # fmt: skip
-        state = sum(slot.size for slot in snapshot(Home(home / "run" / "server")).slots)
+        state = state_bytes(home / "run")
     finally:
         shutil.rmtree(home)
     accuracy = result.table().mean("accuracy")
@@ -154,9 +154,8 @@ def row_of(kind: str, method: str, rates: Sequence[float], shards_of: Callable[[
     }
 
 
-def sizes() -> dict[str, dict[str, int]]:
+def sizes(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     """Numbers that are trained and that are frozen, of each kind of model."""
-    models = {kind: build(ModelSpec(f"benchmarks.adapters:{kind}", "images", (28, 28, 1), 5), 0) for kind in KINDS}
     return {
         kind: {
             "trained": sum(tensor.numel() for tensor in tensors_of(model).values()),
@@ -164,6 +163,11 @@ def sizes() -> dict[str, dict[str, int]]:
         }
         for kind, model in models.items()
     }
+
+
+def state_bytes(home: Path) -> int:
+    """What the server of a simulation with this home holds at its end."""
+    return sum(slot.size for slot in snapshot(Home(home / "server")).slots)
 
 
 @click.command()
@@ -179,7 +183,8 @@ def main(data: Path, out: Path, rates: tuple[float, ...]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[BODY] = str(Path(folder) / "body.safetensors")
         accuracy = train_body(x[seen][:BODY_SAMPLES], y[seen][:BODY_SAMPLES], Path(os.environ[BODY]))
-        found: dict[str, Any] = {"machine": machine(), "body_accuracy": round(accuracy, 4), "sizes": sizes(), "rows": []}
+        models = {kind: build(ModelSpec(f"benchmarks.adapters:{kind}", "images", (28, 28, 1), 5), 0) for kind in KINDS}
+        found: dict[str, Any] = {"machine": machine(), "body_accuracy": round(accuracy, 4), "sizes": sizes(models), "rows": []}
         click.echo(found)
         for method in METHODS:
             for kind in KINDS:

@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,16 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from torch import nn
 
 import attune
-from attune.common.models.body import names_of
 from attune.common.models.registry import build
-from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
 from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.options import MakeOptions
 from attune.fedclient.partition.readers.plays import lines_of_play
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from benchmarks.adapters import sizes, state_bytes
 from benchmarks.machine import machine
 from examples import minilm
 
@@ -95,7 +93,7 @@ def measure(kind: str, method: str, shards: Sequence[Path], rounds: int, seed: i
             list(shards), method, f"examples.minilm:{kind}", rounds, seed, settings, "local" if alone else None, home / "run",
             executor="sequential",
         )  # fmt: skip
-        state = sum(slot.size for slot in snapshot(Home(home / "run" / "server")).slots)
+        state = state_bytes(home / "run")
     finally:
         shutil.rmtree(home)
     clients = result.status["clients"]
@@ -117,16 +115,8 @@ def measure(kind: str, method: str, shards: Sequence[Path], rounds: int, seed: i
     }
 
 
-def sizes(kinds: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Numbers that are trained and that are frozen, of each kind of model."""
-    models = {kind: build(ModelSpec(f"examples.minilm:{kind}", "tokens", (LENGTH,), PLAYS, 1 << 15), 0) for kind in kinds}
-    return {
-        kind: {
-            "trained": sum(tensor.numel() for tensor in tensors_of(model).values()),
-            "frozen": sum(tensor.numel() for name, tensor in model.state_dict().items() if name in names_of(model)),
-        }
-        for kind, model in models.items()
-    }
+def built(kind: str) -> nn.Module:
+    return build(ModelSpec(f"examples.minilm:{kind}", "tokens", (LENGTH,), PLAYS, 1 << 15), 0)
 
 
 @click.command()
@@ -144,7 +134,7 @@ def main(
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     found |= {
         "machine": machine(),
-        "sizes": sizes(RATES),
+        "sizes": sizes({kind: built(kind) for kind in RATES}),
         "devices": devices,
         "rounds": rounds,
         "samples": samples,

@@ -13,6 +13,7 @@ from attune.common.plan import ModelSpec
 from attune.common.wire.files import write_tensors
 from attune.fedclient.data.makers.alphabets import alphabet_of
 from benchmarks import adapters_text
+from benchmarks.adapters import sizes
 from examples import minilm
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +71,7 @@ def test_only_what_is_trained_travels(tmp_path: Path, tiny: Path, kind: str) -> 
     assert {play: [len(part) for part in parts] for play, parts in speeches.items()} == {play: [40, 20] for play in speeches}
     shards = adapters_text.make_shards(speeches, tmp_path / "shards", 2, (12, 6), 0)
     row = adapters_text.measure(kind, "fedavg+ft", shards, 1, 0, alone=kind == "head")
-    numbers = adapters_text.sizes([kind])[kind]
+    numbers = sizes({kind: adapters_text.built(kind)})[kind]
     head = WIDTH * 10 + 10
     assert numbers["trained"] == {"head": head, "lora": head + 4 * 2 * 8 * WIDTH}.get(kind, numbers["trained"])
     assert (kind == "full") == (numbers["frozen"] == 0)
