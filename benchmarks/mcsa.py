@@ -11,7 +11,6 @@ Its roof are the bytes that it must touch, read and written by themselves: the u
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,11 +25,11 @@ import torch
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import TensorFile, write_tensors
+from attune.fedserver import malloc
 from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault, Update
 from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.vault import Vault
-from attune.fedserver.malloc import LARGE_PAGES, bound_heaps
 from attune.fedserver.stores.folder import FolderBlobs
 from benchmarks.machine import machine
 
@@ -143,8 +142,7 @@ def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "mcsa.json")
 def main(repeats: int, out: Path) -> None:
     """Measures on one thread, with memory as the server takes it, and writes the figures."""
-    bound_heaps()
-    os.environ.setdefault(*LARGE_PAGES)
+    malloc.prepare()
     torch.set_num_threads(1)
     results = []
     for S, D in CASES:

@@ -7,7 +7,6 @@ another task. A row is a method with a way of adapting, written as its federatio
 
 from __future__ import annotations
 
-import csv
 import shlex
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 import click
 
 from attune.common.methods.registry import get
-from benchmarks.federation import Home
+from benchmarks.federation import Home, table
 
 PARTITION = "--scheme pathological --clients 10 --classes-per-client 2"
 MARGIN = 0.02  # of accuracy: so close to the old devices' mean is parity
@@ -107,15 +106,13 @@ def main(
     """Runs the cases one after the other."""
     columns = ["method", "adapt", "rounds", "seed", "old_mean", "first_model", "rounds_to_parity"]
     columns += [*(f"after_{number}" for number in range(1, adapt_rounds + 1)), "seconds"]
-    with tempfile.TemporaryDirectory() as folder, out.open("w", newline="", encoding="utf-8") as file:
+    with tempfile.TemporaryDirectory() as folder:
         cut(Path(folder), data, partition, new, seed)
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        for method, adapt in [one.split(":") for one in chosen] or CASES:
-            row = case(Path(folder), method, adapt, rounds, adapt_rounds, (f"seed={seed}", *flags))
-            writer.writerow(row | {"seed": seed})
-            file.flush()
-            click.echo(row)
+        with table(out, columns) as write:
+            for method, adapt in [one.split(":") for one in chosen] or CASES:
+                row = case(Path(folder), method, adapt, rounds, adapt_rounds, (f"seed={seed}", *flags))
+                write(row | {"seed": seed})
+                click.echo(row)
 
 
 if __name__ == "__main__":

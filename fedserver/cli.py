@@ -119,14 +119,12 @@ def cli(
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(None, assignments, {})
-    from attune.fedserver import logs
-    from attune.fedserver.malloc import LARGE_PAGES, bound_heaps
+    from attune.fedserver import logs, malloc
     from attune.fedserver.serve import serve
 
     verbosity = int(verbose) - int(quiet)
     logs.begin(log_format, verbosity)
-    bound_heaps()
-    os.environ.setdefault(*LARGE_PAGES)
+    malloc.prepare()
     serve(
         settings=settings,
         config=config,

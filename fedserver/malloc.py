@@ -7,6 +7,7 @@ heap too; with four devices and 100 MB of weights it kept four times the model.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -14,8 +15,14 @@ ARENAS = 2
 KEPT_BYTES = 4 << 20  # free at the end of a heap, for the next frames: a page that went back is cleared when it comes again
 # torch asks Linux for pages of 2 MiB if it finds this when it makes its first tensor: a round of 4 x 25 M parameters takes a
 # tenth less of the server's processor time. On devices it was the other way round.
-LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
+LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")  # an environment variable
 OWN_MAPPING_BYTES = 4 << 20  # larger blocks (tensors) are mapped by themselves; frames are smaller and are reused
+
+
+def prepare() -> None:
+    """How the server takes memory: before the first thread starts and torch makes a tensor."""
+    bound_heaps()
+    os.environ.setdefault(*LARGE_PAGES)
 
 
 def bound_heaps() -> None:

@@ -147,8 +147,9 @@ class Updates:
             raise
         except AttuneError as refusal:
             # An upload that begins anew takes away what is here, to go on with it: that is no damage.
-            if isinstance(refusal, Damaged) and (gone := [part for part, blob in here.items() if blob.name == refusal.name]):
-                raise UnknownBlob(f"{name} sends {gone[0]} again: upload it, then submit again") from None
+            parts = {blob.name: part for part, blob in here.items()}
+            if isinstance(refusal, Damaged) and refusal.name in parts:
+                raise UnknownBlob(f"{name} sends {parts[refusal.name]} again: upload it, then submit again") from None
             if not can_pass(refusal):
                 await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise

@@ -125,7 +125,7 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
         return self.embedding
 
     @property
-    def begins(self) -> Literal["he", "torch"]:
+    def mlp_initialisation(self) -> Literal["he", "torch"]:
         """The initialisation in force. Adam's steps do not grow with the gradient, so larger features make them too large."""
         if self.initialisation is not None:
             return self.initialisation

@@ -83,7 +83,7 @@ def initialise(
     inputs = settings.embedding_dim
     for k in range(settings.layers):
         weight_HI, bias_H = torch.empty(settings.hidden, inputs, dtype=dtype), torch.zeros(settings.hidden, dtype=dtype)
-        if settings.begins == "he":
+        if settings.mlp_initialisation == "he":
             weight_HI.normal_(0, math.sqrt((2 if k else 1) / inputs), generator=draw)  # half of what a ReLU gives is 0
         else:
             bound = 1 / math.sqrt(inputs)
