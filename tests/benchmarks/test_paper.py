@@ -111,7 +111,8 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said
 
 
-def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path):
+def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "COHORTS", 1)
     run(tmp_path, "--row", "Alone")
     results, points = rows(tmp_path / "fedmcsa-1.csv"), rows(tmp_path / "fedmcsa-1_curves.csv")
     assert [(point["seed"], point["closed"]) for point in points] == [(seed, closed) for seed in "01" for closed in "012"]
@@ -133,6 +134,13 @@ def test_between_evaluations_of_all_clients_a_point_is_the_mean_of_cohorts(monke
     assert [(point["closed"], point["asked"], point["over_samples"]) for point in points] == [
         (1, "cohorts", 0.15), (3, "all", 0.5),
     ]  # fmt: skip
+
+
+def test_a_curve_of_many_evaluations_keeps_some_of_them_and_the_last(monkeypatch):
+    monkeypatch.setattr(paper, "COHORTS", 3)
+    curve = [{"round": r, "whole": True, "over_samples": r / 10, "mean_over_clients": 0.5} for r in range(9)]
+    points = paper.points(Ended({}, {"judged": "before", "curves": {"before": curve}}, 0.0))
+    assert [(point["closed"], point["over_samples"]) for point in points] == [(0, 0.0), (3, 0.3), (6, 0.6), (8, 0.8)]
 
 
 def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
