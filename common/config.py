@@ -39,6 +39,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: Literal["constant", "cosine", "linear"] | msgspec.UnsetType = msgspec.UNSET  # of the rate within an order
     lr_decay: Decay | msgspec.UnsetType = msgspec.UNSET  # factor of the rate from one round to the next
     augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET  # images only
+    evaluate: bool | msgspec.UnsetType = msgspec.UNSET  # score before and after training; unset: true
 
     def in_round(self, number: int) -> TrainSettings:
         """With the rate of this round; the first one is 1."""

@@ -227,7 +227,7 @@ class Learner:
     def _trained(
         self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
     ) -> Jobs[tuple[Result, Tensors, Tensors | None]]:
-        """(the result, theta, the local baseline) after local training, with accuracies before and after it."""
+        """(the result, theta, the local baseline) after local training, with accuracies before and after it where wanted."""
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
         def first(done: float) -> None:
@@ -238,9 +238,13 @@ class Learner:
             progress((1 + done) / passes)
 
         x, y = data.train_x, data.train_y
-        before = yield from self._accuracy(theta, received, seeds, cancelled)
+        before = after = None
+        wanted = self.plan.train.evaluate is not False
+        if wanted:
+            before = yield from self._accuracy(theta, received, seeds, cancelled)
         trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains, order.round)
-        after = yield from self._accuracy(trained.tensors, received, seeds, cancelled)
+        if wanted:
+            after = yield from self._accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
         return result, trained.tensors, local

@@ -15,6 +15,7 @@ from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.model.artifact import Model, save_model
 from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.state import Orders
 
 
@@ -32,9 +33,9 @@ def shard(tmp_path):
 
 @pytest.fixture
 def make(shard, tmp_path):
-    def learner(method="fedper", home="home", keep="best", baseline=None, validation=0.2, model="mlr"):
+    def learner(method="fedper", home="home", keep="best", baseline=None, validation=0.2, model="mlr", **settings):
         spec = default_spec("tabular", (4,), 2, 0, model, {})
-        train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation, clip_norm=0.05)
+        train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation, clip_norm=0.05, **settings)
         plan = Plan("f", 3, spec, [0, 1], method, {}, train)
         return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), keep, baseline)
 
@@ -58,6 +59,18 @@ def evaluate(learner, own, common, number=1):
 
 def train(learner, number):
     return learner.carry_out(Order(f"train-{number}-kiel", number, True), {}, 0, lambda done: None, lambda: False)
+
+
+def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost(make, monkeypatch):
+    usual, quick = make("fedavg+ft", "a"), make("fedavg+ft", "b", evaluate=False)
+    tuned, prepare = [], FineTune.work
+    monkeypatch.setattr(FineTune, "work", lambda self, task: (tuned.append(self), prepare(self, task))[1])
+    result = train(usual, 1)
+    assert None not in (result.accuracy_before, result.accuracy_after) and len(tuned) == 2
+    found = train(quick, 1)
+    assert (found.accuracy_before, found.accuracy_after, found.loss) == (None, None, result.loss) and len(tuned) == 2
+    assert all(quick.theta[name].equal(tensor) for name, tensor in usual.theta.items()), "trained alike, to the bit"
+    assert evaluate(quick, own=1, common=-1, number=2).accuracy_before == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_better_model_counts_more_also_after_a_restart(make):
