@@ -34,7 +34,7 @@ KEY = ("table", "row", "column", "seed", "settings", "rounds")
 MADE = ("command", "commit", "machine")
 TRIALS = (*KEY, *TRIAL, *MADE)
 CURVES = (*KEY, "closed", "asked", "over_samples", "mean_over_clients")
-COHORTS = 25  # rounds to a point of a curve
+ROUNDS_A_POINT = 25  # of a curve
 CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), *MADE)
 
 
@@ -159,21 +159,21 @@ class Paper:
 
 
 def points(ended: Ended) -> Iterator[dict[str, Any]]:
-    """Accuracy by closed rounds, judged as the method is: a point for every COHORTS rounds and the last. It is one evaluation
-    of all clients or, where there was none, the mean of what the cohorts of these rounds reported.
+    """Accuracy by closed rounds, judged as the method is: a point for every ROUNDS_A_POINT rounds and the end. It is one
+    evaluation of all clients or, where there was none, the mean of what the cohorts of these rounds reported.
     """
     cohorts: list[Mapping[str, Any]] = []
-    given = -COHORTS
+    latest = -ROUNDS_A_POINT
     judged = ended.summary["curves"][ended.summary["judged"]]
     for point in judged:
-        due = point["round"] >= given + COHORTS or point is judged[-1]
+        due = point["round"] >= latest + ROUNDS_A_POINT or point is judged[-1]
         if not point["whole"]:
             cohorts.append(point)
-        if (point["whole"] and due) or len(cohorts) == COHORTS:
+        if (point["whole"] and due) or len(cohorts) == ROUNDS_A_POINT:
             asked = [point] if point["whole"] else cohorts
             means = {name: round(fmean(each[name] for each in asked), 4) for name in ("over_samples", "mean_over_clients")}
             yield {"closed": point["round"], "asked": "all" if point["whole"] else "cohorts"} | means
-            cohorts, given = [], point["round"]
+            cohorts, latest = [], point["round"]
 
 
 def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:

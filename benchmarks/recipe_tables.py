@@ -77,7 +77,7 @@ def _ends(recipe: Recipe, found: Sequence[dict[str, object]], labels: Sequence[s
     for over in (LOCAL, TUNED):
         for each in labels:
             x = crossover(gains(found, each, over), recipe.log) if each != over else None
-            said += [f"{each} over {over} at about {x:.0f}"] if x is not None else []
+            said += [f"{each} over {over} at about {float(f'{x:.2g}'):g}"] if x is not None else []
     if said:
         yield f"Gains that end within this range: {'; '.join(said)}."
         yield ""

@@ -239,11 +239,11 @@ class Learner:
 
         x, y = data.train_x, data.train_y
         before = after = None
-        wanted = self.plan.train.evaluate is not False
-        if wanted:
+        scored = self.plan.train.evaluate is not False
+        if scored:
             before = yield from self._accuracy(theta, received, seeds, cancelled)
         trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains, order.round)
-        if wanted:
+        if scored:
             after = yield from self._accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)

@@ -112,7 +112,7 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
 
 
 def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "COHORTS", 1)
+    monkeypatch.setattr(paper, "ROUNDS_A_POINT", 1)
     run(tmp_path, "--row", "Alone")
     results, points = rows(tmp_path / "fedmcsa-1.csv"), rows(tmp_path / "fedmcsa-1_curves.csv")
     assert [(point["seed"], point["closed"]) for point in points] == [(seed, closed) for seed in "01" for closed in "012"]
@@ -127,7 +127,7 @@ def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
 
 
 def test_between_evaluations_of_all_clients_a_point_is_the_mean_of_cohorts(monkeypatch):
-    monkeypatch.setattr(paper, "COHORTS", 2)
+    monkeypatch.setattr(paper, "ROUNDS_A_POINT", 2)
     told = [(0, 0.1, False), (1, 0.2, False), (2, 0.4, False), (3, 0.5, True), (4, 0.6, False)]
     curve = [{"round": r, "whole": whole, "over_samples": a, "mean_over_clients": a + 0.1} for r, a, whole in told]
     points = list(paper.points(Ended({}, {"judged": "before", "curves": {"before": curve}}, 0.0)))
@@ -137,7 +137,7 @@ def test_between_evaluations_of_all_clients_a_point_is_the_mean_of_cohorts(monke
 
 
 def test_a_curve_of_many_evaluations_keeps_some_of_them_and_the_last(monkeypatch):
-    monkeypatch.setattr(paper, "COHORTS", 3)
+    monkeypatch.setattr(paper, "ROUNDS_A_POINT", 3)
     curve = [{"round": r, "whole": True, "over_samples": r / 10, "mean_over_clients": 0.5} for r in range(9)]
     points = paper.points(Ended({}, {"judged": "before", "curves": {"before": curve}}, 0.0))
     assert [(point["closed"], point["over_samples"]) for point in points] == [(0, 0.0), (3, 0.3), (6, 0.6), (8, 0.8)]

@@ -63,8 +63,8 @@ def train(learner, number):
 
 def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost(make, monkeypatch):
     usual, quick = make("fedavg+ft", "a"), make("fedavg+ft", "b", evaluate=False)
-    tuned, prepare = [], FineTune.work
-    monkeypatch.setattr(FineTune, "work", lambda self, task: (tuned.append(self), prepare(self, task))[1])
+    tuned, work = [], FineTune.work
+    monkeypatch.setattr(FineTune, "work", lambda self, task: (tuned.append(self), work(self, task))[1])
     result = train(usual, 1)
     assert None not in (result.accuracy_before, result.accuracy_after) and len(tuned) == 2
     found = train(quick, 1)

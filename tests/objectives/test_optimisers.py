@@ -96,7 +96,7 @@ def test_unknown_ones_are_refused(wrong: dict[str, Any]) -> None:
 def test_what_is_not_set_is_not_in_the_plan() -> None:
     """A device of the first version reads the plan of a federation that uses none of it."""
     said = msgspec.json.decode(msgspec.json.encode(TrainSettings()))
-    assert not {"optimizer", "schedule", "lr_decay", "augment"} & said.keys()
+    assert not {"optimizer", "schedule", "lr_decay", "augment", "evaluate"} & said.keys()
     more = convert(TrainSettings, {"optimizer": "adamw", "augment": ["flip"]}, "")
     assert msgspec.json.decode(msgspec.json.encode(more), type=TrainSettings) == more and hash(more)
 
