@@ -140,6 +140,11 @@ def harmed(mine: npt.NDArray[np.bool_], rivals: Mapping[str, npt.NDArray[np.bool
     for name, theirs in rivals.items():
         gain = (mine.astype(int) - theirs.astype(int)).reshape(len(mine), -1).sum(axis=1)
         counts[name] = int((gain > 0).sum()), int((gain < 0).sum())
+    return worse_off(counts)
+
+
+def worse_off(counts: Mapping[str, tuple[int, int]]) -> bool:
+    """counts: of each rival, on how many test samples the device's model is better and on how many worse."""
     p = holm({name: mcnemar(better, worse) for name, (better, worse) in counts.items()})
     return any(p[name] <= 1 - LEVEL and worse > better for name, (better, worse) in counts.items())
 

@@ -1,0 +1,128 @@
+"""Whether a device may trust what it keeps (`--keep best`): beside the common model and the one that it trained alone.
+
+`python -m benchmarks.choice --data uci_har=PATH --out FILE`: recipes' shards, each method with `--baseline local`; a row for
+each point, seed and method as it ends, and it goes on where it was interrupted. The recipes' own tables are stricter: their
+rivals are whole federations of their own, with `local` and with `fedavg`. Here they are the models between which a device
+chooses. Harmed: kept is worse than one of them by the exact paired test with Holm's correction (5 %).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import numpy as np
+
+import attune
+from attune.common.metrics import Choice
+from attune.fedclient.data.prepare import prepare_features
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.partition.datasets import DIGITS, load_source
+from attune.fedclient.partition.split import write_shards
+from attune.fedclient.work.blend import answers_of
+from attune.simulation.recipes.catalogue import SERVED, get
+from attune.simulation.recipes.recipe import Point, Recipe
+from attune.simulation.recipes.run import harmed, worse_off
+from benchmarks.study import Results, named
+
+TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
+RIVALS: tuple[Choice, ...] = ("common", "local")
+KEY = ("recipe", "series", "x", "seed", "method")
+FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed")
+
+
+def methods(recipe: Recipe) -> tuple[str, ...]:
+    """The mean, attention, and a hypernetwork."""
+    return ("fedavg", "fedmcsa", "pfedhn" if recipe.entries == SERVED else "fedtp")
+
+
+def figures(shards: Sequence[Path], clients: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> dict[str, Any]:
+    """Means over devices in the order of `shards`; choosing: the share of devices that hold samples out to choose by.
+
+    behind: points by which kept is below the better of the two rivals, each of them a mean over devices.
+    """
+    kept = fmean(client["accuracy_kept"] for client in clients)
+    rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
+    means = {name: fmean(found) for name, found in rivals.items() if None not in found}
+    worse = [is_harmed(*each) for each in zip(shards, clients, models, strict=True)]
+    found = {
+        **{name: means.get(name) for name in RIVALS},
+        "choosing": fmean(len(model.members) > 1 for model in models),
+        "own": fmean(client["accuracy"] for client in clients),
+        "kept": kept,
+        "behind": 100 * (max(means.values()) - kept),
+        "harmed": fmean(worse),
+    }
+    return {"devices": len(shards)} | {name: None if value is None else round(value, 4) for name, value in found.items()}
+
+
+def is_harmed(shard: Path, client: Mapping[str, Any], model: Model) -> bool:
+    """Without a blend the device keeps its own model, and has counted itself where that is better and worse."""
+    if len(model.members) == 1:
+        counts = {name: (client[f"better_than_{name}"], client[f"worse_than_{name}"]) for name in RIVALS}
+        return worse_off({name: each for name, each in counts.items() if None not in each})
+    with np.load(shard / "test.npz") as test:
+        x, y = test["x"], test["y"]
+    features, classes = prepare_features(x, model.info.model, model.standardiser, shard.name), np.asarray(model.info.classes)
+    alone = {name: classes[answers_of([model.members[name]], features).numpy()] for name in RIVALS if name in model.members}
+    return harmed(np.asarray(model.predict(x)) == y, {name: answers == y for name, answers in alone.items()})
+
+
+def measured(recipe: Recipe, point: Point, data: str, seed: int, results: Results) -> None:
+    """The rows of a point that are missing."""
+    key = {"recipe": recipe.name, "series": point.series, "x": f"{point.x:g}", "seed": str(seed)}
+    there = {row["method"] for row in results.rows() if key.items() <= row.items()}
+    with tempfile.TemporaryDirectory(prefix="attune-choice-") as folder:
+        shards = write_shards(Path(folder) / "shards", point.cut(load_source(data, seed, **recipe.read), seed))
+        for method in methods(recipe):
+            if method not in there:
+                ended = attune.simulate(
+                    [str(shard) for shard in shards], method, None, recipe.rounds, seed, dict(recipe.settings), "local",
+                    executor="stacked", progress=False,
+                )  # fmt: skip
+                clients = {client["name"]: client for client in ended.status["clients"]}
+                of_each = [clients[shard.name] for shard in shards], [ended.model(shard.name) for shard in shards]
+                results.add([key | {"method": method} | figures(shards, *of_each)])
+
+
+def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Markdown: a line for each recipe, series and method, over points and seeds. Both: the common model and the one alone."""
+    yield "| recipe | method | runs | devices that choose | kept, above the better of both: mean, least | harmed |"
+    yield "|---|---|---|---|---|---|"
+    for recipe, series, method in dict.fromkeys((row["recipe"], row["series"], row["method"]) for row in rows):
+        mine = [row for row in rows if (row["recipe"], row["series"], row["method"]) == (recipe, series, method)]
+        gain = [-float(row["behind"]) for row in mine]
+        choosing, worse = (fmean(float(row[name]) for row in mine) for name in ("choosing", "harmed"))
+        title = f"{recipe}, {series}" if series else recipe
+        yield (
+            f"| `{title}` | `{method}` | {len(mine)} | {100 * choosing:.0f} % | {fmean(gain):+.1f}, {min(gain):+.1f} "
+            f"| {100 * worse:.1f} % |"
+        )
+
+
+@click.command()
+@click.option("--data", multiple=True, metavar="NAME=PATH", help="Of a recipe's data, by the name of the file without its end.")
+@click.option("--recipe", "names", multiple=True, type=click.Choice(TRIED), help="Only these.")
+@click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
+def main(data: tuple[str, ...], names: tuple[str, ...], seeds: tuple[int, ...], out: Path) -> None:
+    """Runs what is left, and prints the table of all rows."""
+    results, files = Results(out, (*KEY, *FIGURES)), named(data)
+    for seed in seeds:
+        for recipe in (get(name) for name in names or TRIED):
+            found = files.get(Path(recipe.data).stem) if recipe.data else DIGITS
+            if found is None:
+                click.echo(f"left out, for want of --data {Path(recipe.data).stem}=PATH: {recipe.name}", err=True)
+                continue
+            for point in recipe.points:
+                measured(recipe, point, str(found), seed, results)
+    for line in lines(results.rows()):
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

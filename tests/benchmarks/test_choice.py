@@ -1,0 +1,72 @@
+"""What a device keeps, beside the models between which it chose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import attune
+from attune.fedclient.partition.datasets import DIGITS, load_source
+from attune.fedclient.partition.split import write_shards
+from attune.simulation.recipes.catalogue import SERVED, get
+from attune.simulation.recipes.run import harmed
+from benchmarks import choice
+from benchmarks.study import Results
+
+SETTINGS = {"model.name": "dnn", "model.hidden": [20], "train.local_epochs": 1}
+
+
+def small(at: int):
+    recipe = get("label-shift")
+    return replace(recipe, entries=SERVED, rounds=2, settings=SETTINGS, points=recipe.points[at : at + 1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"common": (0, 6)}, True),  # two-sided, exact: 2 / 2^6
+        ({"common": (6, 0)}, False),
+        ({"common": (0, 5)}, False),  # 2 / 2^5 > 0.05
+        ({"common": (0, 6), "local": (3, 3)}, False),  # Holm: twice 0.031
+        ({"common": (0, 7), "local": (3, 3)}, True),
+        ({}, False),
+    ],
+)
+def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path, counts, expected):
+    client = {f"{word}_than_{name}": None for word in ("better", "worse") for name in choice.RIVALS}
+    for name, (better, worse) in counts.items():
+        client |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
+    assert choice.is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None})) is expected
+
+
+def test_a_blend_is_judged_against_each_of_its_models(tmp_path, monkeypatch):
+    recipe = small(1)
+    shards = write_shards(tmp_path / "shards", recipe.points[0].cut(load_source(DIGITS), 0))
+    paths = [str(shard) for shard in shards]
+    ended = attune.simulate(paths, "fedmcsa", None, 2, 0, SETTINGS, "local", executor="stacked", progress=False)
+    clients = {client["name"]: client for client in ended.status["clients"]}
+    seen = {}
+    monkeypatch.setattr(choice, "harmed", lambda mine, rivals: seen.update(mine=mine, **rivals) or harmed(mine, rivals))
+    for shard in shards:
+        model, client = ended.model(shard.name), clients[shard.name]
+        choice.is_harmed(shard, client, model)
+        assert len(model.members) == 3
+        for name, key in (("mine", "kept"), ("common", "common"), ("local", "local")):
+            assert np.mean(seen[name]) == pytest.approx(client[f"accuracy_{key}"])
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path):
+    recipe = small(0)
+    results = Results(tmp_path / "choice.csv", (*choice.KEY, *choice.FIGURES))
+    for _ in range(2):
+        choice.measured(recipe, recipe.points[0], DIGITS, 0, results)
+    rows = results.rows()
+    assert [row["method"] for row in rows] == ["fedavg", "fedmcsa", "pfedhn"]
+    for row in rows[:2]:
+        best = max(float(row["common"]), float(row["local"]))
+        assert float(row["behind"]) == pytest.approx(100 * (best - float(row["kept"])), abs=0.02)
+        assert row["choosing"] == "1.0" and row["devices"] == "10"
+    assert len(list(choice.lines(rows))) == 2 + 3
