@@ -1,0 +1,100 @@
+"""What came of a federation: weights, pictures, runs side by side, curves for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attune.fedserver.cli.options import HOME
+from attune.fedserver.cli.places import place_of
+
+
+@click.command()
+@HOME
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+def export(home: Path | None, out: Path) -> None:
+    """Writes the shared and every client's weights, the server's own state and metrics.csv."""
+    from attune.fedserver.view.export import export_home
+
+    for line in export_home(place_of(home), out):
+        click.echo(line)
+
+
+@click.command()
+@HOME
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option(
+    "--picture",
+    "pictures",
+    multiple=True,
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "training", "metrics"]),
+    help="Only this one (may be repeated; default: all that the method has).",
+)
+@click.option(
+    "--labels", type=click.Path(path_type=Path), help="A CSV file, client,label: groups that embeddings are coloured by."
+)
+@click.option("--runs", multiple=True, metavar="[X=]DIR", help="Exported folders to compare, instead of a home (repeated).")
+@click.option(
+    "--x", help="With --runs: the setting on the x axis, such as train.lr, or participation; or its name if X is given."
+)
+def plot(
+    home: Path | None, out: Path, pictures: tuple[str, ...], labels: Path | None, runs: tuple[str, ...], x: str | None
+) -> None:
+    """Pictures of a federation, or of several: PNG files and a page with the numbers."""
+    from attune.fedserver.view import plots
+
+    if runs and (home or pictures or labels):
+        raise click.UsageError("--runs compares exported folders: it goes with --x and --out alone")
+    lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(place_of(home), out, labels, pictures)
+    for line in lines:
+        click.echo(line)
+
+
+@click.command()
+@HOME
+@click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Also draw a picture and a page into this folder."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
+def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Finished runs side by side: homes, exported or saved results, and runs of this home by their names."""
+    import msgspec
+
+    from attune.fedserver.view import compare as comparison
+
+    read = comparison.read(runs, place_of(home))
+    found = comparison.compared(read)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        from attune.fedserver.view.compare_text import render
+
+        click.echo(render(found, read))
+    if out is not None:
+        from attune.fedserver.view import plot_compare
+
+        for line in plot_compare.write(found, read, out):
+            click.echo(line, err=as_json)
+
+
+@click.command()
+@HOME
+@click.argument("runs", nargs=-1, metavar="[NAME=]RUN...")
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A folder of event files.")
+@click.option("--mlflow", metavar="URI", help="A tracking server, or a database: sqlite:///runs.db.")
+def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, mlflow: str | None) -> None:
+    """Writes the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""
+    from attune.fedserver.view import compare as comparison
+
+    if tensorboard is None and mlflow is None:
+        raise click.UsageError("Missing option '--tensorboard' or '--mlflow'.")
+    place = place_of(home)
+    from attune.fedserver.view import writers
+
+    for each in comparison.read(runs or (str(place.path),), place):
+        if tensorboard is not None:
+            click.echo(f"{each.name}: {writers.to_tensorboard(each, tensorboard)}")
+        if mlflow is not None:
+            click.echo(f"{each.name}: run {writers.to_mlflow(each, mlflow)} in MLflow")

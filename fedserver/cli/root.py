@@ -1,0 +1,135 @@
+"""The command itself: it starts the server, and has the other commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from attune.common.config import load_settings
+from attune.common.errors import AttuneError
+from attune.fedserver.cli import results, running, runs, tokens, upkeep
+from attune.fedserver.cli.options import HOME, SETTINGS
+
+ATTACHED = "attune.fedserver.commands"  # the group of entry points
+COMMANDS = (
+    tokens.token, tokens.revoke,
+    running.pause, running.resume, running.status, running.dashboard, running.tls_name,
+    upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify,
+    results.export, results.plot, results.compare, results.publish,
+    runs.run,
+)  # fmt: skip
+
+
+def main() -> None:
+    """The entry point: an AttuneError becomes one line on stderr and its exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except AttuneError as error:
+        click.echo(f"fedserver: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        click.echo(f"fedserver: {error}", err=True)
+        sys.exit(1)
+
+
+class Group(click.Group):
+    """The commands here, and those that installed packages attach by an entry point."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(found.name for found in entry_points(group=ATTACHED))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for found in entry_points(group=ATTACHED, name=cmd_name):
+            command: click.Command = found.load()
+            return command
+        return None
+
+
+@click.group(
+    cls=Group, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: the home's last port, else 50051).")
+@click.option("--host", help="Address to listen on (default: the home's last one, else all).")
+@HOME
+@SETTINGS
+@click.option("--exit-when-done", is_flag=True, help="Stop after the last round instead of serving latecomers.")
+@click.option(
+    "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of each line.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, for finding faults.")
+@click.option(
+    "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
+)
+@click.option("--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Who carries out rounds.")
+@click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
+@click.version_option(package_name="attune-fl")
+@click.pass_context
+def cli(
+    context: click.Context,
+    /,
+    port: int | None,
+    host: str | None,
+    home: Path | None,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    exit_when_done: bool,
+    join_uses: int,
+    log_format: Literal["text", "json"],
+    quiet: bool,
+    verbose: bool,
+    dashboard: str | None,
+    lab: str,
+    lab_workers: int | None,
+    **flags: Any,
+) -> None:
+    """Runs the aggregation server. The commands show or change the home of a server."""
+    if context.invoked_subcommand is not None:
+        return
+    settings = load_settings(None, assignments, {})
+    from attune.fedserver import logs, malloc
+    from attune.fedserver.serve import serve
+
+    verbosity = int(verbose) - int(quiet)
+    logs.begin(log_format, verbosity)
+    malloc.prepare()
+    serve(
+        settings=settings,
+        config=config,
+        home=home,
+        host=host,
+        port=port,
+        exit_when_done=exit_when_done,
+        join_uses=join_uses,
+        dashboard=dashboard,
+        lab=lab,
+        lab_workers=lab_workers or 0,
+        say=logs.speaker(log_format, verbosity, click.echo),
+        **flags,
+    )
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Writes a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
+    from attune.fedserver.starter.write import write_project
+
+    for path in write_project(folder):
+        click.echo(path)
+    click.echo(f"now: cd {folder}; python run.py")

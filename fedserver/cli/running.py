@@ -1,0 +1,94 @@
+"""The server that runs, or its home where none does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attune.common import aio
+from attune.fedserver.cli.options import HOME
+from attune.fedserver.cli.places import desk_of, place_of, troubles_of
+
+
+@click.command()
+@HOME
+def pause(home: Path | None) -> None:
+    """Opens no further training round until `fedserver resume`; the open one goes on to its end."""
+    _pause(home, True)
+
+
+@click.command()
+@HOME
+def resume(home: Path | None) -> None:
+    """Lets rounds open again after `fedserver pause`."""
+    _pause(home, False)
+
+
+def _pause(home: Path | None, on: bool) -> None:
+    """By the running server; without one, in the database, for its next start."""
+    place = place_of(home)
+    place.require()
+    if place.is_served():
+        from attune.fedserver.rpc.admin_client import pause as tell
+
+        phase, closed = tell(place, on)
+        under_way = f"{phase} goes on to its end" if phase != "waiting" else "no round is open"
+        click.echo(f"paused after {closed} rounds; {under_way}" if on else "rounds open again")
+        return
+    _, desk = desk_of(home)
+    with place.locked():
+        aio.run(desk.pause_record(on))
+    click.echo("paused; no server runs" if on else "rounds open again when the server runs")
+
+
+@click.command()
+@HOME
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+def status(home: Path | None, as_json: bool) -> None:
+    """Round, phase, connected devices, devices whose answer is missing, accuracies."""
+    import msgspec
+
+    from attune.fedserver.view.beside import status_of
+
+    place = place_of(home)
+    found = status_of(place, troubles_of(place))
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        from attune.fedserver.view.status_text import render_status
+
+        click.echo(render_status(found))
+
+
+@click.command()
+@HOME
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Of a page that is not served yet (default: a free one)."
+)
+@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
+    """Prints the address of the running server's page, or serves one of a home or of FOLDER, an exported or saved result."""
+    from attune.fedserver.web import command
+    from attune.fedserver.web.serving import Place
+
+    if folder is not None and home is not None:
+        raise click.UsageError("FOLDER stands alone: without --home")
+    place = place_of(home)
+    if folder is None and (url := command.running_page(place)) is not None:
+        click.echo(url)
+        return
+    if folder is None:
+        place.require()
+    command.show(folder or place.path, Place(port=port), click.echo)
+
+
+@click.command("tls-name")
+@HOME
+def tls_name(home: Path | None) -> None:
+    """Prints the TLS name of this federation, by which a proxy tells several behind one port apart."""
+    from attune.common.identity.credential import server_name
+
+    place = place_of(home)
+    place.require()
+    click.echo(server_name(place.open_authority().certificate_pem))

@@ -1,0 +1,78 @@
+"""That a home stays whole: its log, its copies, its digests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from attune.common.errors import HomeMismatch
+from attune.fedserver.cli.options import HOME
+from attune.fedserver.cli.places import place_of
+
+
+@click.command()
+@HOME
+@click.option("--last", type=click.IntRange(1), help="Show only so many entries, the latest.")
+@click.option("--json", "as_json", is_flag=True, help="The lines as they are in the file.")
+@click.option("--contains", metavar="DIGEST", help="Fail unless this entry, noted before, is still in the log.")
+def audit(home: Path | None, last: int | None, as_json: bool, contains: str | None) -> None:
+    """Shows who was let in, refused or shut out and which settings changed; exit code 4 if the log is damaged."""
+    from attune.fedserver.stores.audit import entries
+    from attune.fedserver.view.audit_text import lines_of
+
+    place = place_of(home)
+    place.require()
+    found = list(entries(place.audit.path))
+    for line in lines_of(found[-last:] if last else found, as_json):
+        click.echo(line)
+    if contains is not None and contains not in (digest for _, digest in found):
+        raise HomeMismatch(f"the entry {contains} is not in {place.audit.path}: the log was cut or replaced")
+    if not as_json:
+        click.echo(f"{len(found)} entries, each follows the one before; the last is {found[-1][1] if found else 'none'}")
+
+
+@click.command()
+@HOME
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder to write to.")
+def backup(home: Path | None, out: Path) -> None:
+    """Copies all that a federation needs into a folder, beside a running server too."""
+    from attune.fedserver.identity.desk import user
+    from attune.fedserver.view.backup import back_up
+
+    place = place_of(home)
+    place.require()
+    for line in back_up(place, out):
+        click.echo(line)
+    place.audit.write("backup made", f"operator {user()}", folder=str(out))
+
+
+@click.command()
+@click.option("--home", type=click.Path(path_type=Path), required=True, help="The new folder of the server's state.")
+@click.option("--from", "source", type=click.Path(path_type=Path), required=True, help="What `fedserver backup` wrote.")
+def restore(home: Path, source: Path) -> None:
+    """Makes a home of a backup, after every byte of it was verified; exit code 4 if it is damaged."""
+    from attune.fedserver.identity.desk import user
+    from attune.fedserver.view.backup import restore_to
+
+    place = place_of(home)
+    for line in restore_to(source, place):
+        click.echo(line)
+    place.audit.write("restored", f"operator {user()}", folder=str(source))
+
+
+@click.command()
+@HOME
+def verify(home: Path | None) -> None:
+    """Holds every file of the home against its digest; a line for each that is damaged, and exit code 4."""
+    from attune.fedserver.view.verify import damages
+
+    place = place_of(home)
+    place.require()
+    found = list(damages(place))
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(HomeMismatch.exit_code)
+    click.echo(f"{place.path} is whole")
