@@ -1,0 +1,183 @@
+"""The finished model, offline: what it answers, how good it is, as a file or a service for other programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attune.common.errors import AttuneError, SettingError
+from attune.fedclient.cli.options import data_option, home_of, home_option, reported, server_option, token_file_option, token_in
+from attune.fedclient.table_options import read_options, table_options
+
+if TYPE_CHECKING:
+    from attune.fedclient.model.artifact import ModelInfo
+    from attune.fedclient.read_options import ReadOptions
+
+
+@click.command()
+@data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
+@server_option()
+@home_option
+@table_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
+    """The finished model's accuracy on a shard's test part, offline."""
+    with reported():
+        table = read_options(given)
+        from attune.fedclient import shards
+        from attune.fedclient.model import evaluate as evaluation
+
+        if shards.is_fleet(data):
+            sys.exit(_evaluate_fleet(data, server, home, as_json, table))
+        found = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
+        click.echo(json.dumps(asdict(found)) if as_json else found)
+
+
+def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
+    """One line for each shard with its accuracy or the reason why there is none, then the mean; returns the exit code."""
+    from attune.fedclient import shards
+    from attune.fedclient.model import evaluate as evaluation
+
+    paths = shards.expand(data)
+    labels = shards.labels(paths)
+    found, code = [], 0
+    for path, label in zip(paths, labels, strict=True):
+        try:
+            found.append(evaluation.of(home_of(home / label if home else None, server, path, only_own=True), path, table))
+        except AttuneError as error:
+            click.echo(f"fedclient: {label}: {error}", err=True)
+            code = code or error.exit_code
+            continue
+        if not as_json:
+            click.echo(found[-1])
+    if found and as_json:
+        click.echo(json.dumps({"clients": [asdict(each) for each in found]} | evaluation.means(found)))
+    elif found:
+        mean = evaluation.means(found)
+        over_samples = f"{mean['over_samples']:.4f} over all test samples"
+        click.echo(f"mean of {len(found)} clients: {found[0].metric} {mean['accuracy']:.4f} ({over_samples})")
+    return code
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW", help="An .npz with x, or a table.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B.",
+)
+@server_option()
+@home_option
+def predict(data: Path, out: Path, server: str | None, home: Path | None) -> None:
+    """Label new samples with the finished model, offline."""
+    with reported():
+        import csv
+
+        from attune.fedclient.data.shard import load_features
+        from attune.fedclient.model.artifact import Model
+
+        model = Model.load(home_of(home, server, None).model)
+
+        labels = model.predict(load_features(data, model.info.column_names), str(data))
+        try:
+            with out.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(_label_rows(labels, model.info))
+        except OSError as error:
+            raise SettingError(f"cannot write {out}: {error.strerror}") from None
+        what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"
+        click.echo(f"{len(labels)} {what} in {out}")
+
+
+def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, ...]]:
+    """A heading, then a row for each sample, or for each position of each sample."""
+    if info.task != "classes":
+        yield "index", *(str(name) for name in info.classes)
+        yield from ((index, *(row if isinstance(row, list) else [row])) for index, row in enumerate(labels))
+        return
+    if not info.model.per_position:
+        yield "index", "label"
+        yield from enumerate(labels)
+        return
+    yield "index", "position", "label"
+    for index, row in enumerate(labels):
+        yield from ((index, position, label) for position, label in enumerate(row))
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="SHARD", help="Its test part is drawn.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option(
+    "--model", "models", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
+    help="A finished model's folder, or a device's home (repeat to compare; default: this shard's).",
+)  # fmt: skip
+@click.option(
+    "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes", "labels", "predicted"]),
+    help="Only this one (may be repeated; default: all that the model has).",
+)  # fmt: skip
+@click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
+@server_option()
+@home_option
+def plot(
+    data: Path,
+    out: Path,
+    models: tuple[Path, ...],
+    pictures: tuple[str, ...],
+    images: int,
+    server: str | None,
+    home: Path | None,
+) -> None:
+    """Pictures of what models answer on a shard's test part, offline."""
+    with reported():
+        if models and (server or home):
+            raise click.UsageError("--model names the models: leave --home and --server out")
+        folders = models or (home_of(home, server, data).model,)
+        from attune.fedclient.model import plots
+
+        for line in plots.plot(folders, data, out, images, pictures):
+            click.echo(line)
+
+
+@click.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A file .onnx or .pt2 (torch.export)."
+)
+@click.option("--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part.")
+@server_option()
+@home_option
+def export(out: Path, data: Path | None, server: str | None, home: Path | None) -> None:
+    """The finished model as a file for other programs; it is run once and compared with the original."""
+    with reported():
+        folder = home_of(home, server, data).model
+        from attune.fedclient.data.shard import load_shard
+        from attune.fedclient.model.artifact import Model
+        from attune.fedclient.model.portable import export as write
+
+        samples = load_shard(data).test_x if data is not None else None
+        difference = write(Model.load(folder), out, samples)
+        click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 picks a free one.")
+@token_file_option
+@server_option()
+@home_option
+def serve(host: str, port: int, token_file: str | None, server: str | None, home: Path | None) -> None:
+    """Predictions of the finished model over HTTP, offline: POST /predict, GET /model, GET /healthz."""
+    with reported():
+        folder = home_of(home, server, None).model
+        from attune.fedclient.model.artifact import Model
+        from attune.fedclient.model.serve import Place
+        from attune.fedclient.model.serve import serve as run
+
+        place = Place(host, port, token_in(None, token_file) or "")
+        place.check()
+        run(Model.load(folder), place, click.echo)

@@ -1,0 +1,193 @@
+"""The command itself: it takes part in a federation, and has the other commands."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attune.fedclient.cli import data, model, own
+from attune.fedclient.cli.options import (
+    data_option,
+    home_option,
+    name_option,
+    reported,
+    server_option,
+    timeout_option,
+    token_file_option,
+    token_in,
+)
+from attune.fedclient.table_options import NAMES, table_options
+
+if TYPE_CHECKING:
+    from attune.fedclient.console import Console
+    from attune.fedclient.fleet import How
+    from attune.fedclient.options import Options
+    from attune.fedclient.thrift import Thrift
+
+# gRPC's core prints to stderr on its own; it reads this when it is first imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+COMMANDS = (
+    own.join, own.doctor, own.verify,
+    model.evaluate, model.predict, model.plot, model.export, model.serve,
+    data.shard, data.partition,
+)  # fmt: skip
+
+
+class Group(click.Group):
+    """The main command is the group itself; an unknown word or option is answered with the nearest known one."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            if Path(args[0]).exists():
+                raise click.UsageError(
+                    f"{args[0]!r} is one path too many: put a pattern in quotes, as in --data 'shards/*'.", ctx
+                )
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Group, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@data_option(
+    "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
+)
+@server_option()
+@table_options
+@home_option
+@name_option
+@click.option("--token", help="A join token, if this device is not enrolled yet.")
+@token_file_option
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads for training.")
+@timeout_option
+@click.option(
+    "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
+    help="best: a blend of the models, weighted on samples held out of training; personalized: the own model alone.",
+)  # fmt: skip
+@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
+@click.option(
+    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
+    show_default=True,
+    help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
+    "faster; or spread over a process for each processor, or over the workers of a Ray cluster.",
+)  # fmt: skip
+@click.option(
+    "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
+)
+@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
+@click.option(
+    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
+)
+@click.option(
+    "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
+    help="Give an order up after so many seconds, whatever the server says.",
+)  # fmt: skip
+@click.option(
+    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
+)
+@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by so much.")
+@click.option("--max-memory", type=click.IntRange(1 << 28), metavar="BYTES", help="Of this process's own memory.")
+@click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Of this device's home.")
+@click.option("--max-rate", type=click.FloatRange(1024), metavar="BYTES", help="To and from the server, in a second.")
+@click.option(
+    "--only-when", multiple=True, type=click.Choice(["idle", "charging"]), help="Train only then (may be given twice)."
+)
+@click.option("--stay", is_flag=True, help="After the last round wait for the federation's next run.")
+@click.option(
+    "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
+)
+@click.version_option(package_name="attune-fl")
+@click.pass_context
+def main(ctx: click.Context, /, **given: Any) -> None:
+    """Train on this device's data and end with a model of its own.
+
+    \b
+    fedclient --data shard3 --server localhost:50051
+    fedclient --data 'shards/*' --server localhost:50051
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if not given["data"] or given["server"] is None:
+        raise click.UsageError("Missing option '--data' or '--server'. Try: fedclient --data SHARD --server HOST:PORT", ctx)
+    with reported():
+        _train(given)
+
+
+def _train(given: dict[str, Any]) -> None:
+    from attune.fedclient import shards
+    from attune.fedclient.client import Client
+    from attune.fedclient.console import console
+    from attune.fedclient.hooks import NONE, Hooks
+    from attune.fedclient.limits import Limits
+
+    first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
+    client = Client(
+        data=first,
+        server=given["server"],
+        model=given["allow_model"],
+        home=given["home"],
+        name=given["name"],
+        token=token_in(given["token"], given["token_file"]),
+        device=given["device"],
+        threads=given["threads"],
+        connect_timeout_s=given["connect_timeout"],
+        keep=given["keep"],
+        baseline=given["baseline"],
+        limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        stay=given["stay"],
+        thrift=_thrift(given),
+        train=hooks.train,
+        evaluate=hooks.evaluate,
+        label=given["label"],
+        table={name: given[name] for name in NAMES if name != "label"},
+    )
+    fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
+    screen = console()
+
+    def leave(signum: int, frame: object) -> None:
+        # State on disk is safe at every moment, so this waits for nothing: not for the current batch, not for the network.
+        screen.close()
+        sys.stdout.flush()
+        os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")
+        os._exit(128 + signum)
+
+    client.options.thrift.apply()
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, leave)
+    try:
+        if fleet is None:
+            client.take_part(screen)
+        else:
+            _train_fleet(fleet, screen, given["executor"])
+    finally:
+        screen.close()
+
+
+def _thrift(given: dict[str, Any]) -> Thrift:
+    from attune.fedclient.thrift import Thrift
+
+    return Thrift(
+        given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
+    )
+
+
+def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
+    from attune.fedclient import fleet as hosted
+
+    outcomes = hosted.run(fleet, screen, executor)
+    screen.close()
+    for line in hosted.table(outcomes):
+        click.echo(line)
+    for line in hosted.failures(outcomes):
+        click.echo(f"fedclient: {line}", err=True)
+    sys.exit(hosted.exit_code(outcomes))
