@@ -49,6 +49,9 @@ def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_c
                 bounds = options_of(resolved.method, resolved.method_options).aggregators.values()
                 assert all(each.bound == each.bound_samples == 0 for each in bounds), "no paper bounds what a device hands in"
                 assert resolved.round.take_back == 0
+                tuned = resolved.method.predictor == "fine-tune"
+                assert (resolved.train.evaluate is False) == tuned, "what fine-tunes is scored when all evaluate, and only then"
+                assert not tuned or resolved.round.train == "sampled", "else figures of training rounds would be missed"
     rows = {row.name for row in table.row} | {row.common for row in table.row}
     assert {(row in rows, column in {each.name for each in table.column}) for row, column in tables.printed(name)} <= {
         (True, True)
