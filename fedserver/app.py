@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,23 @@ class Options:
     place: Place = HERE  # where rounds are carried out
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A home that this process alone has open, and what works on its state. overrides: what was said, over what was before."""
+
+    home: Home
+    authority: Authority
+    ledger: Ledger
+    blobs: FolderBlobs
+    lab: ThreadLab
+    executors: Executors
+    overrides: dict[str, Any]
+    settings: ResolvedSettings
+
+    def desk(self, who: str) -> Desk:
+        return Desk(self.ledger, self.home.audit, who)
+
+
 async def run(options: Options, overrides: dict[str, Any]) -> None:
     """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
     home = Home(options.home)
@@ -68,6 +85,13 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
     if not home.exists():
         # A first start that cannot work leaves no home behind.
         await asyncio.to_thread(check_declared, planning.resolve(overrides))
+    async with _opened(options, home, overrides) as opened:
+        await _serve(options, opened)
+
+
+@asynccontextmanager
+async def _opened(options: Options, home: Home, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
+    """Errors: HomeMismatch, HomeBusy, SettingError."""
     with home.locked():
         home.create()
         ledger = SqliteLedger(home.database)
@@ -82,7 +106,7 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
             settings, blobs = planning.resolve(merged), FolderBlobs(home.path)
             blobs.sweep()
             async with _laboratory(options, settings.server, blobs, executors) as lab:
-                await _serve(options, home, authority, ledger, blobs, lab, executors, merged, settings)
+                yield _Opened(home, authority, ledger, blobs, lab, executors, merged, settings)
         finally:
             executors.shutdown()
             await ledger.close()
@@ -104,31 +128,18 @@ async def _laboratory(
         await lab.close()
 
 
-async def _serve(
-    options: Options,
-    home: Home,
-    authority: Authority,
-    ledger: Ledger,
-    blobs: FolderBlobs,
-    lab: ThreadLab,
-    executors: Executors,
-    overrides: dict[str, Any],
-    settings: ResolvedSettings,
-) -> None:
+async def _serve(options: Options, opened: _Opened) -> None:
+    home, ledger, authority, settings = opened.home, opened.ledger, opened.authority, opened.settings
     registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
-    coordinator = Coordinator(ledger, blobs, lab, settings, authority.fingerprint, executors, options.clock)
-    desk = Desk(ledger, home.audit, "operator over the network")
-    door = Door(settings.server, registrar, desk, Refusals(ledger, home.audit), coordinator, ledger, blobs, executors)
+    coordinator = Coordinator(
+        ledger, opened.blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock
+    )
+    door = Door(
+        settings.server, registrar, opened.desk("operator over the network"), Refusals(ledger, home.audit), coordinator, ledger,
+        opened.blobs, opened.executors,
+    )  # fmt: skip
     address = _listen(door, options, home.address())
-    # Only a start that has its port binds the home to its settings.
-    starting = Desk(ledger, home.audit, f"operator {user()}, start of the server")
-    await starting.set_settings(overrides)
-    fail_at(SERVER, 0, "settings-written")
-    await install_operator(authority, ledger, home.operator)
-    key = authority.public_key_compressed
-    local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
-    write_file(home.local_token, local.encode())
-    join = await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
+    join = await _begun(options, opened)
     await registrar.refresh()
     found = await coordinator.restore()
     told = _signals()
@@ -136,12 +147,26 @@ async def _serve(
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
-        with _page(options, home, address, door, registrar, ledger, coordinator) as url:
+        desk = opened.desk("operator on the dashboard")
+        operator = Operator(coordinator, door.members, registrar, desk, f"{_join_host(address)}:{address.port}")
+        with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
             await _until(told, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
+
+
+async def _begun(options: Options, opened: _Opened) -> str:
+    """Binds the home to its settings, which only a start that has its port may do; the join token to print."""
+    starting = opened.desk(f"operator {user()}, start of the server")
+    await starting.set_settings(opened.overrides)
+    fail_at(SERVER, 0, "settings-written")
+    await install_operator(opened.authority, opened.ledger, opened.home.operator)
+    key = opened.authority.public_key_compressed
+    local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
+    write_file(opened.home.local_token, local.encode())
+    return await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
 
 
 def _listen(door: Door, options: Options, before: Address | None) -> Address:
@@ -153,21 +178,6 @@ def _listen(door: Door, options: Options, before: Address | None) -> Address:
 
 def _join_host(address: Address) -> str:
     return socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
-
-
-def _page(
-    options: Options,
-    home: Home,
-    address: Address,
-    door: Door,
-    registrar: Registrar,
-    ledger: Ledger,
-    coordinator: Coordinator,
-) -> AbstractContextManager[str | None]:
-    """The dashboard, while it is entered: its address, or None where it is off."""
-    desk = Desk(ledger, home.audit, "operator on the dashboard")
-    operator = Operator(coordinator, door.members, registrar, desk, f"{_join_host(address)}:{address.port}")
-    return page(home, options.dashboard, (address.host, address.port), coordinator, operator)
 
 
 def _greet(
