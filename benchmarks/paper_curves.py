@@ -36,7 +36,8 @@ def picture(title: str, rows: Mapping[str, Course]) -> bytes:
     axes = figure.subplots()
     for colour, (name, course) in zip(figures.COLOURS, rows.items(), strict=False):
         closed, seeds = sorted(course), max(len(values) for values in course.values())
-        axes.plot(closed, [fmean(course[each]) for each in closed], color=colour, label=name)
+        marker = "o" if len(closed) == 1 else None  # a line of one point cannot be seen
+        axes.plot(closed, [fmean(course[each]) for each in closed], color=colour, label=name, marker=marker)
         if seeds > 1:
             low, high = ([end(course[each]) for each in closed] for end in (min, max))
             axes.fill_between(closed, low, high, color=colour, alpha=0.2, linewidth=0)

@@ -129,6 +129,13 @@ def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
     assert (tmp_path / "fedmcsa-1_digits-mlr.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_row_that_was_scored_once_is_a_dot(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(paper_curves.figures, "png", lambda figure: drawn.extend(figure.axes[0].lines) or b"")
+    paper_curves.picture("digits", {"Once": {1000: [83.9]}, "Often": {500: [79.0], 1000: [80.0]}})
+    assert [line.get_marker() for line in drawn] == ["o", "None"]
+
+
 def test_between_evaluations_of_all_clients_a_point_is_the_mean_of_cohorts(monkeypatch):
     monkeypatch.setattr(paper, "ROUNDS_A_POINT", 2)
     told = [(0, 0.1, False), (1, 0.2, False), (2, 0.4, False), (3, 0.5, True), (4, 0.6, False)]
