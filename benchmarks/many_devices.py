@@ -39,7 +39,7 @@ def main(devices: int, cohort: int, rounds: int, method: str, out: Path) -> None
         x = draw.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
         shards[f"device{number:05}"] = (x, (x @ rule).argmax(axis=1))
     before, idle, wall, cpu = machine(), status_bytes(os.getpid(), "VmRSS"), time.perf_counter(), time.process_time()
-    settings = SETTINGS | {"round.clients": cohort, "round.evaluate_every": rounds}
+    settings = SETTINGS | {"round.clients": cohort, "round.evaluate_each_last": 0}
     result = attune.simulate(shards, method, "mlr", rounds, 0, settings, executor="stacked", progress=False)
     report = {
         "what": "one simulation in one process; peak of its memory, and of that what samples, Python and torch took before",

@@ -87,7 +87,10 @@ def measure(size: Size = Size(), way: Way = LINK) -> dict[str, Any]:
             proxies.append(proxy)
             yield here
 
-    settings = ("method.server_optimiser=sgd", f"round.clients={size.cohort}", "train.local_epochs=5", "train.batch_size=64")
+    settings = (
+        "method.server_optimiser=sgd", f"round.clients={size.cohort}", "round.evaluate_each_last=0", "train.local_epochs=5",
+        "train.batch_size=64",
+    )  # fmt: skip
     assignments = [word for setting in (*settings, *size.settings) for word in ("--set", setting)]
     arguments = ["--method", "fedtp", "--rounds", str(size.rounds), "--min-clients", str(size.devices), *assignments]
     with tempfile.TemporaryDirectory(prefix="attune-published-") as folder:

@@ -83,6 +83,7 @@ def measure(case: Case) -> dict[str, Any]:
     on = machine()
     total = case.rounds + case.warm_up
     settings = ["train.local_steps=1", "train.lr=1e-6", "train.momentum=0", f"model.parameters={case.parameters}"]
+    settings.append("round.evaluate_each_last=0")
     assignments = [word for setting in [*settings, f"model.tensors={case.tensors}"] for word in ("--set", setting)]
     server_arguments = ["--method", case.method, "--model", FACTORY, "--rounds", str(total), *assignments]
     watch = ServerWatch()

@@ -36,7 +36,7 @@ def measure(executor: Name, parameters: int) -> dict[str, float]:
     stamps: list[tuple[float, float, float]] = []
     settings: dict[str, Any] = {
         "model.parameters": parameters, "model.tensors": 8, "train.local_steps": 1,
-        "train.validation": 0.0, "round.evaluate_every": ROUNDS + 1,
+        "train.validation": 0.0, "round.evaluate_every": ROUNDS + 1, "round.evaluate_each_last": 0,
     }  # fmt: skip
 
     def heard(share: float) -> None:

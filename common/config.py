@@ -70,7 +70,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     served: Literal["", "zstd"] = ""  # encoding of what devices are served, of all parts; empty: as `encoding` says
     evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
     evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
-    evaluate_each_last: CountOrZero = 0  # all devices also evaluate after each of this number of last rounds
+    # All devices also evaluate after each of this number of last rounds: what they find in the one before weighs in the last.
+    evaluate_each_last: CountOrZero = 2
     adapt_rounds: CountOrZero = 0  # rounds for newcomers to a finished federation
     adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what newcomers train in these rounds
 

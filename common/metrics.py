@@ -6,7 +6,7 @@ is refused where the report is read.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,7 @@ MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQ
 LARGEST = 1.7e308
 
 Choice = Literal["personalized", "common", "local"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -50,6 +51,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p_local: Share | None = None
     accuracy_kept: Accuracy | None = None  # of what the device predicts with: one of these models, or a blend of them
     kept: Choice | None = None  # which of these models the device predicts with, or counts most; evaluations only
+    # Of the samples held out of training, by which models are weighed: the log-likelihood under each, in nats, summed.
+    likelihood_personalized: Finite | None = None
+    likelihood_common: Finite | None = None
+    likelihood_local: Finite | None = None
     dial_mean: Share | None = None  # share of the attended components that stand at the common value; evaluations only
     dial_own: Share | None = None  # at the value that the device trained alone
     test_samples: Count | None = None

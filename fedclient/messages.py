@@ -48,6 +48,7 @@ class Order:
     trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
     deadline_s: float = 0.0  # left when the order came; 0: none
     encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
+    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them; none: unknown
 
     @property
     def whole(self) -> Order:

@@ -115,6 +115,7 @@ def _order(order: server.Order) -> device.Order:
         cold_start=_refs(order.cold_start),
         trains=order.trains,
         encodings=order.encodings,
+        prior=order.prior,
     )
 
 

@@ -119,7 +119,14 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior")
+    class PriorEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +135,7 @@ class Order(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TRAINS_FIELD_NUMBER: _ClassVar[int]
     COLD_START_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
@@ -136,7 +144,8 @@ class Order(_message.Message):
     deadline_s: float
     trains: _containers.RepeatedScalarFieldContainer[str]
     cold_start: _containers.RepeatedCompositeFieldContainer[BlobRef]
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ...) -> None: ...
+    prior: _containers.ScalarMap[str, float]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size", "version", "encoding", "data", "smaller", "base")

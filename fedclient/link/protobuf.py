@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from attune.common.metrics import CHOICES
 from attune.common.pb import federation_pb2 as pb
 from attune.common.peer_text import clean
 from attune.fedclient import messages
@@ -39,6 +40,7 @@ def _ordered(order: pb.Order) -> messages.Ordered | None:
             trains=tuple(order.trains),
             deadline_s=order.deadline_s,
             encodings={each.part: each.encoding for each in order.returns if each.encoding},
+            prior={model: order.prior[model] for model in CHOICES if 0 < order.prior.get(model, 0) <= 1},
         )
     )
 

@@ -6,6 +6,7 @@ V samples, T labels of a sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.blend import Member, Weighing
 from attune.fedclient.work.build import family_of
-from attune.fedclient.work.calibration import Calibrated
+from attune.fedclient.work.calibration import Calibrated, log_likelihood
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -120,10 +121,18 @@ def constant_answer(data: Prepared, measure: Measure) -> float | None:
     return measure.constant(trained, tested) if len(trained) and len(tested) else None
 
 
-def weighed(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, Member]]:
-    """How much each model counts and how sure it may be, by the samples held out of training."""
+class Weighed(NamedTuple):
+    """members: how much each model counts, and how sure it may be. likelihood: log-likelihood of the held-out samples, nats."""
+
+    members: dict[Choice, Member]
+    likelihood: dict[Choice, float]
+
+
+def weighed(candidates: Candidates, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
+    """The models by the samples held out of training, and by what other devices found (`prior`, as blend.pseudo_counts)."""
     found: dict[Choice, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
         found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y)
-    weights: dict[Choice, float] = yield Weighing({name: each.probability for name, each in found.items()})
-    return {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}
+    weights: dict[Choice, float] = yield Weighing({name: each.probability for name, each in found.items()}, prior)
+    members = {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}
+    return Weighed(members, {name: log_likelihood(each.probability) for name, each in found.items()})

@@ -5,8 +5,9 @@ K models, V validation samples, T labels of a sample, N = V T of all, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 
-PSEUDO_COUNT = 1.0  # samples that each model is said to explain beforehand: draws the weights of few samples to equal ones
+# Samples that the models are said to explain beforehand, times their number: draws the weights of few samples to what other
+# devices found, or to equal ones.
+PSEUDO_COUNT = 1.0
+NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
 ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
 
 
@@ -36,19 +40,31 @@ class Member:
         return self.weight * self.trainer.measure.shares(self.sharpness * scores)
 
 
-def weights_of(probability: Mapping[Choice, Tensor]) -> dict[Choice, float]:
+def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> list[float]:
+    """How many samples each of these models is said to explain beforehand, (K,): K PSEUDO_COUNT in all.
+
+    prior: shares of models, as other devices found them; of those that are not among `models` nothing is made. Equal ones if
+    it lacks one of them.
+    """
+    known = [prior.get(model, 0.0) for model in models]
+    shares = known if all(known) else [1.0] * len(known)
+    return [PSEUDO_COUNT * len(known) * share / sum(shares) for share in shares]
+
+
+def weights_of(probability: Mapping[Choice, Tensor], prior: Mapping[Choice, float] = NOTHING) -> dict[Choice, float]:
     """Weights >= 0 that sum to 1 and are the likeliest a posteriori for the mixture of these models.
 
     probability: what each gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one sample. Of
-    numbers a density: weights depend on ratios alone.
-    The prior is Dirichlet(1 + PSEUDO_COUNT); the method is expectation maximisation for mixing proportions (Dempster, Laird,
-    Rubin, J. of the Royal Statistical Society B 1977).
+    numbers a density: weights depend on ratios alone. prior: as `pseudo_counts`.
+    The prior is Dirichlet(1 + the pseudo counts); the method is expectation maximisation for mixing proportions (Dempster,
+    Laird, Rubin, J. of the Royal Statistical Society B 1977).
     """
     p_KVT = torch.stack([each.double().reshape(len(each), -1).clamp_min(FLOOR) for each in probability.values()])
     p_KN, labels = p_KVT.flatten(1).numpy(), p_KVT.shape[2]  # of arrays this small, numpy's operations take half as long
+    before_K = np.array(pseudo_counts(probability, prior))
     w_K = np.full(len(p_KN), 1.0 / len(p_KN))
     for _ in range(ITERATIONS):
-        count_K = w_K * (p_KN @ (1.0 / (w_K @ p_KN))) / labels + PSEUDO_COUNT
+        count_K = w_K * (p_KN @ (1.0 / (w_K @ p_KN))) / labels + before_K
         w_K = count_K / count_K.sum()
     return dict(zip(probability, w_K.tolist(), strict=True))
 
@@ -58,9 +74,10 @@ class Weighing:
     """`weights_of` as a job."""
 
     probability: Mapping[Choice, Tensor]
+    prior: Mapping[Choice, float] = field(default_factory=dict)
 
     def alone(self) -> dict[Choice, float]:
-        return weights_of(self.probability)
+        return weights_of(self.probability, self.prior)
 
 
 def answers_of(members: Sequence[Member], x: Tensor) -> Tensor:

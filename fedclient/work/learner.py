@@ -182,7 +182,7 @@ class Learner:
             result, theta, local = yield from self._trained(result, theta, received, order, progress, cancelled)
         else:
             common = self._common(order, fetched, received)
-            result, kept = yield from self._compared(result, theta, received, common, seeds, cancelled)
+            result, kept = yield from self._compared(result, theta, received, common, order.prior, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         trained = self.trained
         if order.train and self.keeps_trained:
@@ -257,7 +257,14 @@ class Learner:
         return common
 
     def _compared(
-        self, result: Result, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
+        self,
+        result: Result,
+        theta: Tensors,
+        received: Tensors,
+        common: Tensors,
+        prior: Mapping[Choice, float],
+        seeds: Seeds,
+        cancelled: Callable[[], bool],
     ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
         """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one)."""
         data = self.data
@@ -271,7 +278,8 @@ class Learner:
         found = {name: mean_score(each) for name, each in right.items()}
         rivals = [comparison.compared(right[self.own], each, name) for name, each in right.items() if name != self.own]
         choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
-        members = (yield from baselines.weighed(candidates, data)) if choosing else {}
+        weighed = (yield from baselines.weighed(candidates, data, prior)) if choosing else None
+        members = weighed.members if weighed else {}
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         result = msgspec.structs.replace(
             result,
@@ -283,6 +291,7 @@ class Learner:
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if choosing else 0,
+            **{f"likelihood_{name}": value for name, value in (weighed.likelihood if weighed else {}).items()},
             **{name: value for each in rivals for name, value in each.items()},
         )
         beside = {name for name in members if name != self.own} | ({self.own} if mixed is not None else set())

@@ -8,6 +8,7 @@ from typing import Literal
 
 from attune.common.errors import OrderClosed, UnknownBlob
 from attune.common.methods.method import Evaluate
+from attune.common.metrics import Choice
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import BlobRef, Order, OrderId
@@ -37,12 +38,14 @@ class OrderBook:
         encodings: Mapping[str, str] | None = None,
         smaller: Mapping[str, Smaller] | None = None,
         changes: bool = False,
+        prior: Mapping[Choice, float] | None = None,
     ) -> Order:
         """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `cold_start` to compare with.
 
         version: how many rounds were closed when the state was made that they are of. trains: the kinds of tensors that move in
         training; none named: all. encodings: of what is handed in, by part. smaller: by the digest of a blob, what is sent in
-        its place. changes: whether the device knows a value by its own digest, whatever is sent in its place.
+        its place. changes: whether the device knows a value by its own digest, whatever is sent in its place. prior: as of
+        core.prior.
         """
         self._learn_from_last(order.client)
         compared, instead = cold_start or {}, smaller or {}
@@ -57,6 +60,7 @@ class OrderBook:
             trains=tuple(trains),
             cold_start=_refs(compared, version, instead, changes),
             encodings=encodings or {},
+            prior=prior or {},
         )
         return self._orders[order.client]
 

@@ -126,6 +126,9 @@ class Ledger(Protocol):
         marks: device -> {"contributed" or "fetched": round}.
         """
 
+    async def last_evaluations(self, before: int) -> list[Row]:
+        """Of each device that is not revoked, by name: what it reported of the latest state before this round's."""
+
     # --- members
 
     async def device(self, name: str) -> Device | None: ...

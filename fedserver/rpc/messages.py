@@ -40,6 +40,7 @@ def _order(order: Order) -> pb.Order:
         deadline_s=order.deadline_s,
         trains=order.trains,
         cold_start=_refs(order.cold_start),
+        prior=dict[str, float](order.prior.items()),
     )
 
 

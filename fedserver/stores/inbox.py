@@ -91,10 +91,12 @@ class Inbox:
             self._discard([_entry_name(order)])
 
     def clear(self, work: str, round_: int) -> None:
-        """After the commit that consumed a round: of training, what the rounds before it left goes."""
+        """After the commit that consumed a round: of training, what the rounds before it left goes. Devices may have answered
+        the next orders already.
+        """
         if work == "train":
             self._closed = round_
-            self._keep_only(f"train-{round_}-", f"train-{round_ + 1}-")
+            self._keep_only(f"train-{round_}-", f"evaluate-{round_}-", f"train-{round_ + 1}-")
         else:
             self._discard(self._names(f"{work}-{round_}-"))
 

@@ -197,6 +197,14 @@ class Tables:
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
 
+    def last_evaluations(self, before: int) -> list[Row]:
+        rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
+            "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? "
+            "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
+            (before,),
+        )
+        return [from_json(row[0], Row) for row in rows]
+
     # --- members
 
     def device(self, name: str) -> Device | None:

@@ -17,6 +17,7 @@ from tests.e2e.harness import IN_TRAINING, Federation, Process, Server, tabular_
 FLAGS = (
     *("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "3"),
     *("--set", "round.quorum=2", "--set", "round.deadline_s=6", "--set", "round.grace_s=600", "--set", "train.local_epochs=1"),
+    *("--set", "round.evaluate_each_last=0"),
 )
 DECLARED = Profile(kind="tabular", shape=(6,), labels=[0, 1, 2], samples=20, test_samples=5)
 

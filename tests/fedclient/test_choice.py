@@ -39,6 +39,24 @@ def test_few_samples_move_the_weights_little_and_many_decide():
     assert 0.5 < weight(2) < 0.75 < weight(10) < 0.95 < weight(200)
 
 
+def test_what_others_found_weighs_as_much_as_a_sample_for_each_model():
+    """By hand: a sample that all models find alike leaves the shares as they are, of those models that there are; shares that
+    lack one of them count for nothing. And one that the first alone explains, of two: w = (1 + 2 share) / (1 + 2)."""
+    alike = {name: torch.tensor([0.5]) for name in ("personalized", "common", "local")}
+    shares = {"personalized": 0.2, "common": 0.7, "local": 0.1}
+    assert weights_of(alike, shares) == pytest.approx(shares)
+    two = {name: alike[name] for name in ("common", "local")}
+    assert weights_of(two, shares) == pytest.approx({"common": 7 / 8, "local": 1 / 8})
+    assert weights_of(alike, {"common": 0.5, "local": 0.5}) == pytest.approx(dict.fromkeys(alike, 1 / 3))
+    seen = {"common": torch.tensor([1.0]), "local": torch.tensor([0.0])}
+    assert weights_of(seen, {"common": 0.4, "local": 0.6})["common"] == pytest.approx((1 + 2 * 0.4) / 3, abs=1e-5)
+
+
+def test_many_samples_outweigh_what_others_found():
+    right = torch.full((200,), 0.9)
+    assert weights_of({"personalized": right, "local": right / 9}, {"personalized": 0.02, "local": 0.98})["personalized"] > 0.9
+
+
 def test_a_certain_error_rules_nothing_out():
     wrong_once = torch.tensor([0.0] + [1.0] * 9)
     assert weights_of({"personalized": wrong_once, "local": torch.full((10,), 0.5)})["personalized"] > 0.5

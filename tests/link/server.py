@@ -260,6 +260,7 @@ def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
                     returns=[pb.Return(part=part, encoding=order.encodings.get(part, "")) for part in order.returns],
                     trains=order.trains,
                     deadline_s=order.deadline_s,
+                    prior=order.prior,
                 )
             )
     raise AssertionError(event)

@@ -49,8 +49,9 @@ UPDATE = Update(
 )
 SERVED = BlobRef("shared", "sha256:ab", 10, 2, b"ten bytes!")
 ORDER = Order(
-    "train-1-kiel", 1, True, (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0, encodings={"shared": "bf16"}
-)
+    "train-1-kiel", 1, True, (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0, encodings={"shared": "bf16"},
+    prior={"common": 0.75, "local": 0.25},
+)  # fmt: skip
 
 
 @contextlib.asynccontextmanager

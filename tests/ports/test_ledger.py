@@ -218,6 +218,21 @@ def test_a_round_is_committed_whole(ledger: Ledger) -> None:
     run(ledger, scenario)
 
 
+def test_the_last_evaluations_are_those_of_earlier_rounds_by_devices_that_are_not_revoked(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        for name in ("a", "b", "c"):
+            await ledger.enrol(name, "key", certificate(f"of {name}", name), 0.0)
+        said = [(4, "a"), (4, "b"), (4, "c"), (3, "b"), (3, "a"), (2, "c"), (2, "a"), (2, "b")]
+        rows = [Row(round=number, work="evaluate", client=name, likelihood_common=-1.5 * number) for number, name in said]
+        await ledger.commit_round(Record(round=4), [], [*rows, Row(round=3, work="train", client="a")], {})
+        await ledger.update_device("b", revoked=True)
+        found = await ledger.last_evaluations(4)
+        assert [(row.round, row.client, row.likelihood_common) for row in found] == [(3, "a", -4.5), (2, "c", -3.0)]
+        assert await ledger.last_evaluations(0) == []
+
+    run(ledger, scenario)
+
+
 def test_a_commit_that_fails_leaves_everything_as_it_was(ledger: Ledger) -> None:
     def broken() -> Iterator[Row]:
         yield Row(round=1, work="train", client="a")

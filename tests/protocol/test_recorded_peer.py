@@ -57,6 +57,7 @@ def live(peer: Peer) -> Story:
 @pytest.fixture(scope="module")
 def stories(federation: Federation) -> dict[str, Story]:
     flags = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", str(ROUNDS))
+    flags += ("--set", "round.evaluate_each_last=0")
     server = federation.server(*flags)
     peers = {name: Peer(server.port, server.join_token, name) for name in ("ada", "bob")}
     try:

@@ -37,7 +37,11 @@ from attune.fedserver.stores.sqlite import SqliteLedger
 from tests.server.conftest import World
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
-SETTINGS = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+SETTINGS = {
+    "method": {"name": "local"},
+    "model": {"name": "mlr"},
+    "round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 0},
+}
 
 
 @dataclass
@@ -92,6 +96,37 @@ async def next_order(stream: Stream) -> Order:
 
 async def first_orders(server: Server) -> list[OrderId]:
     return [(await next_order(stream)).id for stream in server.connect("a", "b")]
+
+
+def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_after_a_restart(world: World) -> None:
+    """After round 1 nothing is known; after round 2 what both found: (2 + 1) / (2 + 2). One answers before the restart, and
+    says something else: that is for the next evaluation."""
+    settings = SETTINGS | {"round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 2}}
+
+    async def found(server: Server, order: Order, best: float) -> None:
+        likelihood = {"likelihood_common": -300.0, "likelihood_local": best}
+        row = Row(round=order.id.round, work="evaluate", client=order.id.client, samples=10, **likelihood)
+        server.coordinator.inbox.accept(order.id, row, {})
+        await server.coordinator.report(order.id)
+
+    async def first(server: Server) -> None:
+        streams = server.connect("a", "b")
+        for stage in ("train", "evaluate", "train"):
+            orders = [await next_order(stream) for stream in streams]
+            assert [(order.id.work, order.prior) for order in orders] == [(stage, {})] * 2
+            for order in orders:
+                await (found(server, order, -1.0) if stage == "evaluate" else server.answer(order.id))
+        orders = [await next_order(stream) for stream in streams]
+        assert all(order.prior == pytest.approx({"common": 0.25, "local": 0.75}) for order in orders)
+        await found(server, orders[0], -900.0)
+
+    async def second(server: Server) -> None:
+        [stream] = server.connect("b")
+        order = await next_order(stream)
+        assert (str(order.id), order.prior) == ("evaluate-2-b", pytest.approx({"common": 0.25, "local": 0.75}))
+
+    process(world, first, settings)
+    process(world, second, settings)
 
 
 def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:

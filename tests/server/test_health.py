@@ -29,7 +29,7 @@ class Play:
     """A federation of five; `losses` closes a training in which they report these, and returns its last effects."""
 
     def __init__(self, **said: object) -> None:
-        typed = msgspec.convert({"rounds": 9, "min_clients": 5, **said}, RoundSettings)
+        typed = msgspec.convert({"rounds": 9, "min_clients": 5, "evaluate_each_last": 0, **said}, RoundSettings)
         self.rules, self.state, self.now = Rules(typed, Synchronous(typed, 0)), Round(), 0.0
         for name in NAMES:
             self.last = self(Connected(name, 0))

@@ -63,6 +63,15 @@ def test_entries_are_of_one_round_and_work_in_name_order(blobs: Blobs) -> None:
     assert inbox.names("train", 1) == {"e"}
 
 
+def test_a_device_that_evaluates_before_the_round_is_tidied_up_is_not_forgotten(blobs: Blobs) -> None:
+    """What a cohort sent is deleted while the devices are at work with the next order already."""
+    inbox = Inbox(blobs)
+    for order in [("train", 1, "a"), ("train", 2, "a"), ("evaluate", 1, "a"), ("evaluate", 2, "b")]:
+        accept(blobs, inbox, *order)
+    inbox.clear("train", 2)
+    assert [list(inbox.entries("evaluate", number)) for number in (1, 2)] == [[], ["b"]]
+
+
 def test_the_last_closed_round_stays_until_the_next_is_closed(blobs: Blobs) -> None:
     inbox = Inbox(blobs)
     for order in [("train", 1, "a"), ("train", 2, "a"), ("train", 2, "b"), ("evaluate", 1, "a")]:

@@ -82,7 +82,9 @@ class Transcript:
 def round_of(
     record: Record | None = None, reported: set[str] | None = None, common: bool = False, **said: object
 ) -> Transcript:
-    given_settings = {"rounds": 2, "min_clients": 2, "deadline_s": 100.0, "grace_s": 10.0, **said}
+    given_settings = {
+        "rounds": 2, "min_clients": 2, "deadline_s": 100.0, "grace_s": 10.0, "evaluate_each_last": 0, **said
+    }  # fmt: skip
     typed = msgspec.convert(given_settings, RoundSettings)
     return Transcript(Rules(typed, Synchronous(typed, 0), common), Round.of(record or Record(), reported or set()))
 
@@ -341,7 +343,10 @@ def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: l
     ("every", "last", "evaluated"), [(3, 2, [3, 6, 7]), (3, 3, [3, 5, 6, 7]), (0, 2, [6, 7]), (2, 0, [2, 4, 6, 7])]
 )
 def test_evaluations_after_each_of_the_last_rounds_beside_the_others(every: int, last: int, evaluated: list[int]) -> None:
-    """FedMCSA's figures need the last twenty rounds one by one, and of the others a few."""
+    """FedMCSA's figures need the last twenty rounds one by one, and of the others a few. What devices find after the last round
+    but one weighs in the last evaluation, which is why it is there by default.
+    """
+    assert RoundSettings().evaluate_each_last == 2
     opened = orders_of(round_of(rounds=7, evaluate_every=every, evaluate_each_last=last))
     assert [number for work, number in opened if work == "evaluate"] == evaluated
 

@@ -105,7 +105,7 @@ def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     hosted = host(tmp_path, clouds, settings, executor="stacked")
     expected = attune.simulate(clouds, settings=settings)
-    assert sum(met) == 3 * len(clouds) and max(met) > 1, "two rounds and the evaluation at the end"
+    assert sum(met) == 4 * len(clouds) and max(met) > 1, "two rounds, and an evaluation after each"
     for name in clouds:
         found = read_tensors(hosted.model(name) / "model.safetensors")
         [*members] = expected.model(name).members.values()

@@ -138,8 +138,8 @@ def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method
     assert stacked.reasons == []
 
 
-def weighing(probability):
-    return (yield Weighing(probability))
+def weighing(probability, prior):
+    return (yield Weighing(probability, prior))
 
 
 def test_the_weights_of_blends_are_those_of_each_by_itself():
@@ -147,7 +147,8 @@ def test_the_weights_of_blends_are_those_of_each_by_itself():
     draw, names = torch.Generator().manual_seed(3), ("personalized", "common", "local")
     for positions in ((), (5,)):
         each = [{n: (torch.rand(size, *positions, generator=draw) - 0.2).clamp_min(0) for n in names} for size in (1, 7, 40)]
-        found = Stacked().run([weighing(probability) for probability in each])
-        for weights, probability in zip(found, each, strict=True):
-            assert weights == pytest.approx(weights_of(probability), rel=1e-9) and sum(weights.values()) == pytest.approx(1)
+        priors = [{}, {"personalized": 0.1, "common": 0.7, "local": 0.2}, {"common": 1.0}]
+        found = Stacked().run([weighing(*job) for job in zip(each, priors, strict=True)])
+        for weights, *job in zip(found, each, priors, strict=True):
+            assert weights == pytest.approx(weights_of(*job), rel=1e-9) and sum(weights.values()) == pytest.approx(1)
         assert len({round(weight, 6) for weight in found[2].values()}) == 3

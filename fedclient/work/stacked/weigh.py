@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from attune.common.metrics import Choice
-from attune.fedclient.work.blend import ITERATIONS, PSEUDO_COUNT, Weighing
+from attune.fedclient.work.blend import ITERATIONS, Weighing, pseudo_counts
 from attune.fedclient.work.calibration import FLOOR
 
 
@@ -20,11 +20,12 @@ def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:
     names = list(jobs[0].probability)
     p_DVKT = pad_sequence([_table(job) for job in jobs], batch_first=True, padding_value=1.0)
     real_DV = pad_sequence([torch.ones(len(job.probability[names[0]]), dtype=torch.float64) for job in jobs], batch_first=True)
+    before_DK = torch.tensor([pseudo_counts(names, job.prior) for job in jobs], dtype=torch.float64)
     w_DK = torch.full((len(jobs), len(names)), 1.0 / len(names), dtype=torch.float64)
     for _ in range(ITERATIONS):
         share_DVKT = w_DK[:, None, :, None] * p_DVKT
         share_DVK = (share_DVKT / share_DVKT.sum(dim=2, keepdim=True)).mean(dim=3)
-        count_DK = torch.einsum("dvk,dv->dk", share_DVK, real_DV) + PSEUDO_COUNT
+        count_DK = torch.einsum("dvk,dv->dk", share_DVK, real_DV) + before_DK
         w_DK = count_DK / count_DK.sum(dim=1, keepdim=True)
     return [dict(zip(names, w_K, strict=True)) for w_K in w_DK.tolist()]
 

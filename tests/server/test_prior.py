@@ -1,0 +1,70 @@
+"""What the devices of a fleet found of their models, as what the next evaluation begins from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attune.fedserver.core.prior import likelihoods_of, prior_of
+from attune.fedserver.core.records import Row
+
+MODELS = ("personalized", "common", "local")
+values = st.floats(-1.7e308, 1.7e308)
+
+
+def log_posterior(share, found):
+    """As the module says it, by itself: each device's samples are explained by one of its models; one vote each beforehand."""
+    whole = sum(share.values())
+    explained = [sum(share[model] * math.exp(value) for model, value in device.items()) for device in found]
+    each = [math.log(p / sum(share[model] for model in device)) for p, device in zip(explained, found, strict=True)]
+    return sum(each) + sum(math.log(value / whole) for value in share.values())
+
+
+def test_where_all_devices_find_the_same_the_count_is_that_of_votes():
+    """Ten devices for which one model explains the samples and the others do not: (10 + 1) / (10 + 3)."""
+    found = prior_of([{"personalized": -900.0, "common": -900.0, "local": -2.0}] * 10)
+    assert found == pytest.approx({"personalized": 1 / 13, "common": 1 / 13, "local": 11 / 13})
+
+
+def test_without_a_difference_nothing_is_preferred():
+    assert prior_of([{"common": -3.0, "local": -3.0}] * 4) == pytest.approx({"common": 0.5, "local": 0.5})
+    assert prior_of([]) == {}
+
+
+def test_it_is_the_likeliest_a_posteriori():
+    draw = np.random.default_rng(5)
+    found = [dict(zip(MODELS[: 2 + i % 2], draw.normal(-6, 3, 3).tolist(), strict=False)) for i in range(9)]
+    best = prior_of(found)
+    assert sum(best.values()) == pytest.approx(1)
+    for _ in range(500):
+        other = dict(zip(MODELS, draw.dirichlet(np.ones(3)).tolist(), strict=True))
+        assert log_posterior(best, found) >= log_posterior(other, found) - 1e-9
+
+
+def test_who_lacks_a_model_says_nothing_against_it():
+    """Two devices have trained a model alone and do best with it; eighteen have none."""
+    both = {"common": -20.0, "local": -1.0}
+    found = prior_of([*[{"personalized": -5.0, "common": -5.0}] * 18, both, both])
+    assert found["local"] > 2 * found["common"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(MODELS), values, min_size=1), min_size=1, max_size=8), values, values)
+def test_no_device_has_more_than_its_vote(found, one, other):
+    """Whatever a device claims, where others have seen a difference it moves no share further than a vote among all does."""
+    honest = [{"personalized": -2.0, "common": -90.0, "local": -90.0}] * 12 + [{"personalized": -80.0, "common": -1.0}] * 8
+    without, with_it = prior_of(honest), prior_of([*honest, {"personalized": one, "common": other, "local": 0.0}])
+    assert all(abs(with_it[name] - without[name]) <= 1.5 / 20 for name in MODELS)
+    said = prior_of(found)
+    assert all(0 < share <= 1 for share in said.values()) and sum(said.values()) == pytest.approx(1)
+
+
+def test_who_has_weighed_several_models_has_a_say():
+    def row(name, **more):
+        return Row(round=2, work="evaluate", client=name, **more)
+
+    rows = [row("a", likelihood_common=-5.0, likelihood_local=-6.0), row("b"), row("c", likelihood_common=-7.0)]
+    assert likelihoods_of(rows) == [{"common": -5.0, "local": -6.0}]
