@@ -93,10 +93,10 @@ def trials(table: Table, row: Row) -> list[Settings]:
 def given(table: Table, column: Column, row: Row, settings: Settings) -> Settings:
     """All settings of a run. No paper bounds what a device hands in, or takes a round back.
 
-    A method that fine-tunes is scored when all evaluate, and not in orders of training too: no figure takes these scores where
-    a part of the clients trains, and each costs a fine-tuning.
+    Models are scored when a table says so. A method that fine-tunes is scored when all evaluate, and not in orders of training
+    too: no figure takes these scores where a part of the clients trains, and each costs a fine-tuning.
     """
     method = get(row.method)
     bounds = (f"method.{name}={value:g}" for name, value in method.unbounded.items())
     quiet = ("train.evaluate=false",) if method.predictor == "fine-tune" else ()
-    return ("round.take_back=0", *bounds, *quiet, *table.set, *column.set, *settings)
+    return ("round.take_back=0", "round.evaluate_each_last=0", *bounds, *quiet, *table.set, *column.set, *settings)
