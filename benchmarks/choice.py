@@ -27,6 +27,7 @@ from attune.fedclient.work.blend import answers_of
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.recipe import Point, Recipe
 from attune.simulation.recipes.run import harmed, worse_off
+from attune.simulation.result import Result
 from benchmarks.study import Results, named
 
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
@@ -40,7 +41,9 @@ def methods(recipe: Recipe) -> tuple[str, ...]:
     return ("fedavg", "fedmcsa", "pfedhn" if recipe.entries == SERVED else "fedtp")
 
 
-def figures(shards: Sequence[Path], clients: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> dict[str, Any]:
+def figures(
+    shards: Sequence[Path], clients: Sequence[Mapping[str, Any]], models: Sequence[Model], local: Sequence[Model]
+) -> dict[str, Any]:
     """Means over devices in the order of `shards`; choosing: the share of devices that hold samples out to choose by.
 
     behind: points by which kept is below the better of the two rivals, each of them a mean over devices.
@@ -48,10 +51,10 @@ def figures(shards: Sequence[Path], clients: Sequence[Mapping[str, Any]], models
     kept = fmean(client["accuracy_kept"] for client in clients)
     rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
-    worse = [is_harmed(*each) for each in zip(shards, clients, models, strict=True)]
+    worse = [is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
     found = {
         **{name: means.get(name) for name in RIVALS},
-        "choosing": fmean(len(model.members) > 1 for model in models),
+        "choosing": fmean("local" in model.members for model in models),  # else it is a mean of the others, or one alone
         "own": fmean(client["accuracy"] for client in clients),
         "kept": kept,
         "behind": 100 * (max(means.values()) - kept),
@@ -60,15 +63,19 @@ def figures(shards: Sequence[Path], clients: Sequence[Mapping[str, Any]], models
     return {"devices": len(shards)} | {name: None if value is None else round(value, 4) for name, value in found.items()}
 
 
-def is_harmed(shard: Path, client: Mapping[str, Any], model: Model) -> bool:
-    """Without a blend the device keeps its own model, and has counted itself where that is better and worse."""
+def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model) -> bool:
+    """local: the model that the device trained alone, which a blend may be without.
+
+    Without a blend the device keeps its own model, and has counted itself where that is better and worse.
+    """
     if len(model.members) == 1:
         counts = {name: (client[f"better_than_{name}"], client[f"worse_than_{name}"]) for name in RIVALS}
         return worse_off({name: each for name, each in counts.items() if None not in each})
     with np.load(shard / "test.npz") as test:
         x, y = test["x"], test["y"]
     features, classes = prepare_features(x, model.info.model, model.standardiser, shard.name), np.asarray(model.info.classes)
-    alone = {name: classes[answers_of([model.members[name]], features).numpy()] for name in RIVALS if name in model.members}
+    rivals = {name: member for name, member in model.members.items() if name == "common"} | {"local": local.members["local"]}
+    alone = {name: classes[answers_of([member], features).numpy()] for name, member in rivals.items()}
     return harmed(np.asarray(model.predict(x)) == y, {name: answers == y for name, answers in alone.items()})
 
 
@@ -78,15 +85,22 @@ def measured(recipe: Recipe, point: Point, data: str, seed: int, results: Result
     there = {row["method"] for row in results.rows() if key.items() <= row.items()}
     with tempfile.TemporaryDirectory(prefix="attune-choice-") as folder:
         shards = write_shards(Path(folder) / "shards", point.cut(load_source(data, seed, **recipe.read), seed))
+        local = ended_with("local", shards, recipe, seed) if not set(methods(recipe)) <= there else None
         for method in methods(recipe):
-            if method not in there:
-                ended = attune.simulate(
-                    [str(shard) for shard in shards], method, None, recipe.rounds, seed, dict(recipe.settings), "local",
-                    executor="stacked", progress=False,
-                )  # fmt: skip
+            if local and method not in there:
+                ended = ended_with(method, shards, recipe, seed)
                 clients = {client["name"]: client for client in ended.status["clients"]}
-                of_each = [clients[shard.name] for shard in shards], [ended.model(shard.name) for shard in shards]
-                results.add([key | {"method": method} | figures(shards, *of_each)])
+                own, alone = ([each.model(shard.name) for shard in shards] for each in (ended, local))
+                found = figures(shards, [clients[shard.name] for shard in shards], own, alone)
+                results.add([key | {"method": method} | found])
+
+
+def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -> Result:
+    """A whole federation. `local` leads to what the others train beside their own, bit by bit (fedclient's Baselines)."""
+    return attune.simulate(
+        [str(shard) for shard in shards], method, None, recipe.rounds, seed, dict(recipe.settings), "local",
+        executor="stacked", progress=False,
+    )  # fmt: skip
 
 
 def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:

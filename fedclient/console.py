@@ -122,4 +122,6 @@ def _kept(result: Result) -> str:
     if not result.weights:
         return f"kept: the {result.own} model (not chosen)"
     shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())
+    if not result.validation_samples:
+        return f"kept: a blend of {shares} (nothing could be held out to weigh them by)"
     return f"kept: a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"

@@ -100,7 +100,7 @@ class Result(Metrics, frozen=True, kw_only=True):
     samples: int  # training samples
     task: TaskName = "classes"
     own: Choice = "personalized"  # what the model is that the method leads to on this device
-    validation_samples: int = 0  # by which the weights were found; 0: there was no choice
+    validation_samples: int = 0  # by which the weights were found; 0: there were none
     weights: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
     sharpness: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
     parts: tuple[Part, ...] = ()

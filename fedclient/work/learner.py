@@ -277,9 +277,9 @@ class Learner:
         right = yield from baselines.right_on_test(candidates, data)
         found = {name: mean_score(each) for name, each in right.items()}
         rivals = [comparison.compared(right[self.own], each, name) for name, each in right.items() if name != self.own]
-        choosing = self.keep == "best" and len(candidates) > 1 and len(data.validation_x) > 0
-        weighed = (yield from baselines.weighed(candidates, data, prior)) if choosing else None
-        members = weighed.members if weighed else {}
+        choosing = self.keep == "best" and self.plan.train.validation > 0
+        weighed = (yield from baselines.weighed(candidates, data, prior)) if choosing else baselines.Weighed({}, {})
+        members = weighed.members
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         result = msgspec.structs.replace(
             result,
@@ -290,8 +290,8 @@ class Learner:
             kept=max(members, key=lambda name: members[name].weight) if members else self.own,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
-            validation_samples=len(data.validation_x) if choosing else 0,
-            **{f"likelihood_{name}": value for name, value in (weighed.likelihood if weighed else {}).items()},
+            validation_samples=len(data.validation_x) if weighed.likelihood else 0,
+            **{f"likelihood_{name}": value for name, value in weighed.likelihood.items()},
             **{name: value for each in rivals for name, value in each.items()},
         )
         beside = {name for name in members if name != self.own} | ({self.own} if mixed is not None else set())

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import attune
 from attune.fedclient.partition.datasets import DIGITS, load_source
 from attune.fedclient.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
@@ -39,21 +38,26 @@ def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path,
     client = {f"{word}_than_{name}": None for word in ("better", "worse") for name in choice.RIVALS}
     for name, (better, worse) in counts.items():
         client |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
-    assert choice.is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None})) is expected
+    assert choice.is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None}), None) is expected
 
 
-def test_a_blend_is_judged_against_each_of_its_models(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("most", "members"), [(60, 3), (12, 2)])
+def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tmp_path, monkeypatch, most, members):
+    """Also where 12 samples are too few to choose by, and the one trained alone is not in the blend."""
     recipe = small(1)
     shards = write_shards(tmp_path / "shards", recipe.points[0].cut(load_source(DIGITS), 0))
-    paths = [str(shard) for shard in shards]
-    ended = attune.simulate(paths, "fedmcsa", None, 2, 0, SETTINGS, "local", executor="stacked", progress=False)
+    for shard in shards:
+        with np.load(shard / "train.npz") as train:
+            few = {name: array[:most] for name, array in train.items()}
+        np.savez(shard / "train.npz", **few)
+    ended, local = (choice.ended_with(method, shards, recipe, 0) for method in ("fedmcsa", "local"))
     clients = {client["name"]: client for client in ended.status["clients"]}
     seen = {}
     monkeypatch.setattr(choice, "harmed", lambda mine, rivals: seen.update(mine=mine, **rivals) or harmed(mine, rivals))
     for shard in shards:
         model, client = ended.model(shard.name), clients[shard.name]
-        choice.is_harmed(shard, client, model)
-        assert len(model.members) == 3
+        choice.is_harmed(shard, client, model, local.model(shard.name))
+        assert len(model.members) == members
         for name, key in (("mine", "kept"), ("common", "common"), ("local", "local")):
             assert np.mean(seen[name]) == pytest.approx(client[f"accuracy_{key}"])
 

@@ -129,4 +129,7 @@ def test_what_is_kept_is_named_with_its_reason():
     said = "kept: a blend of personalized 0.25, common 0.75 (weighted on 9 samples held out of training)"
     assert comparison_of(kept)[-1] == said
     assert kept.accuracy == 0.88
+    few = result(0.4, (0.9, 2, 52), kept="common", weights=weights, accuracy_kept=0.88)
+    said = "kept: a blend of personalized 0.25, common 0.75 (nothing could be held out to weigh them by)"
+    assert comparison_of(few)[-1] == said
     assert comparison_of(result(0.5, None)) == []

@@ -20,24 +20,35 @@ from attune.fedclient.work.state import Orders
 
 
 @pytest.fixture
-def shard(tmp_path):
+def shard_of(tmp_path):
     """Two classes that a linear model separates."""
-    rng = np.random.default_rng(1)
-    folder = tmp_path / "shard"
-    folder.mkdir()
-    for part, size in (("train", 60), ("test", 30)):
-        y = rng.integers(0, 2, size)
-        np.savez(folder / f"{part}.npz", x=rng.normal(0, 1, (size, 4)) + 3 * y[:, None], y=y)
-    return load_shard(folder)
+
+    def made(size):
+        rng = np.random.default_rng(1)
+        folder = tmp_path / f"shard{size}"
+        folder.mkdir(exist_ok=True)
+        for part, samples in (("train", size), ("test", 30)):
+            y = rng.integers(0, 2, samples)
+            np.savez(folder / f"{part}.npz", x=rng.normal(0, 1, (samples, 4)) + 3 * y[:, None], y=y)
+        return load_shard(folder)
+
+    return made
 
 
 @pytest.fixture
-def make(shard, tmp_path):
-    def learner(method="fedper", home="home", keep="best", baseline=None, validation=0.2, model="mlr", **settings):
+def shard(shard_of):
+    return shard_of(60)
+
+
+@pytest.fixture
+def make(shard_of, tmp_path):
+    def learner(method="fedper", home="home", keep="best", baseline=None, validation=0.2, model="mlr", size=60, **settings):
         spec = default_spec("tabular", (4,), 2, 0, model, {})
         train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation, clip_norm=0.05, **settings)
         plan = Plan("f", 3, spec, [0, 1], method, {}, train)
-        return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), keep, baseline)
+        return Learner(
+            plan, prepare(shard_of(size), plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), keep, baseline
+        )
 
     return learner
 
@@ -49,9 +60,9 @@ def rule(learner, sign):
     return {name: weight if tensor.shape == weight.shape else tensor for name, tensor in tensors.items()}
 
 
-def evaluate(learner, own, common, number=1):
+def evaluate(learner, own, common, number=1, prior=None):
     refs = BlobRef("shared", f"own{number}", 1), BlobRef("shared", f"common{number}", 1)
-    order = Order(f"evaluate-{number}-kiel", number, False, (refs[0],), (), (refs[1],))
+    order = Order(f"evaluate-{number}-kiel", number, False, (refs[0],), (), (refs[1],), prior=prior or {})
     assert [ref.digest for ref, _ in learner.missing(order)][-1] == f"own{number}"
     fetched = {refs[0].digest: rule(learner, own), refs[1].digest: rule(learner, common)}
     return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
@@ -71,6 +82,29 @@ def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost
     assert (found.accuracy_before, found.accuracy_after, found.loss) == (None, None, result.loss) and len(tuned) == 2
     assert all(quick.theta[name].equal(tensor) for name, tensor in usual.theta.items()), "trained alike, to the bit"
     assert evaluate(quick, own=1, common=-1, number=2).accuracy_before == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("prior", "weights"),
+    [
+        ({}, {"personalized": 0.5, "common": 0.5}),
+        ({"personalized": 0.2, "common": 0.3, "local": 0.5}, {"personalized": 0.4, "common": 0.6}),
+    ],
+)
+def test_with_too_few_samples_to_choose_by_both_models_of_the_federation_count(make, prior, weights):
+    """Nothing is held out of 12 samples. What others found weighs; who trained alone on so few is not asked."""
+    learner = make("fedavg+ft", baseline="local", size=12)
+    train(learner, 1)
+    result = evaluate(learner, own=1, common=1, number=2, prior=prior)
+    assert result.weights == pytest.approx(weights)
+    assert (result.validation_samples, set(result.sharpness.values())) == (0, {1.0})
+    assert result.accuracy_local is not None and result.likelihood_common is None
+    alone = [make("fedavg+ft", "b", "personalized", "local", size=12), make("fedavg", "c", baseline="local", size=12)]
+    for each in (*alone, make("fedavg+ft", "d", validation=0, size=12)):
+        found = evaluate(each, own=1, common=1)
+        assert (found.kept, found.weights) == (found.own, {}), (
+            "it was said to keep this; one model is left; nothing to be held out"
+        )
 
 
 def test_the_better_model_counts_more_also_after_a_restart(make):
