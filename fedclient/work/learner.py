@@ -280,6 +280,8 @@ class Learner:
         choosing = self.keep == "best" and self.plan.train.validation > 0
         weighed = (yield from baselines.weighed(candidates, data, prior)) if choosing else baselines.Weighed({}, {})
         members = weighed.members
+        # The samples that have made a model by the dial say too much for it: other devices are not to learn from that.
+        said = weighed.likelihood if mixed is None else {}
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         result = msgspec.structs.replace(
             result,
@@ -291,7 +293,7 @@ class Learner:
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if weighed.likelihood else 0,
-            **{f"likelihood_{name}": value for name, value in weighed.likelihood.items()},
+            **{f"likelihood_{name}": value for name, value in said.items()},
             **{name: value for each in rivals for name, value in each.items()},
         )
         beside = {name for name in members if name != self.own} | ({self.own} if mixed is not None else set())

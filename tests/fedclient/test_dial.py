@@ -208,6 +208,17 @@ def test_what_a_device_trained_last_outlives_the_evaluations_that_serve_it_anoth
     assert all(finished[name].equal(trained[name]) for name in trained)
 
 
+@pytest.mark.parametrize("dial", [True, False])
+def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, dial):
+    """The same samples have made it; they say too much for it. Its blend is weighted by them as before."""
+    learner = make("fedmcsa", home="on" if dial else "off", baseline="local", dial=dial)
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    found = ordered(learner, 2, common=spoilt(learner.theta))
+    said = [getattr(found, f"likelihood_{name}") for name in ("personalized", "common", "local")]
+    assert [each is None for each in said] == [dial] * 3
+    assert found.weights["common"] < 0.2 and found.validation_samples == 12
+
+
 def test_without_samples_held_out_or_without_the_setting_nothing_is_dialled(make, shard):
     learner = make("fedmcsa", home="off", dial=False)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
