@@ -2,94 +2,25 @@
 
 `python -m benchmarks.report` rewrites what lies between two marks of the page; `--check` says whether that is up to date.
 A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds; of a reduced
-table, whether ours is on the printed side of one row.
+table, whether ours is on the printed side of one row. Where a figure prints by how much a row is ahead, these leads too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
 import click
 
 from benchmarks import recipe_tables, robust_tables
+from benchmarks.lines import Line, constant, leads, lines_of
 from benchmarks.paper import CELLS, OUT, Cell, cells
 from benchmarks.study import Results
-from benchmarks.tables import Column, Table, load, names, printed
+from benchmarks.tables import Column, Table, load, names
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- benchmarks.report begins -->", "<!-- benchmarks.report ends -->"
-NEAR = 1.0  # points: as far from a printed cell as ours may be
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of the paper in one column: the printed cell, and our runs of it, one a seed, in per cent."""
-
-    row: str
-    printed: float | None
-    ours: tuple[float, ...]
-    over_clients: tuple[float, ...]
-    seeds: int  # that the table asks for
-    settings: str
-
-    @property
-    def verdict(self) -> str:
-        """holds: within NEAR of the printed cell. With several seeds not decided: their mean is not, but one of them is."""
-        if self.printed is None or not self.ours:
-            return ""
-        near = [abs(each - self.printed) <= NEAR for each in (fmean(self.ours), *self.ours)]
-        return self._counted("holds" if near[0] else "not decided" if any(near) else "does not")
-
-    def direction(self, reference: Line) -> str:
-        """holds: on the printed side of the reference, by more than NEAR. Not decided: by less."""
-        if self.printed is None or reference.printed is None or not (self.ours and reference.ours) or self == reference:
-            return ""
-        claimed, found = reference.printed - self.printed, fmean(reference.ours) - fmean(self.ours)
-        return self._counted("not decided" if abs(found) <= NEAR else "holds" if claimed * found > 0 else "does not")
-
-    def _counted(self, said: str) -> str:
-        return said if len(self.ours) >= self.seeds else f"{said} ({len(self.ours)} of {self.seeds} seeds)"
-
-
-def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str, str]]) -> list[Line]:
-    """What was run of a column, in the order of the table, a method's common model below it."""
-    paper = printed(name)
-    found = []
-    for row in table.row:
-        runs = [each for each in rows if (each["row"], each["column"]) == (row.name, column.name)]
-        shown = [
-            (row.name, table.figure, table.over_clients),
-            *([(row.common, table.common_figure, "common")] if row.common else []),
-        ]
-        for printed_name, figure, over_clients in shown:
-            found.append(
-                Line(
-                    printed_name,
-                    paper.get((printed_name, column.name)),
-                    tuple(100 * float(run[figure]) for run in runs),
-                    tuple(100 * float(run[over_clients]) for run in runs if run[over_clients]),
-                    len(table.seeds(row, column)),
-                    settings_of(row.method, row.name, runs),
-                )
-            )
-    return found
-
-
-def settings_of(method: str, name: str, runs: Sequence[Mapping[str, str]]) -> str:
-    said = " ".join(each for each in (runs[0]["settings"] if runs else "").split() if not each.startswith("round."))
-    return f"`{method}`" + (f" `{said}`" if said else "")
-
-
-def constant(rows: Iterable[Mapping[str, str]], column: Column) -> Line | None:
-    """What a constant answer reaches."""
-    runs = {each["seed"]: each for each in rows if each["column"] == column.name}.values()
-    if not runs:
-        return None
-    pooled = tuple(100 * float(run["constant_over_samples"]) for run in runs)
-    return Line("a constant answer", None, pooled, tuple(100 * float(run["constant"]) for run in runs), len(column.seeds), "")
 
 
 def section(name: str, results: Path = OUT) -> Iterator[str]:
@@ -112,19 +43,37 @@ def section(name: str, results: Path = OUT) -> Iterator[str]:
             said = line.verdict if not table.against else line.direction(reference) if reference else ""
             yield shown(line, said)
         yield ""
+        yield from ahead(table, column, lines)
     done = {(row["row"], row["column"], row["seed"]) for row in rows}
     asked = list(cells(name, table, (), (), ()))
     left = [cell for cell in asked if (cell.row.name, cell.column.name, str(cell.seed)) not in done]
     yield from missing(name, left, len(asked))
 
 
+def ahead(table: Table, column: Column, lines: Sequence[Line]) -> Iterator[str]:
+    """How far one row is ahead of others, where a figure of the paper prints that."""
+    found = leads(table, column, lines)
+    if table.leads and found:
+        yield f"{table.leads.row} is ahead ({table.leads.figure}):"
+        yield ""
+        yield "| of | printed, points | ours, pooled | difference | printed lead |"
+        yield "|---|---|---|---|---|"
+        for line in found:
+            yield f"| {line.row} | {' | '.join(beside(line))} | {line.verdict} |"
+        yield ""
+
+
+def beside(line: Line) -> tuple[str, str, str]:
+    """The printed figure, ours, and the difference."""
+    spread = f" ({min(line.ours):.1f} to {max(line.ours):.1f}, {len(line.ours)} seeds)" if len(line.ours) > 1 else ""
+    cell, away = (f"{line.printed:.2f}", f"{line.mean - line.printed:+.1f}") if line.printed is not None else ("", "")
+    return cell, f"{line.mean:.1f}{spread}", away
+
+
 def shown(line: Line, said: str) -> str:
     """A row of markdown."""
-    mean = fmean(line.ours)
-    spread = f" ({min(line.ours):.1f} to {max(line.ours):.1f}, {len(line.ours)} seeds)" if len(line.ours) > 1 else ""
     clients = f"{fmean(line.over_clients):.1f}" if line.over_clients else ""
-    cell, away = (f"{line.printed:.2f}", f"{mean - line.printed:+.1f}") if line.printed is not None else ("", "")
-    return f"| {line.row} | {cell} | {mean:.1f}{spread} | {away} | {said} | {clients} | {line.settings} |"
+    return f"| {line.row} | {' | '.join(beside(line))} | {said} | {clients} | {line.settings} |"
 
 
 def missing(name: str, left: Sequence[Cell], of: int) -> Iterator[str]:

@@ -46,6 +46,14 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 0.25
 
 
+class Leads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By how many points one row is ahead of others, as a figure of the paper prints it."""
+
+    row: str  # the one that is ahead
+    figure: str  # of the paper
+    printed: str  # the figure's name in papers/printed.csv
+
+
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file in benchmarks/papers. Without a grid every row has one setting, and nothing is chosen."""
 
@@ -59,6 +67,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     common_figure: str = "common_over_samples"
     over_clients: str = "bmta"  # the same figure as a mean over clients
     against: str = ""  # of a reduced table: the row that the others are above or below, instead of near a printed cell
+    leads: Leads | None = None
     executor: Literal["sequential", "stacked", "auto"] = "stacked"
     device: str = "cpu"
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from attune.common.config import convert, parse_assignment
 from attune.common.methods.method import options_of
 from attune.fedserver.core.planning import ResolvedSettings, resolve
-from benchmarks import paper, paper_curves, report, tables
+from benchmarks import lines, paper, paper_curves, report, tables
 from benchmarks.federation import Ended
 from benchmarks.grid import SHARED
 
@@ -53,9 +53,10 @@ def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_c
                 assert (resolved.train.evaluate is False) == tuned, "what fine-tunes is scored when all evaluate, and only then"
                 assert not tuned or resolved.round.train == "sampled", "else figures of training rounds would be missed"
     rows = {row.name for row in table.row} | {row.common for row in table.row}
-    assert {(row in rows, column in {each.name for each in table.column}) for row, column in tables.printed(name)} <= {
-        (True, True)
-    }
+    columns = {column.name for column in table.column}
+    leads = tables.printed(table.leads.printed) if table.leads else {}
+    assert all(row in rows and column in columns for row, column in (*tables.printed(name), *leads))
+    assert not table.leads or (leads and table.leads.row in rows)
     assert len({row.name for row in table.row}) == len(table.row)
 
 
@@ -171,7 +172,7 @@ def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
     ],
 )
 def test_a_printed_cell_holds_within_a_point(ours, seeds, verdict):
-    assert report.Line("FedAvg", 80.0, ours, (), seeds, "").verdict == verdict
+    assert lines.Line("FedAvg", 80.0, ours, (), seeds, "").verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -187,9 +188,22 @@ def test_a_printed_cell_holds_within_a_point(ours, seeds, verdict):
     ],
 )
 def test_of_a_reduced_table_the_side_of_one_row_is_judged(printed, ours, seeds, verdict):
-    reference = report.Line("FedTP", 90.0, (70.0,), (), 1, "")
-    assert report.Line("FedAvg-T", printed, ours, (), seeds, "").direction(reference) == verdict
+    reference = lines.Line("FedTP", 90.0, (70.0,), (), 1, "")
+    assert lines.Line("FedAvg-T", printed, ours, (), seeds, "").direction(reference) == verdict
     assert reference.direction(reference) == ""
+
+
+def test_a_lead_is_compared_where_a_figure_prints_it_and_both_rows_were_run():
+    table = tables.load("fedmcsa-2")
+    column = next(column for column in table.column if column.name == "synthetic/mlr")
+    ran = {"FedMCSA": (94.0, 95.0), "FedAvg": (77.0, 77.4), "Local": (94.0,), "FedProx": (), "pFedMe": (89.0,)}
+    found = lines.leads(table, column, [lines.Line(row, None, ours, (), 1, "") for row, ours in ran.items()])
+    assert [(line.row, line.printed, line.verdict) for line in found] == [
+        ("FedAvg", 16.86, "holds"),  # 94.5 - 77.2 = 17.3; nobody prints a lead over Local, FedProx was not run
+        ("pFedMe", 10.53, "does not"),
+    ]
+    assert lines.leads(table, column, [lines.Line("FedAvg", None, (77.0,), (), 1, "")]) == []
+    assert lines.leads(tables.load("fedmcsa-1"), column, [lines.Line("FedMCSA", None, (94.0,), (), 1, "")]) == []
 
 
 def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so():
