@@ -8,7 +8,7 @@ until it served any).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -33,15 +33,15 @@ from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import BlobRef, Order, Result
 from attune.fedclient.options import Options
-from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.blend import Member, answering, blended_logits
+from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
-from attune.fedclient.work.dial import Dialled, Position, dial_of, dialled
+from attune.fedclient.work.dial import dial_of
+from attune.fedclient.work.evaluation import Evaluation, Held
 from attune.fedclient.work.holdings import Holdings
 from attune.fedclient.work.job import Jobs, alone
-from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
-from attune.fedclient.work.own_loop import Data, check_loop, scored
+from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.rebuilt import rebuilt
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
@@ -67,13 +67,12 @@ class Learner:
         baseline: Literal["local"] | None = None,
         hooks: Hooks = NONE,
     ) -> None:
-        self.plan, self.name, self.orders, self.keep = plan, name, orders, keep
+        self.plan, self.name, self.orders = plan, name, orders
         options = {**plan.method_options, "name": plan.method}
         method = method_from_options(options)
         settings = options_of(method, options)
         if hooks.train is not None:
             check_loop(method, options)
-        self.hooks = hooks
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
         self.own = baselines.own_name(method, self.part_of)
@@ -86,10 +85,9 @@ class Learner:
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = _on_device(prepared, device)
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
-        self._constant = baselines.constant_answer(self.data, MEASURES[plan.task]) if hooks.evaluate is None else None
-        self.measure, family = MEASURES[plan.task], (family_of(plan), "method")
+        measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
-            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, self.measure
+            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure
         )
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
@@ -106,6 +104,7 @@ class Learner:
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local" and self.own != "local", hooks)
+        self.evaluation = Evaluation(plan, self.data, self.trainer, self.baselines, self.own, keep == "best", self.dial, hooks)
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -170,7 +169,7 @@ class Learner:
             task=self.plan.task,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
-            accuracy_constant=self._constant,
+            accuracy_constant=self.evaluation.constant,
             bytes_down=bytes_down,
             served=served,
             encodings=order.encodings if returns else {},
@@ -181,8 +180,8 @@ class Learner:
         if order.train:
             result, theta, local = yield from self._trained(result, theta, received, order, progress, cancelled)
         else:
-            common = self._common(order, fetched, received)
-            result, kept = yield from self._compared(result, theta, received, common, order.prior, seeds, cancelled)
+            held = Held(theta, received, self._common(order, fetched, received), self.trained)
+            result, kept = yield from self.evaluation.compared(result, held, order.prior, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         trained = self.trained
         if order.train and self.keeps_trained:
@@ -241,10 +240,10 @@ class Learner:
         before = after = None
         scored = self.plan.train.evaluate is not False
         if scored:
-            before = yield from self._accuracy(theta, received, seeds, cancelled)
+            before = yield from self.evaluation.accuracy(theta, received, seeds, cancelled)
         trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains, order.round)
         if scored:
-            after = yield from self._accuracy(trained.tensors, received, seeds, cancelled)
+            after = yield from self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
         return result, trained.tensors, local
@@ -255,75 +254,6 @@ class Learner:
         for ref in self.holdings.cold_start(order):
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
         return common
-
-    def _compared(
-        self,
-        result: Result,
-        theta: Tensors,
-        received: Tensors,
-        common: Tensors,
-        prior: Mapping[Choice, float],
-        seeds: Seeds,
-        cancelled: Callable[[], bool],
-    ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
-        """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one)."""
-        data = self.data
-        mixed = yield from self._dialled(theta, received, common, seeds, cancelled)
-        if mixed is not None:
-            theta = theta | mixed.tensors
-            result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
-        own = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        candidates: baselines.Candidates = {self.own: (self.trainer, own), **self.baselines.candidates(common)}
-        right = yield from baselines.right_on_test(candidates, data)
-        found = {name: mean_score(each) for name, each in right.items()}
-        rivals = [comparison.compared(right[self.own], each, name) for name, each in right.items() if name != self.own]
-        choosing = self.keep == "best" and self.plan.train.validation > 0
-        weighed = (yield from baselines.weighed(candidates, data, prior)) if choosing else baselines.Weighed({}, {})
-        members = weighed.members
-        # The samples that have made a model by the dial say too much for it: other devices are not to learn from that.
-        said = weighed.likelihood if mixed is None else {}
-        blended = (yield from self._blended(list(members.values()))) if members and right else None
-        result = msgspec.structs.replace(
-            result,
-            accuracy_before=found.get(self.own),
-            accuracy_common=found.get("common"),
-            accuracy_local=found.get("local"),
-            accuracy_kept=found.get(self.own) if blended is None else mean_score(blended),
-            kept=max(members, key=lambda name: members[name].weight) if members else self.own,
-            weights={name: member.weight for name, member in members.items()},
-            sharpness={name: member.sharpness for name, member in members.items()},
-            validation_samples=len(data.validation_x) if weighed.likelihood else 0,
-            **{f"likelihood_{name}": value for name, value in said.items()},
-            **{name: value for each in rivals for name, value in each.items()},
-        )
-        beside = {name for name in members if name != self.own} | ({self.own} if mixed is not None else set())
-        return result, {name: candidates[name][1] for name in candidates if name in beside}
-
-    def _dialled(
-        self, theta: Tensors, received: Tensors, common: Tensors, seeds: Seeds, cancelled: Callable[[], bool]
-    ) -> Jobs[Dialled | None]:
-        """What the dial makes of the attended part. None without one, or without samples held out to choose by."""
-        data = self.data
-        if not self.dial or not len(data.validation_x):
-            return None
-
-        def probability(part: Tensors) -> Jobs[torch.Tensor]:
-            prepared = yield from self.trainer.preparing(theta | part, received, data.train_x, data.train_y, seeds, cancelled)
-            return (yield from self.trainer.calibrated(prepared, data.validation_x, data.validation_y)).probability
-
-        own = self.baselines.local or self.trained
-        values: dict[Position, Tensors | None] = {"attended": theta, "mean": common, "own": own}
-        known = {position: tensors for position, tensors in values.items() if tensors}
-        return (yield from dialled(self.dial, known, probability, len(data.validation_x)))
-
-    def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
-        """What the blend finds of the test part, as Trainer.right."""
-        data = self.data
-        if self.hooks.evaluate is None:
-            return self.measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())
-        return scored(
-            self.hooks.evaluate, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self.plan.classes)
-        )
 
     def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
         """What is handed in of a part. The server reads it beside what this order served of it."""
@@ -352,13 +282,6 @@ class Learner:
 
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
-
-    def _accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
-        data = self.data
-        if not len(data.test_x):
-            return None
-        prepared = yield from self.trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled)
-        return mean_score((yield from self.trainer.right(prepared, data.test_x, data.test_y)))
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
         return {name: tensors[name] for name in self.expected(part)}

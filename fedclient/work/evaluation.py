@@ -1,0 +1,130 @@
+"""What a device finds when it evaluates: the score of every model that it could predict with, and the blend that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from attune.common.metrics import Choice
+from attune.common.plan import Plan
+from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.hooks import Hooks
+from attune.fedclient.messages import Result
+from attune.fedclient.work import baselines, comparison
+from attune.fedclient.work.blend import Member, answering, blended_logits
+from attune.fedclient.work.dial import Dialled, Position, dialled
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.objectives.base import Tensors
+from attune.fedclient.work.own_loop import Data, scored
+from attune.fedclient.work.trainer import Seeds, Trainer
+
+
+@dataclass(frozen=True)
+class Held:
+    """The tensors that an evaluation starts from.
+
+    theta: of the device's own model; received: what the server last served of it; common: what a device of which nothing is
+    known is served, empty if the order does not name it; trained: the attended tensors as training left them, for the dial.
+    """
+
+    theta: Tensors
+    received: Tensors
+    common: Tensors
+    trained: Tensors | None
+
+
+class Evaluation:
+    """Of one device.
+
+    Arguments: `own` is what the method leads to (baselines.own_name); `blends`: whether the device may keep more than that;
+    `dial`: the components of each attended part, empty without a dial.
+    """
+
+    def __init__(
+        self, plan: Plan, data: Prepared, trainer: Trainer, rivals: baselines.Baselines, own: Choice, blends: bool,
+        dial: Mapping[str, Sequence[str]], hooks: Hooks,
+    ) -> None:  # fmt: skip
+        self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own, dial
+        self._blends = blends and plan.train.validation > 0
+        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
+        self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of a {self._own} model{', with a dial' if self._dial else ''}>"
+
+    def accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
+        """Of the own model on the test part; None without one."""
+        data = self._data
+        if not len(data.test_x):
+            return None
+        prepared = yield from self._prepared(theta, received, seeds, cancelled)
+        return mean_score((yield from self._trainer.right(prepared, data.test_x, data.test_y)))
+
+    def compared(
+        self, result: Result, held: Held, prior: Mapping[Choice, float], seeds: Seeds, cancelled: Callable[[], bool]
+    ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
+        """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one).
+
+        prior: what other devices found, as blend.pseudo_counts.
+        """
+        data, theta = self._data, held.theta
+        mixed = yield from self._dialled(held, seeds, cancelled)
+        if mixed is not None:
+            theta = theta | mixed.tensors
+            result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
+        own = yield from self._prepared(theta, held.received, seeds, cancelled)
+        candidates: baselines.Candidates = {self._own: (self._trainer, own), **self._rivals.candidates(held.common)}
+        right = yield from baselines.right_on_test(candidates, data)
+        found = {name: mean_score(each) for name, each in right.items()}
+        rivals = [comparison.compared(right[self._own], each, name) for name, each in right.items() if name != self._own]
+        weighed = (yield from baselines.weighed(candidates, data, prior)) if self._blends else baselines.Weighed({}, {})
+        members = weighed.members
+        # The samples that have made a model by the dial say too much for it: other devices are not to learn from that.
+        said = weighed.likelihood if mixed is None else {}
+        blended = (yield from self._blended(list(members.values()))) if members and right else None
+        result = msgspec.structs.replace(
+            result,
+            accuracy_before=found.get(self._own),
+            accuracy_common=found.get("common"),
+            accuracy_local=found.get("local"),
+            accuracy_kept=found.get(self._own) if blended is None else mean_score(blended),
+            kept=max(members, key=lambda name: members[name].weight) if members else self._own,
+            weights={name: member.weight for name, member in members.items()},
+            sharpness={name: member.sharpness for name, member in members.items()},
+            validation_samples=len(data.validation_x) if weighed.likelihood else 0,
+            **{f"likelihood_{name}": value for name, value in said.items()},
+            **{name: value for each in rivals for name, value in each.items()},
+        )
+        beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
+        return result, {name: candidates[name][1] for name in candidates if name in beside}
+
+    def _prepared(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Tensors]:
+        """The own model, ready to predict."""
+        data = self._data
+        return (yield from self._trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled))
+
+    def _dialled(self, held: Held, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Dialled | None]:
+        """What the dial makes of the attended part. None without one, or without samples held out to choose by."""
+        data = self._data
+        if not self._dial or not len(data.validation_x):
+            return None
+
+        def probability(part: Tensors) -> Jobs[torch.Tensor]:
+            prepared = yield from self._prepared(held.theta | part, held.received, seeds, cancelled)
+            return (yield from self._trainer.calibrated(prepared, data.validation_x, data.validation_y)).probability
+
+        own = self._rivals.local or held.trained
+        values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own}
+        known = {position: tensors for position, tensors in values.items() if tensors}
+        return (yield from dialled(self._dial, known, probability, len(data.validation_x)))
+
+    def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
+        """What the blend finds of the test part, as Trainer.right."""
+        data = self._data
+        if self._score is None:
+            return self._measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())
+        return scored(self._score, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self._classes))
