@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attune.common.config import parse_assignment
+from attune.simulation.recipes.run import Right, right_of
 
 BIN = Path(sys.executable).parent
 LISTENS = re.compile(r"listens on \S+:(\d+)")
@@ -95,11 +96,15 @@ class Home:
 
 @dataclass(frozen=True)
 class Ended:
-    """A federation that ran to its end: `fedserver status --json`, summary.json, and how long it took."""
+    """A federation that ran to its end: `fedserver status --json`, summary.json, and how long it took.
+
+    right: which labels of its test part each device finds with the model that it ends with; of a simulation.
+    """
 
     status: dict[str, Any]
     summary: dict[str, Any]
     seconds: float
+    right: Callable[[], Right] = dict
 
 
 def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool = False) -> Ended:
@@ -153,8 +158,10 @@ def simulated(
         progress=False,
     )
     seconds = time.monotonic() - started
+    paths = sorted(path.parent for path in shards.glob("*/train.npz"))
     with tempfile.TemporaryDirectory(prefix="attune-benchmark-") as folder:
-        return Ended(result.status, json.loads((result.save(folder) / "summary.json").read_text()), seconds)
+        summary = json.loads((result.save(folder) / "summary.json").read_text())
+    return Ended(result.status, summary, seconds, lambda: right_of(result, paths))
 
 
 def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,10 +17,12 @@ from statistics import fmean
 from typing import Any, Literal
 
 import click
+import numpy as np
 import torch
 
 from attune.common.errors import SettingError
 from attune.common.hardware import choose
+from attune.simulation.recipes.run import Right, harmed
 from benchmarks.federation import Ended, simulated
 from benchmarks.machine import machine
 from benchmarks.rows import COLUMNS as FIGURES
@@ -35,7 +37,8 @@ MADE = ("command", "commit", "machine")
 TRIALS = (*KEY, *TRIAL, *MADE)
 CURVES = (*KEY, "closed", "asked", "over_samples", "mean_over_clients")
 ROUNDS_A_POINT = 25  # of a curve
-CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), *MADE)
+RIVALS = ("local", "fedavg")  # methods: a client that is worse off than with either of them is harmed
+CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), "worse_off", *MADE)
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,26 @@ class Paper:
             cell, cut(self._study, cell.task, cell.seed, self.files, self.scratch), settings, self.table.rounds
         )
         self.curves.add(key | point for point in points(ended))
-        self.results.add([_only(figures(ended) | key | self.made(cell), CELLS)])
+        found = figures(ended) | {"worse_off": self.worse_off(cell, ended.right())}
+        self.results.add([_only(found | key | self.made(cell), CELLS)])
         click.echo(f"done {key}")
+
+    def worse_off(self, cell: Cell, right: Right) -> float | None:
+        """The share of clients whose final model is worse than with a rival of this column and seed, by the exact paired test.
+
+        None if no rival was run below this scratch folder before.
+        """
+        folder = self.scratch / "right" / cell.table / f"{cell.task.name}-{cell.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        rivals: dict[str, Right] = {}
+        for row in self.table.row:
+            if row.method in RIVALS and row != cell.row and (path := folder / f"{row.name}.npz").exists():
+                with np.load(path) as file:
+                    rivals[row.name] = dict(file)
+        if cell.row.method in RIVALS:
+            np.savez(folder / f"{cell.row.name}.npz", **right)
+        worse = [harmed(mine, {name: each[client] for name, each in rivals.items()}) for client, mine in right.items()]
+        return round(fmean(worse), 4) if rivals else None
 
     def chosen(self, cell: Cell) -> tuple[str, ...]:
         """The settings with the best pooled accuracy on validation parts; of equal ones the first."""
@@ -147,7 +168,9 @@ class Paper:
 
     def federation(self, cell: Cell, shards: Path, settings: Iterable[str], rounds: int) -> Ended:
         everything = given(self.table, cell.column, cell.row, tuple(settings))
-        return simulated(cell.row.method, shards, everything, rounds, cell.seed, executor=self.executor, device=self.device)
+        return simulated(
+            cell.row.method, shards, everything, rounds, cell.seed, cell.row.baseline, self.executor, self.device
+        )
 
     def made(self, cell: Cell) -> dict[str, str]:
         command = cell.command if self.device == self.table.device else f"{cell.command} --device {self.device}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from attune.common.interval import LEVEL
-from attune.common.statistics import holm, mcnemar
+from attune.common.paired import findings_of, pairs_of
 from benchmarks.federation import Ended
 
 TRIAL = ("validation_accuracy", "validation_over_samples", "constant_over_samples", "seconds")
@@ -62,11 +61,5 @@ def trial_figures(ended: Ended) -> dict[str, Any]:
 
 def harmed(status: dict[str, Any]) -> int | None:
     """Clients whose own model is worse than a rival, by the exact paired test; None if nothing was compared."""
-    found = []
-    for client in status["clients"]:
-        counts = {rival: (client[f"better_than_{rival}"], client[f"worse_than_{rival}"]) for rival in ("common", "local")}
-        known = {rival: (better, worse) for rival, (better, worse) in counts.items() if better is not None}
-        if known:
-            p = holm({rival: mcnemar(better, worse) for rival, (better, worse) in known.items()})
-            found.append(any(p[rival] <= 1 - LEVEL and worse > better for rival, (better, worse) in known.items()))
-    return sum(found) if found else None
+    findings = [findings_of(pairs) for client in status["clients"] if (pairs := pairs_of(client))]
+    return sum("worse" in found.values() for found in findings) if findings else None

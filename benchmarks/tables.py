@@ -35,6 +35,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own: list[list[str]] = msgspec.field(default_factory=lambda: [[]])
     common: str = ""  # the printed row of this method's common model
     seeds: tuple[int, ...] | None = None  # only these of a column's; none: all of them
+    baseline: bool = False  # devices also train a model alone, which the dial may take values of
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

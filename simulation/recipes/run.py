@@ -94,11 +94,12 @@ def _point(recipe: Recipe, point: Point, source: Source, seed: int, executor: Ho
                 progress=False,
             )
             results[entry.label] = entry, result, time.monotonic() - began
-        right = {label: _right(result, shards) for label, (_, result, _) in results.items()}
+        right = {label: right_of(result, shards) for label, (_, result, _) in results.items()}
     return [_row(point, seed, entry, result, seconds, right) for entry, result, seconds in results.values()]
 
 
-def _right(result: Result, shards: Sequence[Path]) -> Right:
+def right_of(result: Result, shards: Sequence[Path]) -> Right:
+    """Which labels of its test part each device finds with the model that it ends with."""
     found = {}
     for shard in shards:
         with np.load(shard / "test.npz") as test:

@@ -50,7 +50,9 @@ def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_c
                 assert all(each.bound == each.bound_samples == 0 for each in bounds), "no paper bounds what a device hands in"
                 assert resolved.round.take_back == 0
                 tuned = resolved.method.predictor == "fine-tune"
-                assert (resolved.train.evaluate is False) == tuned, "what fine-tunes is scored when all evaluate, and only then"
+                dial = resolved.method_options.get("dial", False)
+                assert (resolved.train.evaluate is False) == (tuned or dial), "scored when all evaluate, and only then"
+                assert row.baseline == dial, "the own value of a dial is what a device trained alone"
                 assert not tuned or resolved.round.train == "sampled", "else figures of training rounds would be missed"
     rows = {row.name for row in table.row} | {row.common for row in table.row}
     columns = {column.name for column in table.column}
@@ -102,11 +104,14 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
         ("Alone", "0", "train.lr=0.5", "2")
     ]
     [left] = [row for row in results if "--row Alone --seed 0" in row["command"]]
+    assert left["worse_off"] == "", "no rival was run"
     assert left["commit"] and "cores" in left["machine"]
     run(tmp_path)
     assert [(row["row"], row["seed"]) for row in rows(tmp_path / "fedmcsa-1.csv")] == [
         ("Alone", "0"), ("Mine", "0"), ("Alone", "1"), ("Mine", "1"),
     ]  # fmt: skip
+    [after_it] = [row for row in rows(tmp_path / "fedmcsa-1.csv") if (row["row"], row["seed"]) == ("Mine", "0")]
+    assert 0 <= float(after_it["worse_off"]) <= 1, "beside Local, which was run before"
     assert len(rows(tmp_path / "fedmcsa-1_grid.csv")) == 4, "what the trials chose is taken for every seed"
     assert run(tmp_path) == ""
     said = "\n".join(report.section("fedmcsa-1", tmp_path))
