@@ -291,7 +291,7 @@ class Coordinator:
         if not await self.turn(self._commit, closing):
             return  # the step has failed: what the cohort sent stays for the next try
         # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
-        await self._executors.disk(self.inbox.clear, "train", number)
+        await self._executors.disk(self.inbox.clear, number)
         fail_at(SERVER, number, "inbox-cleared")
 
     async def _commit(self, closing: Closing) -> bool:
@@ -334,7 +334,7 @@ class Coordinator:
             f"committing the evaluation after round {number}", lambda: self._ledger.commit_round(record, [], rows, marks)
         )
         fail_at(SERVER, number, "evaluation-committed")
-        await self._executors.disk(self.inbox.clear, "evaluate", number)
+        await self._executors.disk(self.inbox.clear_evaluation, number, list(entries))
         LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", TASKS[self.task].metric))
 
     def _finish(self, devices: Iterable[str]) -> None:

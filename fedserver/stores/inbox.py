@@ -7,7 +7,7 @@ damaged, it can be made again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -90,15 +90,16 @@ class Inbox:
         if order.work != "train" or order.round > self._closed:
             self._discard([_entry_name(order)])
 
-    def clear(self, work: str, round_: int) -> None:
-        """After the commit that consumed a round: of training, what the rounds before it left goes. Devices may have answered
-        the next orders already.
+    def clear(self, round_: int) -> None:
+        """After the commit that consumed a round of training: what the rounds before it left goes. Devices may have answered
+        the next orders already, and others do so meanwhile.
         """
-        if work == "train":
-            self._closed = round_
-            self._keep_only(f"train-{round_}-", f"evaluate-{round_}-", f"train-{round_ + 1}-")
-        else:
-            self._discard(self._names(f"{work}-{round_}-"))
+        self._closed = round_
+        self._keep_only(f"train-{round_}-", f"evaluate-{round_}-", f"train-{round_ + 1}-")
+
+    def clear_evaluation(self, round_: int, clients: Iterable[str]) -> None:
+        """After the commit of what these devices found. What another one has handed in since then stays."""
+        self._discard([_entry_name(OrderId("evaluate", round_, client)) for client in clients])
 
     def clear_except(self, work: str, round_: int, closed: int) -> None:
         """At start: what a killed process left unfinished, or had no time to clear. closed: the last closed round."""
@@ -109,8 +110,9 @@ class Inbox:
         self._keep_only(f"{work}-{round_}-", f"train-{closed}-")
 
     def _keep_only(self, *prefixes: str) -> None:
-        kept = {name for prefix in prefixes for name in self._names(prefix)}
-        self._discard([name for name in self._names("") if name not in kept])
+        """In one listing: what is accepted after it is not among what goes."""
+        kept = tuple(f"{INBOX}{prefix}" for prefix in prefixes)
+        self._discard([name for name in self._names("") if not name.startswith(kept)])
 
     def _entry(self, name: str) -> Entry:
         try:

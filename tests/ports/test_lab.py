@@ -116,7 +116,7 @@ async def federation(blobs: Blobs, lab: Lab, method: str) -> list[str]:
         outcome = await (lab.adapt(entries, Adaptation((), tuple(own), False)) if adapting else lab.aggregate(entries))
         slots |= {(slot.part, slot.key): slot for slot in outcome.slots}
         await lab.settle()
-        inbox.clear("train", number)
+        inbox.clear(number)
         assert (await lab.start(fixed, list(slots.values()), number)).remade == []
     digests += [blob.digest for blob in (await lab.cold_start()).values()]
     return digests + [slot.digest for _, slot in sorted(slots.items())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -585,3 +585,30 @@ def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_a
     with pytest.raises(HomeMismatch, match="of a later one"):
         process(world, two_rounds)
     assert [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))] == blobs
+
+
+def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: World) -> None:
+    """After the end each answer is committed by itself, while others come in on other threads."""
+
+    async def scenario(server: Server) -> None:
+        for name in ("c", "d"):
+            await server.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
+        streams = server.connect("a", "b")
+        for stream in (*streams, *streams):
+            await server.answer((await next_order(stream)).id)
+        assert (await server.ledger.snapshot()).record.phase is Phase.DONE
+        orders = [(await next_order(stream)).id for stream in server.connect("c", "d")]
+        inbox, clear = server.coordinator.inbox, server.coordinator.inbox.clear_evaluation
+
+        def answered_meanwhile(number: int, clients: Iterable[str]) -> None:
+            inbox.clear_evaluation = clear  # type: ignore[method-assign]
+            inbox.accept(orders[1], Row(round=1, work="evaluate", client="d", samples=10), {})
+            clear(number, clients)
+
+        inbox.clear_evaluation = answered_meanwhile  # type: ignore[method-assign]
+        inbox.accept(orders[0], Row(round=1, work="evaluate", client="c", samples=10), {})
+        assert await server.coordinator.report(orders[0]) and await server.coordinator.report(orders[1])
+        rows = (await server.ledger.snapshot()).rows
+        assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
+
+    process(world, scenario, {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 1, "min_clients": 2}})

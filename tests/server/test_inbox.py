@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Row
-from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.blobs import INBOX, Blobs
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.memory import MemoryBlobs
@@ -68,21 +69,55 @@ def test_a_device_that_evaluates_before_the_round_is_tidied_up_is_not_forgotten(
     inbox = Inbox(blobs)
     for order in [("train", 1, "a"), ("train", 2, "a"), ("evaluate", 1, "a"), ("evaluate", 2, "b")]:
         accept(blobs, inbox, *order)
-    inbox.clear("train", 2)
+    inbox.clear(2)
     assert [list(inbox.entries("evaluate", number)) for number in (1, 2)] == [[], ["b"]]
+
+
+class Busy(MemoryBlobs):
+    """Takes answers on other threads: `meanwhile` is called once, as it begins to list all that there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], object] | None = None
+
+    def names(self, prefix: str) -> list[str]:
+        if prefix == INBOX and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return super().names(prefix)
+
+
+def test_what_is_accepted_while_the_round_is_tidied_up_stays() -> None:
+    """It is durable, and its device has its receipt."""
+    blobs = Busy()
+    inbox = Inbox(blobs)
+    for order in [("train", 1, "a"), ("train", 2, "a")]:
+        accept(blobs, inbox, *order)
+    later = [("evaluate", 2, "b"), ("train", 3, "c")]
+    blobs.meanwhile = lambda: [accept(blobs, inbox, *order) for order in later]
+    inbox.clear(2)
+    assert [list(inbox.entries(*which)) for which in [("train", 1), ("evaluate", 2), ("train", 3)]] == [[], ["b"], ["c"]]
+
+
+def test_of_an_evaluation_goes_what_was_committed() -> None:
+    inbox = Inbox(blobs := MemoryBlobs())
+    for order in [("evaluate", 2, "a"), ("evaluate", 2, "b"), ("evaluate", 2, "c")]:
+        accept(blobs, inbox, *order)
+    inbox.clear_evaluation(2, ["a", "c"])
+    assert list(inbox.entries("evaluate", 2)) == ["b"], "it came after the commit"
 
 
 def test_the_last_closed_round_stays_until_the_next_is_closed(blobs: Blobs) -> None:
     inbox = Inbox(blobs)
     for order in [("train", 1, "a"), ("train", 2, "a"), ("train", 2, "b"), ("evaluate", 1, "a")]:
         accept(blobs, inbox, *order)
-    inbox.clear("train", 1)
-    inbox.clear("evaluate", 1)
+    inbox.clear(1)
+    inbox.clear_evaluation(1, ["a"])
     assert [list(inbox.entries(*which)) for which in [("train", 1), ("train", 2), ("evaluate", 1)]] == [["a"], ["a", "b"], []]
     inbox.discard(OrderId("train", 1, "a"))  # sent again by a device that has not heard of its receipt
     assert list(inbox.entries("train", 1)) == ["a"], "the state was made of it"
     inbox.discard(OrderId("train", 2, "b"))
-    inbox.clear("train", 2)
+    inbox.clear(2)
     assert [list(inbox.entries("train", number)) for number in (1, 2)] == [[], ["a"]]
 
 
