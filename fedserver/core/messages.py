@@ -196,6 +196,7 @@ class Record(msgspec.Struct, frozen=True):
     kept: bool = False  # the state before the last round is kept
     spoiled: str = ""  # why the open step ends with a return to the state before
     setback: str = ""  # the last round of which no update counts, and why
+    given_up: int = 0  # the last round whose state was taken back: what devices said of that state counts no more; 0: none
     opened_at: float = 0.0  # unix time
     reason: str = ""  # of a failure
     failed_in: Phase = Phase.WAITING

@@ -157,6 +157,7 @@ class Coordinator:
         For whoever has the turn. A round that is being aggregated is not begun anew.
         """
         before = self.round.record
+        self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
         await self._discard(name, before)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attune.common.metrics import Choice
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import Order, OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.prior import likelihoods_of, prior_of
+from attune.fedserver.core.prior import NOTHING, Prior, prior_of, votes_of
 from attune.fedserver.core.records import Device, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.journal import WORK, Journal, Stage
@@ -39,7 +38,7 @@ class Orders:
         self.book, self._journal = OrderBook(), journal
         self._settings, self._ledger, self._streams, self._lab = settings, ledger, streams, lab
         self._blobs, self._executors = blobs, executors
-        self._priors: tuple[int, Mapping[Choice, float]] = (0, {})  # of the evaluation after this round
+        self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
 
     def __repr__(self) -> str:
         return f"Orders({self.book!r})"
@@ -54,7 +53,7 @@ class Orders:
         known = await self._known({*record.devices, *devices})
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
-        prior = await self._prior(number) if work == "evaluate" else {}
+        prior = await self._prior(record, number) if work == "evaluate" else NOTHING
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
         smaller = await self._smaller(record, known, takes, cold_start)
@@ -69,7 +68,8 @@ class Orders:
             encodings = {part: encoding for part, encoding in asked.items() if encoding}
             order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
             order = self.book.write(
-                order_id, blobs, returns, left_s, record.round, cold_start, trains, encodings, smaller[name], changes, prior
+                order_id, blobs, returns, left_s, record.round, cold_start, trains, encodings, smaller[name], changes,
+                prior.of(name),
             )
             inline = self._inline(name, order)
             for digest, blob in inline.items():
@@ -80,13 +80,18 @@ class Orders:
                 self._journal.enter(name, WORK[work] if whole else Stage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
-    async def _prior(self, number: int) -> Mapping[Choice, float]:
-        """What devices found before this evaluation. No row of it can change any more, so it is the same after a restart, and
-        read once for all who come one by one.
+    async def _prior(self, record: Record, number: int) -> Prior:
+        """What devices found before this evaluation. Until one of them is revoked no row of it changes, so it is the same after
+        a restart, and read once for all who come one by one.
         """
-        if self._priors[0] != number:
-            self._priors = number, prior_of(likelihoods_of(await self._ledger.last_evaluations(number)))
-        return self._priors[1]
+        if number not in self._priors:
+            rows = await self._ledger.last_evaluations(number, record.given_up)
+            self._priors = {number: await self._executors.disk(lambda: prior_of(votes_of(rows)))}
+        return self._priors[number]
+
+    def count_votes_anew(self) -> None:
+        """One of those who voted is revoked."""
+        self._priors.clear()
 
     async def _smaller(
         self, record: Record, known: Mapping[str, Device], takes: Served, cold_start: Mapping[str, Blob]

@@ -126,8 +126,11 @@ class Ledger(Protocol):
         marks: device -> {"contributed" or "fetched": round}.
         """
 
-    async def last_evaluations(self, before: int) -> list[Row]:
-        """Of each device that is not revoked, by name: what it reported of the latest state before this round's."""
+    async def last_evaluations(self, before: int, but: int = 0) -> list[Row]:
+        """Of each device that is not revoked, by name: what it reported of the latest state before this round's.
+
+        but: a round whose state is left out.
+        """
 
     # --- members
 

@@ -81,9 +81,10 @@ class MemoryLedger:
         self._slots |= new_slots
         self._rows |= new_rows
 
-    async def last_evaluations(self, before: int) -> list[Row]:
+    async def last_evaluations(self, before: int, but: int = 0) -> list[Row]:
         out = {device.name for device in self._devices.values() if device.revoked}
-        rows = [row for row in self._rows.values() if row.work == "evaluate" and row.round < before and row.client not in out]
+        asked = (row for row in self._rows.values() if row.work == "evaluate" and row.round < before and row.round != but)
+        rows = [row for row in asked if row.client not in out]
         latest = {row.client: row for row in sorted(rows, key=lambda row: row.round)}
         return [latest[name] for name in sorted(latest)]
 

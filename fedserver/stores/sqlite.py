@@ -82,8 +82,8 @@ class SqliteLedger:
     ) -> None:
         await self._do(self._tables.commit_round, record, slots, rows, marks, plan)
 
-    async def last_evaluations(self, before: int) -> list[Row]:
-        return await self._do(self._tables.last_evaluations, before)
+    async def last_evaluations(self, before: int, but: int = 0) -> list[Row]:
+        return await self._do(self._tables.last_evaluations, before, but)
 
     async def device(self, name: str) -> Device | None:
         return await self._do(self._tables.device, name)

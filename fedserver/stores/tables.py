@@ -197,11 +197,11 @@ class Tables:
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
 
-    def last_evaluations(self, before: int) -> list[Row]:
+    def last_evaluations(self, before: int, but: int) -> list[Row]:
         rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
-            "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? "
+            "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? AND round != ? "
             "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
-            (before,),
+            (before, but),
         )
         return [from_json(row[0], Row) for row in rows]
 

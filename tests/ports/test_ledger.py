@@ -229,6 +229,7 @@ def test_the_last_evaluations_are_those_of_earlier_rounds_by_devices_that_are_no
         found = await ledger.last_evaluations(4)
         assert [(row.round, row.client, row.likelihood_common) for row in found] == [(3, "a", -4.5), (2, "c", -3.0)]
         assert await ledger.last_evaluations(0) == []
+        assert [(row.round, row.client) for row in await ledger.last_evaluations(4, but=3)] == [(2, "a"), (2, "c")]
 
     run(ledger, scenario)
 

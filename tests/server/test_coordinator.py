@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,8 +99,8 @@ async def first_orders(server: Server) -> list[OrderId]:
 
 
 def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_after_a_restart(world: World) -> None:
-    """After round 1 nothing is known; after round 2 what both found: (2 + 1) / (2 + 2). One answers before the restart, and
-    says something else: that is for the next evaluation."""
+    """After round 1 nothing is known; after round 2 what the other one found: (1 + 1) / (1 + 2). One answers before the
+    restart, and says something else: that is for the next evaluation."""
     settings = SETTINGS | {"round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 2}}
 
     async def found(server: Server, order: Order, best: float) -> None:
@@ -117,13 +117,13 @@ def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_aft
             for order in orders:
                 await (found(server, order, -1.0) if stage == "evaluate" else server.answer(order.id))
         orders = [await next_order(stream) for stream in streams]
-        assert all(order.prior == pytest.approx({"common": 0.25, "local": 0.75}) for order in orders)
+        assert all(order.prior == pytest.approx({"common": 1 / 3, "local": 2 / 3}) for order in orders)
         await found(server, orders[0], -900.0)
 
     async def second(server: Server) -> None:
         [stream] = server.connect("b")
         order = await next_order(stream)
-        assert (str(order.id), order.prior) == ("evaluate-2-b", pytest.approx({"common": 0.25, "local": 0.75}))
+        assert (str(order.id), order.prior) == ("evaluate-2-b", pytest.approx({"common": 1 / 3, "local": 2 / 3}))
 
     process(world, first, settings)
     process(world, second, settings)
@@ -612,3 +612,44 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
         assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
 
     process(world, scenario, {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 1, "min_clients": 2}})
+
+
+EQUAL = pytest.approx({"common": 0.5, "local": 0.5})
+WEIGHS = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 3, "min_clients": 2, "evaluate_each_last": 2}}
+
+
+async def until(server: Server, streams: Sequence[Stream], work: str, number: int, losses: Mapping[int, float]) -> list[Order]:
+    """The orders of this work and round. Those before it are answered: of two models the one trained alone is far likelier."""
+    while True:
+        orders = [await next_order(stream) for stream in streams]
+        if (orders[0].id.work, orders[0].id.round) == (work, number):
+            return orders
+        for order in orders:
+            found = {"likelihood_common": -80.0, "likelihood_local": -1.0} if order.id.work == "evaluate" else {}
+            row = Row(round=order.id.round, work=order.id.work, client=order.id.client, samples=10, **found)
+            server.coordinator.inbox.accept(order.id, row, {})
+            await server.coordinator.report(order.id, losses.get(order.id.round) if order.id.work == "train" else None)
+
+
+def test_what_was_found_of_a_state_that_was_taken_back_has_no_say(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        orders = await until(server, server.connect("a", "b"), "evaluate", 3, {1: 1.0, 2: 1.0, 3: 1000.0})
+        assert "the state after round 2 was taken back" in (await server.ledger.snapshot()).record.setback
+        assert [dict(order.prior) for order in orders] == [{}, {}]
+
+    process(world, scenario, WEIGHS)
+
+
+def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world: World) -> None:
+    async def revoked(server: Server) -> None:
+        told = await until(server, server.connect("a", "b"), "evaluate", 3, {})
+        assert all(order.prior["local"] > 0.6 for order in told)
+        await server.ledger.update_device("a", revoked=True)
+        await server.coordinator.turn(server.coordinator.expel, "a")
+        assert (await next_order(*server.connect("b"))).prior == EQUAL, "nobody else has voted"
+
+    async def restarted(server: Server) -> None:
+        assert (await next_order(*server.connect("b"))).prior == EQUAL
+
+    process(world, revoked, WEIGHS)
+    process(world, restarted, WEIGHS)

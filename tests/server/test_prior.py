@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.fedserver.core.prior import likelihoods_of, prior_of
+from attune.fedserver.core.prior import FEW, prior_of, votes_of
 from attune.fedserver.core.records import Row
 
 MODELS = ("personalized", "common", "local")
@@ -24,21 +24,26 @@ def log_posterior(share, found):
     return sum(each) + sum(math.log(value / whole) for value in share.values())
 
 
+def shares_of(found):
+    """Of devices with any names."""
+    return prior_of({str(number): each for number, each in enumerate(found)}).shares
+
+
 def test_where_all_devices_find_the_same_the_count_is_that_of_votes():
     """Ten devices for which one model explains the samples and the others do not: (10 + 1) / (10 + 3)."""
-    found = prior_of([{"personalized": -900.0, "common": -900.0, "local": -2.0}] * 10)
+    found = shares_of([{"personalized": -900.0, "common": -900.0, "local": -2.0}] * 10)
     assert found == pytest.approx({"personalized": 1 / 13, "common": 1 / 13, "local": 11 / 13})
 
 
 def test_without_a_difference_nothing_is_preferred():
-    assert prior_of([{"common": -3.0, "local": -3.0}] * 4) == pytest.approx({"common": 0.5, "local": 0.5})
-    assert prior_of([]) == {}
+    assert shares_of([{"common": -3.0, "local": -3.0}] * 4) == pytest.approx({"common": 0.5, "local": 0.5})
+    assert shares_of([]) == {}
 
 
 def test_it_is_the_likeliest_a_posteriori():
     draw = np.random.default_rng(5)
     found = [dict(zip(MODELS[: 2 + i % 2], draw.normal(-6, 3, 3).tolist(), strict=False)) for i in range(9)]
-    best = prior_of(found)
+    best = shares_of(found)
     assert sum(best.values()) == pytest.approx(1)
     for _ in range(500):
         other = dict(zip(MODELS, draw.dirichlet(np.ones(3)).tolist(), strict=True))
@@ -48,7 +53,7 @@ def test_it_is_the_likeliest_a_posteriori():
 def test_who_lacks_a_model_says_nothing_against_it():
     """Two devices have trained a model alone and do best with it; eighteen have none."""
     both = {"common": -20.0, "local": -1.0}
-    found = prior_of([*[{"personalized": -5.0, "common": -5.0}] * 18, both, both])
+    found = shares_of([*[{"personalized": -5.0, "common": -5.0}] * 18, both, both])
     assert found["local"] > 2 * found["common"]
 
 
@@ -56,9 +61,9 @@ def test_who_lacks_a_model_says_nothing_against_it():
 def test_no_device_has_more_than_its_vote(found, one, other):
     """Whatever a device claims, where others have seen a difference it moves no share further than a vote among all does."""
     honest = [{"personalized": -2.0, "common": -90.0, "local": -90.0}] * 12 + [{"personalized": -80.0, "common": -1.0}] * 8
-    without, with_it = prior_of(honest), prior_of([*honest, {"personalized": one, "common": other, "local": 0.0}])
+    without, with_it = shares_of(honest), shares_of([*honest, {"personalized": one, "common": other, "local": 0.0}])
     assert all(abs(with_it[name] - without[name]) <= 1.5 / 20 for name in MODELS)
-    said = prior_of(found)
+    said = shares_of(found)
     assert all(0 < share <= 1 for share in said.values()) and sum(said.values()) == pytest.approx(1)
 
 
@@ -67,4 +72,28 @@ def test_who_has_weighed_several_models_has_a_say():
         return Row(round=2, work="evaluate", client=name, **more)
 
     rows = [row("a", likelihood_common=-5.0, likelihood_local=-6.0), row("b"), row("c", likelihood_common=-7.0)]
-    assert likelihoods_of(rows) == [{"common": -5.0, "local": -6.0}]
+    assert votes_of(rows) == {"a": {"common": -5.0, "local": -6.0}}
+
+
+def test_a_device_is_told_what_the_others_found():
+    """Its own samples it weighs itself: they would count twice."""
+    sees, blind = {"common": -6.0, "local": -1.0}, {"common": -3.0, "local": -3.0}
+    found = prior_of({"a": sees} | {f"b{i}": blind for i in range(9)})
+    assert found.of("a") == pytest.approx({"common": 0.5, "local": 0.5}), "no other device has seen a difference"
+    assert found.of("b0")["local"] > 0.6 and found.of("nobody") == found.shares
+    assert prior_of({"a": sees}).of("a") == pytest.approx({"common": 0.5, "local": 0.5})
+
+
+def test_without_a_device_is_as_if_it_had_not_voted():
+    draw = np.random.default_rng(7)
+    found = {f"d{i}": dict(zip(MODELS, draw.normal(-6, 2, 3).tolist(), strict=True)) for i in range(12)}
+    whole = prior_of(found)
+    for name in found:
+        others = prior_of({other: each for other, each in found.items() if other != name}).shares
+        assert whole.of(name) == pytest.approx(others, abs=1e-6)
+        assert sum(whole.of(name).values()) == pytest.approx(1) and min(whole.of(name).values()) > 0
+
+
+def test_of_very_many_devices_ones_own_vote_is_left_in():
+    found = prior_of({str(i): {"common": -6.0, "local": -1.0} for i in range(FEW + 1)})
+    assert found.of("0") == found.shares

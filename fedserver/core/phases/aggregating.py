@@ -30,6 +30,7 @@ class Aggregating(PhaseVerbs):
                 last_cohort=tuple(sorted(counted)),
                 loss=record.loss if loss is None else loss,
                 kept=not setback,
+                given_up=record.round if record.spoiled else record.given_up,
                 spoiled="",
                 setback=f"round {record.round + 1}: {setback}" if setback else record.setback,
             ),
