@@ -168,9 +168,7 @@ class Paper:
 
     def federation(self, cell: Cell, shards: Path, settings: Iterable[str], rounds: int) -> Ended:
         everything = given(self.table, cell.column, cell.row, tuple(settings))
-        return simulated(
-            cell.row.method, shards, everything, rounds, cell.seed, cell.row.baseline, self.executor, self.device
-        )
+        return simulated(cell.row.method, shards, everything, rounds, cell.seed, cell.row.baseline, self.executor, self.device)
 
     def made(self, cell: Cell) -> dict[str, str]:
         command = cell.command if self.device == self.table.device else f"{cell.command} --device {self.device}"

@@ -20,9 +20,10 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.work.blend import Member, Weighing, pseudo_counts
+from attune.fedclient.work.blend import Member, Weighing
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.calibration import Calibrated, log_likelihood
+from attune.fedclient.work.few_samples import unweighed
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -122,7 +123,7 @@ def constant_answer(data: Prepared, measure: Measure) -> float | None:
 
 
 class Weighed(NamedTuple):
-    """members: how much each model counts, and how sure it may be; empty where one is kept alone.
+    """members: how much each model counts, and how sure it may be; empty where the own one is kept alone.
 
     likelihood: log-likelihood of the held-out samples under each model, nats; empty without such samples.
     """
@@ -131,26 +132,15 @@ class Weighed(NamedTuple):
     likelihood: dict[Choice, float]
 
 
-def weighed(candidates: Candidates, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
+def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
     """The models by the samples held out of training, and by what other devices found (`prior`, as blend.pseudo_counts)."""
-    if len(candidates) == 1 or not len(data.validation_x):
-        return Weighed(_unweighed(candidates, prior), {})
+    if len(candidates) == 1:
+        return Weighed({}, {})
+    if not len(data.validation_x):
+        return Weighed((yield from unweighed(candidates, own, data.train_x, data.train_y, prior)), {})
     found: dict[Choice, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
         found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y)
     weights: dict[Choice, float] = yield Weighing({name: each.probability for name, each in found.items()}, prior)
     members = {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}
     return Weighed(members, {name: log_likelihood(each.probability) for name, each in found.items()})
-
-
-def _unweighed(candidates: Candidates, prior: Mapping[Choice, float]) -> dict[Choice, Member]:
-    """Where nothing is held out to choose by: the federation's models, by what other devices found, or alike.
-
-    A mean of both is better than either, and the model that was trained alone on so few samples is the worst of the three
-    (docs/operations.md). Empty where there is no more than one.
-    """
-    models = [name for name in candidates if name != "local"]
-    if len(models) < 2:
-        return {}
-    counts = pseudo_counts(models, prior)
-    return {name: Member(count / sum(counts), *candidates[name]) for name, count in zip(models, counts, strict=True)}

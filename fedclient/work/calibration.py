@@ -39,10 +39,10 @@ def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
 
 def log_likelihood(probability: Tensor) -> float:
     """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
-    return float(_log_likelihoods(probability.unsqueeze(0)))
+    return float(log_likelihoods(probability.unsqueeze(0)))
 
 
-def _log_likelihoods(probability: Tensor) -> Tensor:
+def log_likelihoods(probability: Tensor) -> Tensor:
     """Of each of G times V samples, (G, V) or (G, V, T): (G,)."""
     p_GVT = probability.double().reshape(*probability.shape[:2], -1).clamp_min(FLOOR)
     return p_GVT.log().mean(dim=2).sum(dim=1)
@@ -63,6 +63,6 @@ def calibrated(sharpnesses: Sequence[float], probability: Tensor) -> Calibrated:
     about 0.
     """
     log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
-    posterior_G = _log_likelihoods(probability) - 0.5 * (log_G / spread(probability.shape[1])).square()
+    posterior_G = log_likelihoods(probability) - 0.5 * (log_G / spread(probability.shape[1])).square()
     best = int(posterior_G.argmax())
     return Calibrated(sharpnesses[best], probability[best])

@@ -81,7 +81,9 @@ class Evaluation:
         right = yield from baselines.right_on_test(candidates, data)
         found = {name: mean_score(each) for name, each in right.items()}
         rivals = [comparison.compared(right[self._own], each, name) for name, each in right.items() if name != self._own]
-        weighed = (yield from baselines.weighed(candidates, data, prior)) if self._blends else baselines.Weighed({}, {})
+        weighed = (
+            (yield from baselines.weighed(candidates, self._own, data, prior)) if self._blends else baselines.Weighed({}, {})
+        )
         members = weighed.members
         # The samples that have made a model by the dial say too much for it: other devices are not to learn from that.
         said = weighed.likelihood if mixed is None else {}

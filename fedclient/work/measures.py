@@ -68,6 +68,10 @@ class Measure(ABC):
         return evidence
 
     @abstractmethod
+    def constant_likelihood(self, y: Tensor) -> Tensor:
+        """How likely each of y is by the answer, always the same, under which all of them are likeliest: in y's shape."""
+
+    @abstractmethod
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """The mean score on `tested` of the best constant answer by `trained`; both have samples."""
 
@@ -98,6 +102,9 @@ class Classes(Measure):
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.shares(scores).gather(-1, y.expand(scores.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+    def constant_likelihood(self, y: Tensor) -> Tensor:
+        return y.flatten().bincount().double()[y] / y.numel()
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Always the most frequent label; of equal ones the first."""
@@ -159,6 +166,9 @@ class Numbers(_Outputs):
         variance_1K = evidence.mean(dim=-2, keepdim=True).clamp_min(LEAST_VARIANCE)
         return (-evidence / (2 * variance_1K)).exp() / (2 * math.pi * variance_1K).sqrt()
 
+    def constant_likelihood(self, y: Tensor) -> Tensor:
+        return self.likelihood(self.evidence(y.double().mean(dim=0).expand(1, *y.shape), y))[0]
+
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Always the mean of each target."""
         return mean_score(self.right(trained.double().mean(dim=0).expand(len(tested), -1), tested))
@@ -187,6 +197,10 @@ class Labels(_Outputs):
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
         return torch.where(y > 0, scores.float(), -scores.float()).sigmoid()
+
+    def constant_likelihood(self, y: Tensor) -> Tensor:
+        share_K = y.double().mean(dim=0)
+        return torch.where(y > 0, share_K, 1 - share_K)
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Of each label what is more frequent; of equal shares that it is not there."""

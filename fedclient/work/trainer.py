@@ -165,9 +165,13 @@ class Trainer:
         return torch.cat(found).cpu()
 
     def calibrated(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Calibrated]:
-        """How sure prepared tensors may be of x (N, ...), and how likely y is by them then: in y's shape, on the CPU.
+        """How sure prepared tensors may be of x (N, ...), and how likely y is by them then: in y's shape, on the CPU."""
+        return calibrated(self.measure.sharpnesses, (yield from self.likelihoods(prepared, x, y)))
 
-        Of numbers the probability is a density.
+    def likelihoods(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
+        """How likely y is for x (N, ...) by prepared tensors, with each of the measure's sharpnesses: (G, *y.shape).
+
+        Of numbers it is a density. On the CPU.
         """
         found, sharpnesses = [], self.measure.sharpnesses
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
@@ -175,7 +179,7 @@ class Trainer:
             some_y = y[at : at + len(logits)].to(self.device)
             self.measure.check(logits, some_y)
             found.append(torch.cat([self.measure.evidence(each, some_y) for each in sharpened(logits, sharpnesses)]))
-        return calibrated(sharpnesses, self.measure.likelihood(torch.cat(found, dim=1)).cpu())
+        return self.measure.likelihood(torch.cat(found, dim=1)).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""

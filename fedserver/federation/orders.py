@@ -68,7 +68,16 @@ class Orders:
             encodings = {part: encoding for part, encoding in asked.items() if encoding}
             order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
             order = self.book.write(
-                order_id, blobs, returns, left_s, record.round, cold_start, trains, encodings, smaller[name], changes,
+                order_id,
+                blobs,
+                returns,
+                left_s,
+                record.round,
+                cold_start,
+                trains,
+                encodings,
+                smaller[name],
+                changes,
                 prior.of(name),
             )
             inline = self._inline(name, order)

@@ -615,7 +615,11 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
 
 
 EQUAL = pytest.approx({"common": 0.5, "local": 0.5})
-WEIGHS = {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 3, "min_clients": 2, "evaluate_each_last": 2}}
+WEIGHS = {
+    "method": {"name": "local"},
+    "model": {"name": "mlr"},
+    "round": {"rounds": 3, "min_clients": 2, "evaluate_each_last": 2},
+}
 
 
 async def until(server: Server, streams: Sequence[Stream], work: str, number: int, losses: Mapping[int, float]) -> list[Order]:
