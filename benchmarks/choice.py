@@ -3,13 +3,15 @@
 `python -m benchmarks.choice --data uci_har=PATH --out FILE`: recipes' shards, each method with `--baseline local`; a row for
 each point, seed and method as it ends, and it goes on where it was interrupted. The recipes' own tables are stricter: their
 rivals are whole federations of their own, with `local` and with `fedavg`. Here they are the models between which a device
-chooses. Harmed: kept is worse than one of them by the exact paired test with Holm's correction (5 %).
+chooses. Harmed: kept is worse than one of them by the exact paired test with Holm's correction (5 %), by groups of test samples
+where shards have them; by samples: as if all were independent.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,22 +20,26 @@ import click
 import numpy as np
 
 import attune
+from attune.common.config import TrainSettings
 from attune.common.metrics import Choice
+from attune.common.paired import findings_of, pairs_of
+from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.prepare import prepare_features
+from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.partition.datasets import DIGITS, load_source
 from attune.fedclient.partition.split import write_shards
 from attune.fedclient.work.blend import answers_of
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.recipe import Point, Recipe
-from attune.simulation.recipes.run import harmed, worse_off
+from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.result import Result
 from benchmarks.study import Results, named
 
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
 RIVALS: tuple[Choice, ...] = ("common", "local")
 KEY = ("recipe", "series", "x", "seed", "method")
-FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed")
+FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed", "harmed_by_samples")
 
 
 def methods(recipe: Recipe) -> tuple[str, ...]:
@@ -51,32 +57,40 @@ def figures(
     kept = fmean(client["accuracy_kept"] for client in clients)
     rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
-    worse = [is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
+    each_device = list(zip(shards, clients, models, local, strict=True))
+    worse = [is_harmed(*each, groups_of(each[0])) for each in each_device]
     found = {
         **{name: means.get(name) for name in RIVALS},
-        "choosing": fmean("local" in model.members for model in models),  # else it is a mean of the others, or one alone
+        "choosing": fmean(map(holds_out, shards)),
         "own": fmean(client["accuracy"] for client in clients),
         "kept": kept,
         "behind": 100 * (max(means.values()) - kept),
         "harmed": fmean(worse),
+        "harmed_by_samples": fmean(is_harmed(*each, None) for each in each_device),
     }
     return {"devices": len(shards)} | {name: None if value is None else round(value, 4) for name, value in found.items()}
 
 
-def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model) -> bool:
-    """local: the model that the device trained alone, which a blend may be without.
+def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model, groups: Groups | None) -> bool:
+    """local: the model that the device trained alone, which a blend may be without. groups: of the test samples.
 
-    Without a blend the device keeps its own model, and has counted itself where that is better and worse.
+    A device that keeps its own model by itself has compared it already.
     """
-    if len(model.members) == 1:
-        counts = {name: (client[f"better_than_{name}"], client[f"worse_than_{name}"]) for name in RIVALS}
-        return worse_off({name: each for name, each in counts.items() if None not in each})
+    if list(model.members) == ["personalized"]:
+        found = [replace(pair, tested=None, gain=None) if groups is None else pair for pair in pairs_of(client)]
+        return "worse" in findings_of(found).values()
     with np.load(shard / "test.npz") as test:
         x, y = test["x"], test["y"]
     features, classes = prepare_features(x, model.info.model, model.standardiser, shard.name), np.asarray(model.info.classes)
     rivals = {name: member for name, member in model.members.items() if name == "common"} | {"local": local.members["local"]}
     alone = {name: classes[answers_of([member], features).numpy()] for name, member in rivals.items()}
-    return harmed(np.asarray(model.predict(x)) == y, {name: answers == y for name, answers in alone.items()})
+    return harmed(np.asarray(model.predict(x)) == y, {name: answers == y for name, answers in alone.items()}, groups)
+
+
+def holds_out(shard: Path) -> bool:
+    """Whether the device can hold samples out to choose by."""
+    found = load_shard(shard)
+    return len(hold_out(strata(found.train_y, found.task), TrainSettings().validation, 0, found.kind, found.groups)[1]) > 0
 
 
 def measured(recipe: Recipe, point: Point, data: str, seed: int, results: Results) -> None:
@@ -105,16 +119,18 @@ def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -
 
 def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Markdown: a line for each recipe, series and method, over points and seeds. Both: the common model and the one alone."""
-    yield "| recipe | method | runs | devices that choose | kept, above the better of both: mean, least | harmed |"
-    yield "|---|---|---|---|---|---|"
+    yield "| recipe | method | runs | devices that choose | kept, above the better of both: mean, least | harmed | by samples |"
+    yield "|---|---|---|---|---|---|---|"
     for recipe, series, method in dict.fromkeys((row["recipe"], row["series"], row["method"]) for row in rows):
         mine = [row for row in rows if (row["recipe"], row["series"], row["method"]) == (recipe, series, method)]
         gain = [-float(row["behind"]) for row in mine]
-        choosing, worse = (fmean(float(row[name]) for row in mine) for name in ("choosing", "harmed"))
+        choosing, worse, more = (
+            fmean(float(row[name]) for row in mine) for name in ("choosing", "harmed", "harmed_by_samples")
+        )
         title = f"{recipe}, {series}" if series else recipe
         yield (
             f"| `{title}` | `{method}` | {len(mine)} | {100 * choosing:.0f} % | {fmean(gain):+.1f}, {min(gain):+.1f} "
-            f"| {100 * worse:.1f} % |"
+            f"| {100 * worse:.1f} % | {100 * more:.1f} % |"
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from attune.simulation.recipes.catalogue import RECIPES
-from attune.simulation.recipes.picture import crossover, gains
+from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.recipe import LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import Row, read, shown
 
@@ -42,8 +43,8 @@ def _recipe(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
     yield f"### {recipe.title}"
     yield ""
     seeds = f"{len({row.seed for row in rows})} of {len(recipe.seeds)} seeds"
-    yield f"`{command(recipe)}`, {recipe.rounds} rounds, {seeds}. Mean accuracy over"
-    yield f"devices in % (in brackets the worst device's); x: {recipe.axis}."
+    yield f"`{command(recipe)}`, {recipe.rounds} rounds, {seeds}. Accuracy in %: mean over devices /"
+    yield f"over all test samples (the worst device's). {NO_BETTER}: no better than a constant answer. x: {recipe.axis}."
     yield ""
     labels = [entry.label for entry in recipe.entries]
     for series, found in shown(recipe, rows).items():
@@ -54,14 +55,26 @@ def _recipe(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
         yield "|---" * (len(labels) + 2) + "|"
         for x in dict.fromkeys(row["x"] for row in found):
             here = {row["method"]: row for row in found if row["x"] == x}
-            cells = [f"{100 * here[each]['mean']:.1f} ({100 * here[each]['worst']:.0f})" for each in labels]
-            yield f"| {x:g} | {100 * here[LOCAL]['constant']:.1f} | {' | '.join(cells)} |"
+            yield f"| {x:g} | {100 * here[LOCAL]['constant']:.1f} | {' | '.join(_cell(here[each]) for each in labels)} |"
+        yield ""
+        yield "Devices that are harmed, in %:"
+        yield ""
+        yield f"| x | {' | '.join(labels)} |"
+        yield "|---" * (len(labels) + 1) + "|"
+        for x in dict.fromkeys(row["x"] for row in found):
+            worse = {row["method"]: f"{100 * row['harmed']:.1f}" for row in found if row["x"] == x}
+            yield f"| {x:g} | {' | '.join(worse[each] for each in labels)} |"
         yield ""
         yield from _served(found, labels)
         yield from _ends(recipe, found, labels)
 
 
-def _served(found: Sequence[dict[str, object]], labels: Sequence[str]) -> Iterator[str]:
+def _cell(row: dict[str, Any]) -> str:
+    mark = NO_BETTER if no_better(row) else ""
+    return f"{100 * row['mean']:.1f}{mark} / {100 * row['pooled']:.1f} ({100 * row['worst']:.0f})"
+
+
+def _served(found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[str]:
     """What is served without training on the device, and how much is sent, at the first point."""
     x = found[0]["x"]
     here = {row["method"]: row for row in found if row["x"] == x}
@@ -72,23 +85,33 @@ def _served(found: Sequence[dict[str, object]], labels: Sequence[str]) -> Iterat
     yield ""
 
 
-def _ends(recipe: Recipe, found: Sequence[dict[str, object]], labels: Sequence[str]) -> Iterator[str]:
+def _ends(recipe: Recipe, found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[str]:
     said = []
     for over in (LOCAL, TUNED):
         for each in labels:
-            x = crossover(gains(found, each, over), recipe.log) if each != over else None
-            said += [f"{each} over {over} at about {float(f'{x:.2g}'):g}"] if x is not None else []
+            crossed = crossovers(gains(found, each, over), recipe.log) if each != over else []
+            for x, begins in crossed:
+                said.append(f"{each} over {over} {'begins' if begins else 'ends'} at about {float(f'{x:.2g}'):g}")
     if said:
-        yield f"Gains that end within this range: {'; '.join(said)}."
+        yield f"Gains that begin or end within this range: {'; '.join(said)}."
         yield ""
 
 
 def _harmed(rows: dict[str, list[Row]]) -> Iterator[str]:
-    """The share of devices worse off than alone or with FedAvg, over all points of each recipe."""
+    """The share of devices worse off than alone or with FedAvg, over all points of each series of a recipe."""
     labels = list(dict.fromkeys(entry.label for recipe in RECIPES.values() for entry in recipe.entries))
     yield f"| recipe | {' | '.join(labels)} |"
     yield "|---" * (len(labels) + 1) + "|"
     for name, found in rows.items():
-        shares = {each: [row.harmed for row in found if row.method == each] for each in labels}
-        if found:
-            yield f"| {name} | {' | '.join(f'{100 * fmean(each):.1f} %' if each else '' for each in shares.values())} |"
+        for series in dict.fromkeys(row.series for row in found):
+            mine = [row for row in found if row.series == series]
+            yield f"| {name}{f', {series}' if series else ''} | {' | '.join(_share(mine, each) for each in labels)} |"
+
+
+def _share(rows: Sequence[Row], label: str) -> str:
+    """By groups; in brackets by samples, where that is another share."""
+    mine = [row for row in rows if row.method == label]
+    if not mine:
+        return ""
+    by_group, by_sample = (100 * fmean(found) for found in zip(*((r.harmed, r.harmed_by_samples) for r in mine), strict=True))
+    return f"{by_group:.1f} %" + (f" ({by_sample:.1f} %)" if by_sample != by_group else "")

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.work.inline import Executor
 from attune.fedclient.work.processes.pool import Pool
@@ -58,6 +60,14 @@ class Result:
     def status(self) -> dict[str, Any]:
         """The object that `fedserver status --json` prints of such a federation."""
         return status(self._ended.found, set(self._ended.reported), None, self._ended.troubles)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The object that `fedserver export` writes as summary.json: accuracies by the protocols of both papers, curves."""
+        from attune.fedserver.view.export import summarised
+
+        assert self._ended.found.plan is not None  # noqa: S101 (it is over, so it had one)
+        return dict(msgspec.to_builtins(summarised(self._ended.found, self._ended.found.plan)))
 
     def table(self) -> Table:
         """A row for each device: its accuracies, and whether its own model is better than the others."""

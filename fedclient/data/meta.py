@@ -22,7 +22,8 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     task: TaskName = "classes"
     kind: Kind | None = None
     vocabulary: int | None = None  # tokens only
-    groups: str | None = None  # an array beside the training samples: those with the same value are held out together
+    groups: str | None = None  # an array beside the samples: those with the same value are held out together, and count
+    # together where models are compared (test part; it may lack the array)
     columns: list[str] | None = None  # names of features (tabular) or channels (series), in order
     channels: Literal["first", "last"] | None = None  # images only: which axis they are, where sizes leave a doubt
     standardise: Standardise = True  # series and tabular: by own statistics, as they are, or over all devices

@@ -76,6 +76,7 @@ class Prepared:
     validation_x: Tensor
     validation_y: Tensor
     standardiser: Standardiser | None  # None: features as they are
+    test_groups: npt.NDArray[np.intp] | None = None  # (N,) of the test samples: those of one group are not independent
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
@@ -98,7 +99,8 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
-    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser)
+    groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
+    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups)
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:

@@ -41,6 +41,7 @@ class Shard:
     standardise: Standardise  # series and tabular only
     warnings: tuple[str, ...]
     groups: Array | None = None  # (N,) of the training samples: those of one group overlap or belong together
+    test_groups: Array | None = None  # of the test samples
     column_names: tuple[str, ...] = ()  # of features (tabular) or channels (series), in order; empty: not known
     task: TaskName = "classes"
 
@@ -106,7 +107,7 @@ def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard
     path = Path(path)
     found = read_source(path, options)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    return make_shard(path, name, found.train, found.test, found.meta, found.groups, seed)
+    return make_shard(path, name, found.train, found.test, found.meta, found.groups, seed, found.test_groups)
 
 
 def make_shard(
@@ -117,6 +118,7 @@ def make_shard(
     meta: Meta,
     groups: Array | None = None,
     seed: int = 0,
+    test_groups: Array | None = None,
 ) -> Shard:
     """A shard of these arrays, completely checked. `path`: what errors call it. The rest, and the errors: as `load_shard`."""
     train_x, train_y = train
@@ -132,7 +134,7 @@ def make_shard(
     if test is None:
         held = _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
         train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
-        groups = None if groups is None else groups[~held]
+        groups, test_groups = (None, None) if groups is None else (groups[~held], groups[held])
     elif not test[0].size and not test[1].size:
         test_x, test_y = train_x[:0], train_y[:0]
     else:
@@ -151,6 +153,7 @@ def make_shard(
         standardise=meta.standardise,
         warnings=(*notes, *_warnings(train_y, test_y, meta.task)),
         groups=groups,
+        test_groups=test_groups,
         column_names=_column_names(path, kind, meta, train_x),
         task=meta.task,
     )

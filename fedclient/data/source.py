@@ -28,6 +28,7 @@ class Source:
     test: tuple[Array, Array] | None
     meta: Meta = Meta()  # noqa: RUF009 - it is immutable
     groups: Array | None = None  # (N,) of the training part
+    test_groups: Array | None = None  # of the test part
 
 
 def read_source(path: Path, options: ReadOptions = PLAIN) -> Source:
@@ -73,7 +74,8 @@ def of_table(table: Table, options: ReadOptions) -> Source:
         raise ShardError(_gaps(path, x, names))
     test = None if test_N is None else (test_x, y[~training])
     meta = declared(Meta(kind="tabular", columns=names), table, options)
-    return Source((train_x, y[training]), test, meta, None if groups is None else groups[training])
+    apart = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
+    return Source((train_x, y[training]), test, meta, *apart)
 
 
 def _gaps(path: Path, x: Array, names: list[str]) -> str:
@@ -90,18 +92,21 @@ def _of_folder(path: Path) -> Source:
         )
     meta = read_meta(path / "meta.json")
     train_x, train_y = read_arrays(path / "train.npz", ("x", "y"))
-    groups = _groups(path, meta, train_x)
+    groups = _groups(path / "train.npz", meta, train_x)
     if not (path / "test.npz").exists():
         return Source((train_x, train_y), None, meta, groups)
     test_x, test_y = read_arrays(path / "test.npz", ("x", "y"))
-    return Source((train_x, train_y), (test_x, test_y), meta, groups)
+    named = meta.groups in names_in(path / "test.npz")
+    return Source(
+        (train_x, train_y), (test_x, test_y), meta, groups, _groups(path / "test.npz", meta, test_x) if named else None
+    )
 
 
 def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
-    """The array that meta.json names, one value for each training sample. Errors: ShardError."""
+    """The array that meta.json names, one value for each sample x (N, ...) of this part. Errors: ShardError."""
     if meta.groups is None:
         return None
-    groups = read_arrays(path / "train.npz", (meta.groups,))[0]
+    groups = read_arrays(path, (meta.groups,))[0]
     if groups.shape != x.shape[:1]:
         raise ShardError(
             f"`groups` of {path} is {meta.groups!r} of shape {groups.shape}; it needs a value for each sample, {x.shape[:1]}"

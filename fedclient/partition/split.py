@@ -51,9 +51,13 @@ class Partition:
         cuts = self.train if part == "train" else self.test
         return np.stack([np.bincount(self.dataset.class_indices(cut).reshape(-1), minlength=size) for cut in cuts])
 
+    def positions(self, client: int, part: str) -> Positions:
+        """Of a client's "train" or "test" part in the data set."""
+        return (self.train if part == "train" else self.test)[client]
+
     def arrays(self, client: int, part: str) -> tuple[Array, Array]:
         """(x, y) of a client's "train" or "test" part as they are written: normalised and with noise, if these were set."""
-        x, y = self.dataset.take((self.train if part == "train" else self.test)[client])
+        x, y = self.dataset.take(self.positions(client, part))
         if self.normaliser is not None:
             x = self.normaliser.apply(x)
         sigma = float(features.noise_levels(len(self.names), self.noise)[client])
@@ -168,8 +172,8 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
             for part in ("train", "test"):
                 x, y = parts.arrays(client, part)
                 arrays: dict[str, Any] = {"x": x, "y": y}
-                if parts.group and part == "train":
-                    arrays[parts.group] = data.further(parts.group)[parts.train[client]]
+                if parts.group:
+                    arrays[parts.group] = data.further(parts.group)[parts.positions(client, part)]
                 np.savez(folder / f"{part}.npz", **arrays)
             (folder / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
         (out / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(_record(parts))) + b"\n")

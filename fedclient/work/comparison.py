@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from attune.common.metrics import Choice
@@ -12,6 +15,8 @@ from attune.common.paired import Pair, findings_of, pairs_of
 from attune.common.statistics import Finding, overall
 from attune.fedclient.messages import Result
 from attune.fedclient.work.permutation import sign_flip
+
+Places = npt.NDArray[np.intp]
 
 
 def comparisons_of(result: Result) -> list[Pair]:
@@ -24,15 +29,27 @@ def finding_of(comparisons: list[Pair]) -> Finding:
     return overall(findings_of(comparisons).values())
 
 
-def compared(own: torch.Tensor, rival: torch.Tensor, name: Choice) -> dict[str, float]:
+def compared(own: torch.Tensor, rival: torch.Tensor, name: Choice, groups: Places | None = None) -> dict[str, float]:
     """What is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
 
     Arguments: which labels each finds, (N,) or (N, T) bool, or scores (N,). The positions of a sequence are not independent, so
-    a sequence counts once.
+    a sequence counts once. groups (N,): places from 0 on; nor are the samples of one group, so a group counts once, too.
     """
-    gain_N = (own.double() - rival.double()).reshape(len(own), -1).mean(dim=1)
+    gain_N = (own.double() - rival.double()).reshape(len(own), -1).mean(dim=1).numpy()
     found: dict[str, float] = {f"better_than_{name}": int((gain_N > 0).sum()), f"worse_than_{name}": int((gain_N < 0).sum())}
-    if own.dtype == torch.bool and own.ndim == 1:
+    if own.dtype == torch.bool and own.ndim == 1 and groups is None:
         return found
-    error = float(gain_N.std()) / math.sqrt(len(gain_N)) if len(gain_N) > 1 else 0.0
-    return found | {f"gain_{name}": float(gain_N.mean()), f"error_{name}": error, f"p_{name}": sign_flip(gain_N.numpy())}
+    gain = float(gain_N.mean())
+    by_group = gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
+    sizes = np.ones(len(gain_N)) if groups is None else np.bincount(groups)
+    return found | {f"gain_{name}": gain, f"error_{name}": _error(by_group, sizes, gain), f"p_{name}": sign_flip(by_group)}
+
+
+def _error(sum_G: npt.NDArray[np.float64], size_G: npt.NDArray[Any], mean: float) -> float:
+    """The standard error of a mean over samples that come in G independent groups (Liang and Zeger, Biometrika 1986).
+
+    Where each group is a sample it is the usual one; 0 if there is one group.
+    """
+    groups = len(sum_G)
+    spread = float(np.square(sum_G - size_G * mean).sum()) * groups / max(1, groups - 1)
+    return math.sqrt(spread) / float(size_G.sum()) if groups > 1 else 0.0

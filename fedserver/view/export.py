@@ -52,9 +52,7 @@ def write_tables(
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in found.rows)
-    settings = planning.resolve(found.overrides or {})
-    summarised = summary.summarise(found.rows, settings, plan.model.name, found.record.round, plan.task)
-    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised)))
+    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised(found, plan))))
     (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(found, set(reported), None, troubles))))
     return [
         f"{out / 'metrics.csv'}: one row per round and client",
@@ -62,6 +60,12 @@ def write_tables(
         f"{out / 'status.json'}: what `fedserver status --json` prints",
         f"{out / 'plan.json'}: model, classes and settings",
     ]
+
+
+def summarised(found: Snapshot, plan: Plan) -> summary.Summary:
+    """What summary.json holds."""
+    settings = planning.resolve(found.overrides or {})
+    return summary.summarise(found.rows, settings, plan.model.name, found.record.round, plan.task)
 
 
 def _consistent_tensors(home: Home, out: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from attune.simulation.recipes.recipe import FEDAVG, LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import Row, shown
 
 OVER = (LOCAL, TUNED)
-HEADS = ("mean", "worst", "harmed", "served", "constant", "MB", "seeds")
+HEADS = ("mean", "pooled", "worst", "harmed", "served", "constant", "MB", "seeds")
+NO_BETTER = "*"  # after the mean of a method that is no better than a constant answer
 
 
 def lines(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
@@ -22,10 +23,18 @@ def lines(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
         yield f"{recipe.title}{f' ({series})' if series else ''}, {recipe.rounds} rounds; x: {recipe.axis}"
         yield f"{'x':>6}  {'method':<15}" + "".join(f" {head:>8}" for head in HEADS)
         for row in found:
-            shares = [row[name] for name in ("mean", "worst", "harmed", "served", "constant")]
+            shares = [row[name] for name in HEADS[:6]]
             cells = ["-" if each is None else f"{100 * each:.1f}" for each in shares]
+            cells[0] += NO_BETTER if no_better(row) else ""
             cells += [f"{row['bytes'] / 1e6:.2f}", str(row["seeds"])]
             yield f"{row['x']:>6g}  {row['method']:<15}" + "".join(f" {cell:>8}" for cell in cells)
+        if any(map(no_better, found)):
+            yield f"{NO_BETTER} no better than a constant answer"
+
+
+def no_better(row: Mapping[str, Any]) -> bool:
+    """Whether a method's mean is no better than that of constant answers."""
+    return bool(row["mean"] <= row["constant"])
 
 
 def gains(found: Sequence[dict[str, Any]], method: str, over: str) -> list[tuple[float, float]]:
@@ -34,14 +43,15 @@ def gains(found: Sequence[dict[str, Any]], method: str, over: str) -> list[tuple
     return [(x, mean - means[x, over]) for (x, name), mean in means.items() if name == method and (x, over) in means]
 
 
-def crossover(points: Sequence[tuple[float, float]], log: bool = True) -> float | None:
-    """Where a gain first falls to 0, on the straight line between two points; None if it does not, or never was above it."""
-    ordered = sorted(points)
-    for (x0, y0), (x1, y1) in pairwise(ordered):
-        if y0 > 0 >= y1:
+def crossovers(points: Sequence[tuple[float, float]], log: bool = True) -> list[tuple[float, bool]]:
+    """Where a gain crosses 0, on the straight lines between points: (x, whether it begins there rather than ends)."""
+    found = []
+    for (x0, y0), (x1, y1) in pairwise(sorted(points)):
+        if (y0 > 0) != (y1 > 0):
             share = y0 / (y0 - y1)
-            return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0))) if log else x0 + share * (x1 - x0)
-    return None
+            x = math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0))) if log else x0 + share * (x1 - x0)
+            found.append((x, y1 > 0))
+    return found
 
 
 def picture(recipe: Recipe, rows: Sequence[Row], path: Path) -> Path:
@@ -70,7 +80,7 @@ def _gain_on(place: Any, recipe: Recipe, found: Sequence[dict[str, Any]], over: 
             continue
         style = "--" if entry.label in (LOCAL, FEDAVG) else "-"
         place.plot(*zip(*points, strict=True), f"{style}o", color=figures.COLOURS[number], markersize=4, label=entry.label)
-        if (x := crossover(points, recipe.log)) is not None:
+        for x, _ in crossovers(points, recipe.log):
             place.plot([x], [0.0], "x", color=figures.COLOURS[number], markersize=8)
     if recipe.log:
         place.set_xscale("log")

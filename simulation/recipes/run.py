@@ -19,14 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.interval import LEVEL
+from attune.common.methods.registry import get
 from attune.common.statistics import holm, mcnemar
+from attune.fedclient.data.shard import load_shard
 from attune.fedclient.partition.datasets import DIGITS, load_source
 from attune.fedclient.partition.samples import Source
 from attune.fedclient.partition.split import write_shards
-from attune.simulation.recipes.recipe import LOCAL, RIVALS, TUNED, Entry, Point, Recipe
+from attune.fedclient.work.permutation import sign_flip
+from attune.simulation.recipes.recipe import LOCAL, RIVALS, Entry, Point, Recipe
 from attune.simulation.result import Result
 from attune.simulation.simulate import simulate
 
+Groups = npt.NDArray[np.intp]
 Right = dict[str, npt.NDArray[np.bool_]]  # of each device, which of its test labels are found: (n,), or (n, T)
 How = Literal["sequential", "stacked", "auto"]
 
@@ -34,7 +38,7 @@ How = Literal["sequential", "stacked", "auto"]
 class Row(msgspec.Struct, frozen=True):
     """Accuracies are of the models that devices end with, but for `judged` and `served`.
 
-    judged: by the method's own protocol. served: of what the server sends, without training on the device; None: nothing.
+    judged: by the method's own protocol. served: `_served`.
     bytes: that a device sent and received, all rounds together.
     """
 
@@ -50,7 +54,8 @@ class Row(msgspec.Struct, frozen=True):
     judged: float | None
     served: float | None
     constant: float | None
-    harmed: float  # share of the devices
+    harmed: float  # share of the devices; by groups of test samples, where the shards have them
+    harmed_by_samples: float  # as if all samples were independent, which finds more
     bytes: int
     seconds: float
 
@@ -66,20 +71,23 @@ def run(
         source = load_source(data or DIGITS, seed, **recipe.read)
         for point in recipe.points:
             there = {row.method for row in found if (row.series, row.x, row.seed) == (point.series, point.x, seed)}
-            if there < {entry.label for entry in recipe.entries}:
+            left = [entry for entry in recipe.entries if entry.label not in there]
+            if left:
                 say(f"{recipe.title}: {point.series} {recipe.axis} {point.x:g}, seed {seed}")
-                made = _point(recipe, point, source, seed, executor)
+                made = _point(recipe, left, point, source, seed, executor)
                 write(path, made)
                 found += made
     return found
 
 
-def _point(recipe: Recipe, point: Point, source: Source, seed: int, executor: How) -> list[Row]:
-    """Every method on the same shards."""
+def _point(recipe: Recipe, entries: Sequence[Entry], point: Point, source: Source, seed: int, executor: How) -> list[Row]:
+    """Rows of these entries, on the same shards; rivals are run with them, for who is harmed."""
     with tempfile.TemporaryDirectory(prefix="attune-recipe-") as folder:
         shards = write_shards(Path(folder) / "shards", point.cut(source, seed))
         results: dict[str, tuple[Entry, Result, float]] = {}
         for entry in recipe.entries:
+            if entry not in entries and entry.label not in RIVALS:
+                continue
             began = time.monotonic()
             settings = {**recipe.settings, **entry.settings}
             result = simulate(
@@ -95,7 +103,9 @@ def _point(recipe: Recipe, point: Point, source: Source, seed: int, executor: Ho
             )
             results[entry.label] = entry, result, time.monotonic() - began
         right = {label: right_of(result, shards) for label, (_, result, _) in results.items()}
-    return [_row(point, seed, entry, result, seconds, right) for entry, result, seconds in results.values()]
+        groups = {shard.name: groups_of(shard) for shard in shards}
+        asked = [each for each in results.values() if each[0] in entries]
+        return [_row(point, seed, entry, result, seconds, right, groups) for entry, result, seconds in asked]
 
 
 def right_of(result: Result, shards: Sequence[Path]) -> Right:
@@ -107,9 +117,19 @@ def right_of(result: Result, shards: Sequence[Path]) -> Right:
     return found
 
 
-def _row(point: Point, seed: int, entry: Entry, result: Result, seconds: float, right: Mapping[str, Right]) -> Row:
+def groups_of(shard: Path) -> Groups | None:
+    """Of the test samples, as places from 0 on; None where each is by itself."""
+    groups = load_shard(shard).test_groups
+    return None if groups is None else np.unique(groups, return_inverse=True)[1]
+
+
+def _row(
+    point: Point, seed: int, entry: Entry, result: Result, seconds: float, right: Mapping[str, Right],
+    groups: Mapping[str, Groups | None],
+) -> Row:  # fmt: skip
     mine, clients = right[entry.label], result.status["clients"]
     rivals = {name: right[name] for name in RIVALS if name != entry.label and name in right}
+    each_of = {device: {rival: each[device] for rival, each in rivals.items()} for device in mine}
     accuracies = [float(each.mean()) for each in mine.values()]
 
     def mean_of(key: str) -> float | None:
@@ -127,27 +147,46 @@ def _row(point: Point, seed: int, entry: Entry, result: Result, seconds: float, 
         pooled=round(float(np.concatenate([each.reshape(-1) for each in mine.values()]).mean()), 4),
         worst=round(min(accuracies), 4),
         judged=mean_of("accuracy"),
-        served=None if entry.label == LOCAL else mean_of("accuracy_common" if entry.label == TUNED else "accuracy_before"),
+        served=_served(entry, result),
         constant=mean_of("accuracy_constant"),
-        harmed=round(fmean(harmed(mine[name], {rival: each[name] for rival, each in rivals.items()}) for name in mine), 4),
+        harmed=round(fmean(harmed(mine[name], each_of[name], groups[name]) for name in mine), 4),
+        harmed_by_samples=round(fmean(harmed(mine[name], each_of[name]) for name in mine), 4),
         bytes=result.bytes_moved // len(mine),
         seconds=round(seconds, 1),
     )
 
 
-def harmed(mine: npt.NDArray[np.bool_], rivals: Mapping[str, npt.NDArray[np.bool_]]) -> bool:
-    """Whether a device's model is worse than one of its rivals by more than chance; of equal ones at most 5 % are called so."""
-    counts = {}
+def _served(entry: Entry, result: Result) -> float | None:
+    """The mean accuracy of what the server sends, before any training on the device; None: it sends nothing.
+
+    Where an evaluation is not of that (a method that is judged by its trained models, a dial that has chosen, a model that is
+    fine-tuned before it predicts), it is what the last round of training began from, or the common model.
+    """
+    method, clients = get(entry.method), result.status["clients"]
+    if entry.label == LOCAL:
+        return None
+    if method.predictor == "fine-tune":
+        found = [client["accuracy_common"] for client in clients]
+    elif method.evaluate == "trained" or entry.settings.get("method.dial"):
+        found = [client["before"] for client in result.summary["clients"]]
+    else:
+        found = [client["accuracy_before"] for client in clients]
+    return round(fmean(found), 4) if found and None not in found else None
+
+
+def harmed(mine: npt.NDArray[np.bool_], rivals: Mapping[str, npt.NDArray[np.bool_]], groups: Groups | None = None) -> bool:
+    """Whether a device's model is worse than one of its rivals by more than chance; of equal ones at most 5 % are called so.
+
+    groups (n,): places of the test samples' groups, of which one is a single piece of evidence.
+    """
+    p, gain = {}, {}
     for name, theirs in rivals.items():
-        gain = (mine.astype(int) - theirs.astype(int)).reshape(len(mine), -1).sum(axis=1)
-        counts[name] = int((gain > 0).sum()), int((gain < 0).sum())
-    return worse_off(counts)
-
-
-def worse_off(counts: Mapping[str, tuple[int, int]]) -> bool:
-    """counts: of each rival, on how many test samples the device's model is better and on how many worse."""
-    p = holm({name: mcnemar(better, worse) for name, (better, worse) in counts.items()})
-    return any(p[name] <= 1 - LEVEL and worse > better for name, (better, worse) in counts.items())
+        gain_n = (mine.astype(int) - theirs.astype(int)).reshape(len(mine), -1).mean(axis=1)
+        better, worse = int((gain_n > 0).sum()), int((gain_n < 0).sum())
+        p[name] = mcnemar(better, worse) if groups is None else sign_flip(np.bincount(groups, gain_n).astype(float))
+        gain[name] = better - worse if groups is None else float(gain_n.sum())
+    adjusted = holm(p)
+    return any(adjusted[name] <= 1 - LEVEL and gain[name] < 0 for name in rivals)
 
 
 def read(path: Path) -> list[Row]:
@@ -182,6 +221,7 @@ def shown(recipe: Recipe, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]
                         "x": point.x,
                         "method": entry.label,
                         "mean": fmean(row.mean for row in mine),
+                        "pooled": fmean(row.pooled for row in mine),
                         "worst": fmean(row.worst for row in mine),
                         "harmed": fmean(row.harmed for row in mine),
                         "served": fmean(served) if served else None,

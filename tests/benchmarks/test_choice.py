@@ -38,13 +38,13 @@ def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path,
     client = {f"{word}_than_{name}": None for word in ("better", "worse") for name in choice.RIVALS}
     for name, (better, worse) in counts.items():
         client |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
-    assert choice.is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None}), None) is expected
+    assert choice.is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None}), None, None) is expected
 
 
-@pytest.mark.parametrize(("most", "members"), [(60, 3), (12, 2)])
-def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tmp_path, monkeypatch, most, members):
-    """Also where 12 samples are too few to choose by, and the one trained alone is not in the blend."""
-    recipe = small(1)
+@pytest.mark.parametrize(("most", "rounds"), [(60, 2), (12, 10)])
+def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tmp_path, monkeypatch, most, rounds):
+    """Also where 12 samples are too few to choose by."""
+    recipe = replace(small(2), rounds=rounds, settings=SETTINGS | {"train.local_epochs": 600 // most, "train.lr": 0.05})
     shards = write_shards(tmp_path / "shards", recipe.points[0].cut(load_source(DIGITS), 0))
     for shard in shards:
         with np.load(shard / "train.npz") as train:
@@ -53,11 +53,14 @@ def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tm
     ended, local = (choice.ended_with(method, shards, recipe, 0) for method in ("fedmcsa", "local"))
     clients = {client["name"]: client for client in ended.status["clients"]}
     seen = {}
-    monkeypatch.setattr(choice, "harmed", lambda mine, rivals: seen.update(mine=mine, **rivals) or harmed(mine, rivals))
-    for shard in shards:
+    monkeypatch.setattr(
+        choice, "harmed", lambda mine, rivals, groups: seen.update(mine=mine, **rivals) or harmed(mine, rivals, groups)
+    )
+    blends = [shard for shard in shards if len(ended.model(shard.name).members) == 3]
+    assert len(blends) == len(shards) or (most == 12 and blends), "of 12 samples some have no use for the common model"
+    for shard in blends:
         model, client = ended.model(shard.name), clients[shard.name]
-        choice.is_harmed(shard, client, model, local.model(shard.name))
-        assert len(model.members) == members
+        choice.is_harmed(shard, client, model, local.model(shard.name), None)
         for name, key in (("mine", "kept"), ("common", "common"), ("local", "local")):
             assert np.mean(seen[name]) == pytest.approx(client[f"accuracy_{key}"])
 

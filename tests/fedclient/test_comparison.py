@@ -87,24 +87,24 @@ def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost
 @pytest.mark.parametrize(
     ("prior", "weights"),
     [
-        ({}, {"personalized": 0.5, "common": 0.5}),
-        ({"personalized": 0.2, "common": 0.3, "local": 0.5}, {"personalized": 0.4, "common": 0.6}),
+        ({}, {"personalized": 1 / 3, "common": 1 / 3, "local": 1 / 3}),
+        ({"personalized": 0.2, "common": 0.3, "local": 0.5}, {"personalized": 0.8 / 3, "common": 1.2 / 3, "local": 1 / 3}),
     ],
 )
-def test_with_too_few_samples_to_choose_by_both_models_of_the_federation_count(make, prior, weights):
-    """Nothing is held out of 12 samples. What others found weighs; who trained alone on so few is not asked."""
+def test_with_too_few_samples_to_choose_by_the_federations_models_count_two_thirds(make, prior, weights):
+    """Nothing is held out of 12 samples. What others found weighs these two; the one trained alone is made less sure."""
     learner = make("fedavg+ft", baseline="local", size=12)
     train(learner, 1)
     result = evaluate(learner, own=1, common=1, number=2, prior=prior)
     assert result.weights == pytest.approx(weights)
-    assert (result.validation_samples, set(result.sharpness.values())) == (0, {1.0})
+    assert result.validation_samples == 0 and result.sharpness["local"] != 1
+    assert result.sharpness["personalized"] == result.sharpness["common"] == 1
     assert result.accuracy_local is not None and result.likelihood_common is None
-    alone = [make("fedavg+ft", "b", "personalized", "local", size=12), make("fedavg", "c", baseline="local", size=12)]
-    for each in (*alone, make("fedavg+ft", "d", validation=0, size=12)):
-        found = evaluate(each, own=1, common=1)
-        assert (found.kept, found.weights) == (found.own, {}), (
-            "it was said to keep this; one model is left; nothing to be held out"
-        )
+    told = make("fedavg+ft", "b", "personalized", "local", size=12)
+    useless = make("fedavg+ft", "c", size=12)
+    for each, common in ((told, 1), (make("fedavg+ft", "d", validation=0, size=12), 1), (useless, -1)):
+        found = evaluate(each, own=1, common=common)
+        assert (found.kept, found.weights) == (found.own, {}), "it was said so; no blend is asked for; the other is of no use"
 
 
 def test_the_better_model_counts_more_also_after_a_restart(make):

@@ -7,11 +7,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from attune.common.interval import Z
+from attune.common.paired import findings_of, pairs_of
 from attune.common.statistics import difference, holm, mcnemar
 from attune.fedclient.messages import Result
-from attune.fedclient.work.comparison import comparisons_of, finding_of
+from attune.fedclient.work.comparison import compared, comparisons_of, finding_of
 
 
 def test_mcnemar_by_hand():
@@ -83,3 +85,37 @@ def test_of_equal_models_at_most_one_finding_in_twenty_is_wrong(samples, rivals)
             counts = tuple((int((own & ~rival).sum()), int((rival & ~own).sum())) for rival in others)
             wrong += finding(samples, counts) != "unclear"
         assert wrong / 1000 <= 0.05 + 0.014, (accuracy, wrong / 1000)
+
+
+def in_groups(rng, groups, samples, wrong):
+    """Which samples a model finds that errs on a whole group or not at all: windows of one recording."""
+    return torch.from_numpy(np.repeat(rng.random(groups) >= wrong, samples))
+
+
+@pytest.mark.parametrize("groups", [8, 20, 60])
+def test_where_samples_come_in_groups_equal_models_are_not_told_apart_by_how_many_samples_a_group_has(groups):
+    """2000 devices, eleven samples a group. By samples one device in two would hear of a difference that is not there."""
+    rng, places = np.random.default_rng(11), np.repeat(np.arange(groups), 11)
+    by_groups, by_samples = 0, 0
+    for _ in range(2000):
+        own, rival = in_groups(rng, groups, 11, 0.3), in_groups(rng, groups, 11, 0.3)
+        for known in (places, None):
+            [pair] = pairs_of(compared(own, rival, "common", known) | {"test_samples": len(own)})
+            wrong = findings_of([pair])["common"] != "unclear"
+            by_groups, by_samples = by_groups + (known is not None and wrong), by_samples + (known is None and wrong)
+    assert by_groups / 2000 <= 0.05 + 0.01
+    assert by_samples / 2000 > 0.4
+
+
+def test_what_is_said_of_groups_by_hand():
+    """Three groups with gains of +2, +1 and -1 of two samples each. Mean 2 / 6; of 8 signs, 6 give a sum of 2 or more in size.
+    Error: deviations from the mean 2 - 2/3, 1 - 2/3, -1 - 2/3; sqrt(14/3 * 3/2) / 6."""
+    own = torch.tensor([1, 1, 1, 0, 0, 0], dtype=torch.bool)
+    rival = torch.tensor([0, 0, 0, 0, 0, 1], dtype=torch.bool)
+    found = compared(own, rival, "local", np.array([0, 0, 1, 1, 2, 2]))
+    assert (found["better_than_local"], found["worse_than_local"]) == (3, 1)
+    assert found["gain_local"] == pytest.approx(1 / 3) and found["p_local"] == 6 / 8
+    assert found["error_local"] == pytest.approx(math.sqrt(14 / 3 * 3 / 2) / 6)
+    alone = compared(own, rival, "local", np.arange(6))
+    [exact] = pairs_of(compared(own, rival, "local") | {"test_samples": 6})
+    assert alone["p_local"] == pytest.approx(exact.p), "groups of one sample are samples"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -125,10 +126,21 @@ def test_harmed_is_worse_than_a_rival_by_more_than_chance() -> None:
     assert not harmed(right, {"Local": worse})
 
 
-def test_where_a_gain_ends() -> None:
-    assert picture.crossover([(10, 2.0), (1000, -2.0)]) == pytest.approx(100)
-    assert picture.crossover([(10, 2.0), (20, -2.0)], log=False) == pytest.approx(15)
-    assert picture.crossover([(10, 2.0), (20, 1.0)]) is None and picture.crossover([(10, -2.0), (20, 1.0)]) is None
+def test_samples_of_one_group_are_one_piece_of_evidence() -> None:
+    right, groups = np.ones(20, bool), np.repeat(np.arange(5), 4)
+    assert harmed(~right, {"Local": right}), "twenty losses"
+    assert not harmed(~right, {"Local": right}, groups), "five recordings lost: p = 0.0625"
+    assert harmed(~right, {"Local": right}, np.arange(20))
+
+
+def test_where_a_gain_begins_and_ends() -> None:
+    assert picture.crossovers([(10, 2.0), (1000, -2.0)]) == [(pytest.approx(100), False)]
+    assert picture.crossovers([(10, 2.0), (20, -2.0), (30, 2.0)], log=False) == [(15, False), (25, True)]
+    assert picture.crossovers([(10, 2.0), (20, 1.0)]) == picture.crossovers([(10, -2.0), (20, 0.0)]) == []
+
+
+def untimed(row: Row) -> Row:
+    return msgspec.structs.replace(row, seconds=0.0)
 
 
 def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +149,8 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
 
     tiny = Recipe(
         "digits", "Digits", "samples", tuple(Point(n, partial(cut, samples=n)) for n in (8, 16)),
-        (*BASELINES, Entry("mine", "fedper")), 2, {"train.local_epochs": 1, "model.name": "dnn"}, (0, 1),
+        (*BASELINES, Entry("mine", "fedper"), Entry("MCSA", "fedmcsa", {"train.lr": 0.1})), 2,
+        {"train.local_epochs": 1, "model.name": "dnn"}, (0, 1),
     )  # fmt: skip
     monkeypatch.setitem(catalogue.RECIPES, "digits", replace(tiny, points=tiny.points[:1]))
 
@@ -152,13 +165,22 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     assert all(row.bytes == 0 and row.served is None for row in rows if row.method == "Local")
     fedavg = [row for row in rows if row.method == "FedAvg"]
     assert all(row.served == pytest.approx(row.mean, abs=1e-4) and row.bytes > 0 for row in fedavg)
+    assert all(row.served != row.judged for row in rows if row.method == "MCSA"), "judged after local training"
     mean = 50 * sum(row.mean for row in fedavg)
-    assert f"     8  FedAvg          {mean:>8.1f}" in said
+    found = next(line for line in said.splitlines() if line.startswith("     8  FedAvg  ")).split()
+    assert found[2].rstrip("*") == f"{mean:.1f}" and found[3] == f"{50 * sum(row.pooled for row in fedavg):.1f}"
+    assert found[2].endswith("*") == (mean <= 50 * sum(row.constant for row in fedavg))
     assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
     monkeypatch.setitem(catalogue.RECIPES, "digits", tiny)
     run()
     assert read(tmp_path / "digits.csv")[: len(rows)] == rows
     assert {row.x for row in read(tmp_path / "digits.csv")} == {8, 16}
+    whole = read(tmp_path / "digits.csv")
+    (tmp_path / "digits.csv").unlink()
+    write(tmp_path / "digits.csv", [row for row in whole if row.method != "MCSA" or row.x == 8])
+    run()
+    again = read(tmp_path / "digits.csv")
+    assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +198,6 @@ def test_what_cannot_be_run_is_said(words: list[str], said: str) -> None:
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    row = Row("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0, 1.5)
+    row = Row("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
     write(tmp_path / "r.csv", [row])
     assert read(tmp_path / "r.csv") == [row]

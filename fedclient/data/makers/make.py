@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def make(path: Path, options: MakeOptions, out: Path) -> Shard:
     source = _read(path, options)
     if options.classes:
         source = _declared(source, options)
-    shard = make_shard(path, path.name, source.train, source.test, source.meta, source.groups)
+    shard = make_shard(path, path.name, source.train, source.test, source.meta, source.groups, test_groups=source.test_groups)
     _write(out, source)
     return shard
 
@@ -111,7 +112,7 @@ def _declared(source: Source, options: MakeOptions) -> Source:
         classes: list[Label] = [int(name) if numbers else name for name in options.classes]
     except ValueError:
         raise SettingError(f"--classes says {', '.join(options.classes)}, but the labels are whole numbers") from None
-    return Source(source.train, source.test, msgspec.structs.replace(source.meta, classes=classes), source.groups)
+    return replace(source, meta=msgspec.structs.replace(source.meta, classes=classes))
 
 
 def _write(out: Path, source: Source) -> None:
@@ -120,10 +121,11 @@ def _write(out: Path, source: Source) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise ShardError(f"{out} is not empty; choose another --out, or remove what is there")
-        more: dict[str, Any] = {} if source.groups is None else {"group": source.groups}
-        np.savez(out / "train.npz", x=source.train[0], y=source.train[1], **more)
-        if source.test is not None:
-            np.savez(out / "test.npz", x=source.test[0], y=source.test[1])
+        parts = {"train": (source.train, source.groups), "test": (source.test, source.test_groups)}
+        for name, (part, groups) in parts.items():
+            more: dict[str, Any] = {} if groups is None else {"group": groups}
+            if part is not None:
+                np.savez(out / f"{name}.npz", x=part[0], y=part[1], **more)
         (out / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
     except OSError as error:
         if error.errno in NO_SPACE:
