@@ -21,6 +21,9 @@ class Line:
     over_clients: tuple[float, ...]
     seeds: int  # that the table asks for
     settings: str
+    lead: bool = False  # these are differences, of which the sign counts too
+    constant: float | None = None  # what a constant answer reaches, in the same mean
+    worse_off: tuple[float, ...] = ()  # clients that are worse off than with Local or FedAvg, in per cent; of what was recorded
 
     @property
     def mean(self) -> float:
@@ -32,8 +35,16 @@ class Line:
         """holds: within NEAR of the printed cell. With several seeds not decided: their mean is not, but one of them is."""
         if self.printed is None or not self.ours:
             return ""
-        near = [abs(each - self.printed) <= NEAR for each in (self.mean, *self.ours)]
+        near = [self._is_near(each, self.printed) for each in (self.mean, *self.ours)]
         return self._counted("holds" if near[0] else "not decided" if any(near) else "does not")
+
+    def _is_near(self, found: float, printed: float) -> bool:
+        return abs(found - printed) <= NEAR and (not self.lead or found * printed > 0)
+
+    @property
+    def no_better(self) -> bool:
+        """Whether it is no better than a constant answer."""
+        return self.constant is not None and bool(self.ours) and self.mean <= self.constant
 
     def direction(self, reference: Line) -> str:
         """holds: on the printed side of the reference, by more than NEAR. Not decided: by less."""
@@ -64,15 +75,21 @@ def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str
                     tuple(100 * float(run[figure]) for run in runs),
                     tuple(100 * float(run[over_clients]) for run in runs if run[over_clients]),
                     len(table.seeds(row, column)),
-                    settings_of(row.method, runs),
+                    settings_of(row.method, row.set, runs),
+                    constant=100 * fmean(float(run["constant_over_samples"]) for run in runs) if runs else None,
+                    worse_off=tuple(100 * float(run["worse_off"]) for run in runs if run["worse_off"])
+                    if printed_name == row.name
+                    else (),
                 )
             )
     return found
 
 
-def settings_of(method: str, runs: Sequence[Mapping[str, str]]) -> str:
-    said = " ".join(each for each in (runs[0]["settings"] if runs else "").split() if not each.startswith("round."))
-    return f"`{method}`" + (f" `{said}`" if said else "")
+def settings_of(method: str, always: Sequence[str], runs: Sequence[Mapping[str, str]]) -> str:
+    """always: those of the row, of which rounds' are left out but for who trains; the others were chosen."""
+    said = (runs[0]["settings"] if runs else "").split()
+    shown = [each for each in said if not each.startswith("round.") or (each in always and each.startswith("round.train="))]
+    return f"`{method}`" + (f" `{' '.join(shown)}`" if shown else "")
 
 
 def constant(rows: Iterable[Mapping[str, str]], column: Column) -> Line | None:
@@ -84,14 +101,22 @@ def constant(rows: Iterable[Mapping[str, str]], column: Column) -> Line | None:
     return Line("a constant answer", None, pooled, tuple(100 * float(run["constant"]) for run in runs), len(column.seeds), "")
 
 
-def leads(table: Table, column: Column, lines: Sequence[Line]) -> list[Line]:
-    """By how many points one row is ahead of others, of those leads that a figure prints and both of whose rows were run."""
+def leads(table: Table, column: Column, rows: Sequence[Mapping[str, str]]) -> list[Line]:
+    """By how many points one row is ahead of others, seed by seed, of those leads that a figure prints and whose rows were run.
+
+    A method's common model is known after the last round alone, so there the leader is taken after the last round too.
+    """
     if table.leads is None:
         return []
-    paper, ran = printed(table.leads.printed), {line.row: line for line in lines if line.ours}
-    leader = ran.get(table.leads.row)
-    return [
-        Line(row, lead, (leader.mean - ran[row].mean,), (), 1, "")
-        for (row, name), lead in paper.items()
-        if name == column.name and row in ran and leader
-    ]
+    ran = {(each["row"], each["seed"]): each for each in rows if each["column"] == column.name}
+    found = []
+    for (name, place), lead in printed(table.leads.printed).items():
+        row = next((each for each in table.row if name in (each.name, each.common)), None)
+        if place != column.name or row is None:
+            continue
+        ours, theirs = ("over_samples", table.common_figure) if name == row.common else (table.figure, table.figure)
+        both = [(ran.get((table.leads.row, str(seed))), ran.get((row.name, str(seed)))) for seed in table.seeds(row, column)]
+        ahead = tuple(100 * (float(mine[ours]) - float(other[theirs])) for mine, other in both if mine and other)
+        if ahead:
+            found.append(Line(name, lead, ahead, (), len(both), "", lead=True))
+    return found

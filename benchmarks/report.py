@@ -7,7 +7,7 @@ table, whether ours is on the printed side of one row. Where a figure prints by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -37,22 +37,22 @@ def section(name: str, results: Path = OUT) -> Iterator[str]:
         yield ""
         held = f"against {table.against}" if table.against else "printed cell"
         reference = next((line for line in lines if line.row == table.against), None)
-        yield f"| row | printed | ours, pooled | difference | {held} | over clients | method and what was chosen |"
-        yield "|---|---|---|---|---|---|---|"
+        yield f"| row | printed | ours, pooled | difference | {held} | over clients | harmed | method and what was chosen |"
+        yield "|---|---|---|---|---|---|---|---|"
         for line in [*([extra] if extra else []), *lines]:
             said = line.verdict if not table.against else line.direction(reference) if reference else ""
             yield shown(line, said)
         yield ""
-        yield from ahead(table, column, lines)
+        yield from ahead(table, column, rows)
     done = {(row["row"], row["column"], row["seed"]) for row in rows}
     asked = list(cells(name, table, (), (), ()))
     left = [cell for cell in asked if (cell.row.name, cell.column.name, str(cell.seed)) not in done]
     yield from missing(name, left, len(asked))
 
 
-def ahead(table: Table, column: Column, lines: Sequence[Line]) -> Iterator[str]:
+def ahead(table: Table, column: Column, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """How far one row is ahead of others, where a figure of the paper prints that."""
-    found = leads(table, column, lines)
+    found = leads(table, column, rows)
     if table.leads and found:
         yield f"{table.leads.row} is ahead ({table.leads.figure}):"
         yield ""
@@ -67,13 +67,14 @@ def beside(line: Line) -> tuple[str, str, str]:
     """The printed figure, ours, and the difference."""
     spread = f" ({min(line.ours):.1f} to {max(line.ours):.1f}, {len(line.ours)} seeds)" if len(line.ours) > 1 else ""
     cell, away = (f"{line.printed:.2f}", f"{line.mean - line.printed:+.1f}") if line.printed is not None else ("", "")
-    return cell, f"{line.mean:.1f}{spread}", away
+    return cell, f"{line.mean:.1f}{'*' if line.no_better else ''}{spread}", away
 
 
 def shown(line: Line, said: str) -> str:
     """A row of markdown."""
     clients = f"{fmean(line.over_clients):.1f}" if line.over_clients else ""
-    return f"| {line.row} | {' | '.join(beside(line))} | {said} | {clients} | {line.settings} |"
+    worse = f"{fmean(line.worse_off):.0f} %" if line.worse_off else ""
+    return f"| {line.row} | {' | '.join(beside(line))} | {said} | {clients} | {worse} | {line.settings} |"
 
 
 def missing(name: str, left: Sequence[Cell], of: int) -> Iterator[str]:

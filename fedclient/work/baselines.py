@@ -133,7 +133,10 @@ class Weighed(NamedTuple):
 
 
 def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
-    """The models by the samples held out of training, and by what other devices found (`prior`, as blend.pseudo_counts)."""
+    """The models by the samples held out of training, and by what other devices found (`prior`, as blend.pseudo_counts).
+
+    One whose scores are no numbers is left out: in a blend it would make every answer none.
+    """
     if len(candidates) == 1:
         return Weighed({}, {})
     if not len(data.validation_x):
@@ -141,6 +144,9 @@ def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[
     found: dict[Choice, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
         found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y)
+    found = {name: each for name, each in found.items() if each.probability.isfinite().all()}
+    if not found or list(found) == [own]:
+        return Weighed({}, {})
     weights: dict[Choice, float] = yield Weighing({name: each.probability for name, each in found.items()}, prior)
     members = {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}
     return Weighed(members, {name: log_likelihood(each.probability) for name, each in found.items()})

@@ -117,7 +117,7 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     said = "\n".join(report.section("fedmcsa-1", tmp_path))
     assert "All 4 runs of this table were made." in said
     ours = [100 * float(row["common_over_samples"]) for row in rows(tmp_path / "fedmcsa-1.csv") if row["row"] == "Mine"]
-    assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said
+    assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said.replace("*", "")
 
 
 def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
@@ -201,14 +201,32 @@ def test_of_a_reduced_table_the_side_of_one_row_is_judged(printed, ours, seeds, 
 def test_a_lead_is_compared_where_a_figure_prints_it_and_both_rows_were_run():
     table = tables.load("fedmcsa-2")
     column = next(column for column in table.column if column.name == "synthetic/mlr")
-    ran = {"FedMCSA": (94.0, 95.0), "FedAvg": (77.0, 77.4), "Local": (94.0,), "FedProx": (), "pFedMe": (89.0,)}
-    found = lines.leads(table, column, [lines.Line(row, None, ours, (), 1, "") for row, ours in ran.items()])
-    assert [(line.row, line.printed, line.verdict) for line in found] == [
-        ("FedAvg", 16.86, "holds"),  # 94.5 - 77.2 = 17.3; nobody prints a lead over Local, FedProx was not run
-        ("pFedMe", 10.53, "does not"),
-    ]
-    assert lines.leads(table, column, [lines.Line("FedAvg", None, (77.0,), (), 1, "")]) == []
-    assert lines.leads(tables.load("fedmcsa-1"), column, [lines.Line("FedMCSA", None, (94.0,), (), 1, "")]) == []
+
+    def run(row: str, best: float, last: float = 0.0, common: float = 0.0) -> dict[str, str]:
+        figures = {"bmta_over_samples": best, "over_samples": last, "common_over_samples": common}
+        return {"row": row, "column": column.name, "seed": "0"} | {name: str(value) for name, value in figures.items()}
+
+    ran = [run("FedMCSA", 0.945, 0.93), run("FedAvg", 0.772), run("Local", 0.94), run("pFedMe", 0.89, 0.88, 0.75)]
+    found = lines.leads(table, column, ran)
+    assert {line.row: (line.printed, line.verdict) for line in found} == {
+        "FedAvg": (16.86, "holds"),  # 94.5 - 77.2 = 17.3; nobody prints a lead over Local, FedProx was not run
+        "pFedMe": (10.53, "does not"),
+        "pFedMe(GM)": (17.57, "holds"),  # of the last round, as the common model's figure is: 93 - 75 = 18
+    }
+    assert lines.leads(table, column, ran[1:]) == []
+    assert lines.leads(tables.load("fedmcsa-1"), column, ran) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [((0.4,), "holds"), ((-0.4,), "does not"), ((0.9, -0.3), "holds"), ((-0.6, 0.2), "not decided")]
+)
+def test_who_is_behind_is_not_said_to_be_ahead(ours, verdict):
+    assert lines.Line("HeurFedAMP", 0.5, ours, (), len(ours), "", lead=True).verdict == verdict
+
+
+def test_a_row_no_better_than_a_constant_answer_is_marked_and_who_is_harmed_is_said():
+    line = lines.Line("FedAvg", 78.04, (77.0,), (55.0,), 1, "`fedavg`", constant=79.4, worse_off=(63.0,))
+    assert report.shown(line, "") == "| FedAvg | 78.04 | 77.0* | -1.0 |  | 55.0 | 63 % | `fedavg` |"
 
 
 def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so():

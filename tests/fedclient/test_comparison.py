@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -105,6 +107,13 @@ def test_with_too_few_samples_to_choose_by_the_federations_models_count_two_thir
     for each, common in ((told, 1), (make("fedavg+ft", "d", validation=0, size=12), 1), (useless, -1)):
         found = evaluate(each, own=1, common=common)
         assert (found.kept, found.weights) == (found.own, {}), "it was said so; no blend is asked for; the other is of no use"
+
+
+@pytest.mark.parametrize("size", [60, 12])
+def test_a_model_whose_scores_are_no_numbers_is_in_no_blend(make, size):
+    """Weighted with anything, it would make every answer of the blend no number."""
+    result = evaluate(make("fedavg+ft", size=size), own=1, common=math.nan)
+    assert result.weights == {} and result.kept == "personalized" and result.accuracy_kept == result.accuracy_before > 0.9
 
 
 def test_the_better_model_counts_more_also_after_a_restart(make):
