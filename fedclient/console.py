@@ -115,6 +115,8 @@ def comparison_of(result: Result) -> list[str]:
         )
     subject = "personalization" if result.own == "personalized" else "the federation"
     lines.append(f"{subject} {SAID[finding_of(comparisons)]}")
+    if result.no_better_than_constant:
+        lines.append(f"no better than a constant answer, which has {result.accuracy_constant:.3f}")
     return [*lines, _kept(result)]
 
 
@@ -122,6 +124,10 @@ def _kept(result: Result) -> str:
     if not result.weights:
         return f"kept: the {result.own} model (not chosen)"
     shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())
+    if len(result.weights) == 1:
+        return (
+            f"kept: the {result.kept} model (the {result.own} one is no better than a constant answer on its training samples)"
+        )
     if not result.validation_samples:
         return f"kept: a blend of {shares} (nothing could be held out to weigh them by)"
     return f"kept: a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"

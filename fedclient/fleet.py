@@ -166,12 +166,22 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     if count:
         said = (f"{finding} {count[finding]}" for finding in get_args(Finding) if count[finding])
         lines.append(f"their own model against the others, on the same test samples: {', '.join(said)}")
+    lines += _no_better(results, metric)
     for outcome in outcomes:
         accuracy, kept = (outcome.result.accuracy, outcome.result.choice) if outcome.result else (None, "-")
         text = "-" if accuracy is None else f"{accuracy:.3f}"
         finding = findings[outcome.name] or "-"
         lines.append(f"{outcome.name:<{width}}  {text:>5}  {kept:<12}  {finding:<7}  {outcome.path or 'failed'}")
     return lines
+
+
+def _no_better(results: Sequence[Result], metric: str) -> Iterator[str]:
+    """What constant answers reach, and on how many devices the model is no better."""
+    constant = [result.accuracy_constant for result in results if result.accuracy_constant is not None]
+    if constant:
+        beaten = sum(result.no_better_than_constant for result in results)
+        said = f", and on {beaten} of {len(results)} devices the model is no better" if beaten else ""
+        yield f"a constant answer: mean {metric} {sum(constant) / len(constant):.3f}{said}"
 
 
 def _finding(result: Result | None) -> Finding | None:

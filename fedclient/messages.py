@@ -131,6 +131,13 @@ class Result(Metrics, frozen=True, kw_only=True):
         """Of what the device predicts with."""
         return self.accuracies[self.choice] if self.accuracy_kept is None else self.accuracy_kept
 
+    @property
+    def no_better_than_constant(self) -> bool:
+        """Whether what it predicts with has no better score than a constant answer, where that is not the best there is."""
+        if self.accuracy is None or self.accuracy_constant is None:
+            return False
+        return self.accuracy <= self.accuracy_constant < 1
+
 
 # --- events: what happened -------------------------------------------------------------------------------------------------
 

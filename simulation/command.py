@@ -116,17 +116,26 @@ def by_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> 
 
 
 def side_by_side(results: Mapping[str, Result]) -> list[str]:
-    """A row for each device with its accuracy by each method, by the model that the method leads to; then the means."""
+    """A row for each device with its accuracy by each method, by the model that the method leads to; then the means, what
+    constant answers reach, and which methods are no better.
+    """
     tables = {method: {row.device: row for row in result.table()} for method, result in results.items()}
     devices = sorted(set().union(*tables.values()))
-    width = max(map(len, ("device", *devices)))
+    width = max(map(len, ("constant", *devices)))
     lines = [f"{'device':<{width}}  {'samples':>7}" + "".join(f"  {method:>{_wide(method)}}" for method in results)]
     for device in devices:
         cells = [_cell(method, table[device].accuracy) for method, table in tables.items()]
         samples = next(iter(tables.values()))[device].samples
         lines.append(f"{device:<{width}}  {samples:>7}" + "".join(cells))
-    means = [_cell(method, result.table().mean("accuracy")) for method, result in results.items()]
-    return [*lines, f"{'mean':<{width}}  {'':>7}" + "".join(means)]
+    means = {method: result.table().mean("accuracy") for method, result in results.items()}
+    constants = {method: result.table().mean("constant") for method, result in results.items()}
+    for name, found in (("mean", means), ("constant", constants)):
+        if any(value is not None for value in found.values()):
+            lines.append(f"{name:<{width}}  {'':>7}" + "".join(_cell(method, value) for method, value in found.items()))
+    beaten = [
+        m for m, mean in means.items() if mean is not None and (constant := constants[m]) is not None and mean <= constant
+    ]
+    return [*lines, *([f"no better than a constant answer: {', '.join(beaten)}"] if beaten else [])]
 
 
 def _wide(method: str) -> int:

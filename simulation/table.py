@@ -17,8 +17,8 @@ class Row:
     """Accuracies are fractions of the device's own test part; None: there is no such model, or no test part. Of other
     tasks they are R2 or label accuracy (common.task), and R2 has no interval.
 
-    accuracy: of the model that the method leads to, which is one of the three; interval: its 95 %. verdict: it against the
-    others.
+    accuracy: of the model that the method leads to, which is one of the three; interval: its 95 %. constant: of a constant
+    answer, the best for the training part. verdict: the model against the others.
     """
 
     device: str
@@ -27,6 +27,7 @@ class Row:
     common: float | None
     personalized: float | None
     accuracy: float | None
+    constant: float | None
     interval: tuple[float, float] | None
     verdict: Finding | None
 
@@ -49,7 +50,7 @@ class Table(Sequence[Row]):
     def __repr__(self) -> str:
         """Columns under each other, and a line of means."""
         names = [field.name for field in fields(Row)]
-        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:6])]]
+        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:7])]]
         widths = [max(len(line[at]) for line in lines if at < len(line)) for at in range(len(names))]
         return "\n".join(_line(line, widths) for line in lines)
 
@@ -78,6 +79,7 @@ def row_of(name: str, result: Result) -> Row:
         common=found.get("common"),
         personalized=found.get("personalized"),
         accuracy=own,
+        constant=result.accuracy_constant,
         interval=None if own is None or not samples else interval_of(own, samples, result.task),
         verdict=finding_of(comparisons) if comparisons else None,
     )
@@ -85,7 +87,7 @@ def row_of(name: str, result: Result) -> Row:
 
 def _cells(row: Row) -> list[str]:
     interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
-    accuracies = [_text(value) for value in (row.local, row.common, row.personalized, row.accuracy)]
+    accuracies = [_text(value) for value in (row.local, row.common, row.personalized, row.accuracy, row.constant)]
     return [row.device, str(row.samples), *accuracies, interval, row.verdict or "-"]
 
 

@@ -43,6 +43,7 @@ class Compared(msgspec.Struct, frozen=True):
     devices: int
     mean_over_clients: float | None
     over_samples: float | None
+    constant: float | None  # what constant answers reach, over clients
     fedtp: float | None
     fedmcsa: float | None
     verdicts: dict[str, int]  # better, worse, unclear: of how many devices
@@ -50,6 +51,12 @@ class Compared(msgspec.Struct, frozen=True):
     bytes: int
     slowest_s: float | None  # work of each round's slowest device, over all rounds
     against_first: Against | None  # None: it is the first, or has no device in common with it
+
+    @property
+    def no_better(self) -> bool:
+        """Whether it is no better than a constant answer, over clients."""
+        own, constant = self.mean_over_clients, self.constant
+        return own is not None and constant is not None and own <= constant
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -126,6 +133,7 @@ def _compared(run: Run, first: Run | None) -> Compared:
         devices=len(summary.clients),
         mean_over_clients=latest.mean_over_clients if latest else None,
         over_samples=latest.over_samples if latest else None,
+        constant=summary.latest["constant"].mean_over_clients if "constant" in summary.latest else None,
         fedtp=summary.fedtp.mean if summary.fedtp else None,
         fedmcsa=summary.fedmcsa.mean_of_last if summary.fedmcsa else None,
         verdicts=dict(sorted(Counter(client.verdict for client in summary.clients if client.verdict).items())),

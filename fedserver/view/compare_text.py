@@ -26,12 +26,27 @@ def render(found: Sequence[Compared], runs: Sequence[Run]) -> str:
         console.print(_table(("device", *(run.name for run in runs)), listed[:SHOWN]))
         if len(listed) > SHOWN:
             console.print(f"... and {len(listed) - SHOWN} more devices: --json and --out have them all")
+        if beaten := [each.name for each in found if each.no_better]:
+            console.print(f"no better than a constant answer over clients: {', '.join(beaten)}", markup=False)
         for each in found[1:]:
             console.print(sentence(each.name, found[0].name, each.against_first), markup=False)
     return capture.get().rstrip("\n")
 
 
-HEADS = ("run", "method", "model", "rounds", "devices", "over clients", "over samples", "helped", "gives", "moved", "seconds")
+HEADS = (
+    "run",
+    "method",
+    "model",
+    "rounds",
+    "devices",
+    "over clients",
+    "over samples",
+    "constant",
+    "helped",
+    "gives",
+    "moved",
+    "seconds",
+)
 
 
 def line_of(each: Compared) -> tuple[str, ...]:
@@ -44,6 +59,7 @@ def line_of(each: Compared) -> tuple[str, ...]:
         str(each.devices),
         share(each.mean_over_clients),
         share(each.over_samples),
+        share(each.constant),
         f"{each.verdicts.get('better', 0)} of {known}" if known else "-",
         "-" if each.gives is None else f"{each.gives:+.4f}",
         f"{each.bytes / 1e6:.2f} MB",

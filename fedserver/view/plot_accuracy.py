@@ -44,7 +44,7 @@ def figures_of(summary: Summary) -> Section:
         )
         rows.append([f"FedMCSA: mean over clients of the last {mcsa.evaluations} evaluations", mcsa.mean_of_last])
         rows.append(["FedMCSA: over all test samples, mean of the same evaluations", mcsa.mean_of_last_over_samples])
-    names = {"accuracy": "personalized model, latest", "before": "before the latest local training", "after": "after it"}
+    names = {"accuracy": "the clients' own models, latest", "before": "before the latest local training", "after": "after it"}
     names |= {"common": "common model, latest", "local": "trained on the device alone, latest", "constant": "a constant answer"}
     for key, average in summary.latest.items():
         rows.append([f"{names[key]}: mean over {average.clients} clients", average.mean_over_clients])

@@ -77,14 +77,15 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("device", "state", "samples", metric, "95 %", "common", "local", "constant", "keeps", "note"):
+    for column in ("device", "state", "samples", metric, "95 %", "common", "local", "constant", "verdict", "keeps", "note"):
         table.add_column(column, no_wrap=column != "note")
     for client in clients:
         accuracy, *others = (_share(client[key]) for key in ("accuracy", *COMPARED))
         interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
         share = "" if client["progress"] is None else f" {client['progress']:.0%}"
         state, samples = client["state"] + share, str(client["samples"] or "-")
-        row = (client["name"], state, samples, accuracy, interval, *others, client["kept"] or "-", client["note"] or "")
+        row = (client["name"], state, samples, accuracy, interval, *others)
+        row = (*row, client["verdict"] or "-", client["kept"] or "-", client["note"] or "")
         table.add_row(*(Text(cell) for cell in row))
     return table
 

@@ -84,7 +84,7 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
     shown = fleet.table(outcomes)
     assert shown[0].startswith("done: 1 of 3 clients have their model, mean accuracy 0.")
     assert shown[-1].endswith(str(listed[2].home / "model"))
-    assert shown[1].endswith("failed")
+    assert shown[2].endswith("failed")
     first, second = fleet.failures(outcomes)
     assert first.startswith("shard1: ")
     assert "another fedclient is running" in second
@@ -113,6 +113,16 @@ def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
     assert shown[1] == "their own model against the others, on the same test samples: better 1, worse 1, unclear 2"
     assert [line.split()[3] for line in shown[2:]] == ["better", "worse", "unclear", "unclear", "-"]
     assert len(fleet.table([fleet.Outcome("e")])) == 2, "nothing was compared"
+
+
+def test_the_table_says_where_a_model_is_no_better_than_a_constant_answer(tmp_path):
+    def ended(name, accuracy, constant):
+        result = Result(order_id="e", round=2, trained=False, samples=80, accuracy_before=accuracy, accuracy_constant=constant)
+        return fleet.Outcome(name, tmp_path / name, result)
+
+    said = fleet.table([ended("a", 0.7, 0.6), ended("b", 0.5, 0.5), ended("c", 1.0, 1.0)])[1]
+    assert said == "a constant answer: mean accuracy 0.700, and on 1 of 3 devices the model is no better"
+    assert fleet.table([ended("a", 0.7, 0.6)])[1] == "a constant answer: mean accuracy 0.600"
 
 
 def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, folder, tmp_path):

@@ -23,12 +23,12 @@ from tests.pictures import check_pictures
 COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
 
 
-def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0):
+def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None):
     """What `fedserver export` writes of a run with one round, in which every device reached its accuracy of 40 samples."""
     rows = [
         Row(
             round=1, work=work, client=name, accuracy_before=value, accuracy_local=0.1, better_than_local=won,
-            worse_than_local=0, test_samples=40, seconds=seconds + i, bytes_up=1000, bytes_down=500,
+            worse_than_local=0, test_samples=40, accuracy_constant=constant, seconds=seconds + i, bytes_up=1000, bytes_down=500,
         )
         for work in ("train", "evaluate") for i, (name, value) in enumerate(accuracies.items())
     ]  # fmt: skip
@@ -60,6 +60,16 @@ def test_the_numbers_of_two_runs_by_hand(tmp_path):
     found = second.against_first
     assert (found.devices, found.better, found.worse, found.p, found.verdict) == (3, 2, 1, 1.0, "unclear")
     assert found.difference == pytest.approx(0.1)
+
+
+def test_a_run_that_is_no_better_than_a_constant_answer_is_named(tmp_path):
+    runs = compare.read(
+        [f"{name}={saved(tmp_path / name, {'a': value}, constant=0.6)}" for name, value in (("good", 0.7), ("bad", 0.6))],
+        Home(tmp_path),
+    )
+    found = compare.compared(runs)
+    assert [each.constant for each in found] == [0.6, 0.6]
+    assert "no better than a constant answer over clients: bad\n" in compare_text.render(found, runs)
 
 
 def test_nine_of_nine_devices_are_for_certain(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from attune.common.config import RoundSettings
@@ -64,7 +66,7 @@ def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
     assert latest_metrics([*rows, later]) == {"a": Metrics(loss=1.5, accuracy_before=0.7)}, "it compared with nothing"
 
 
-def shown(accuracy: float, constant: float | None, no_better: list[str]) -> list[str]:
+def shown(accuracy: float, constant: float | None, no_better: list[str], clients: Sequence[dict] = ()) -> list[str]:
     """The last lines of a status in which every average is `accuracy` over clients, and a tenth more over samples."""
     both = {"mean_over_clients": accuracy, "over_samples": accuracy + 0.1}
     of_constant = None if constant is None else {"mean_over_clients": constant, "over_samples": constant}
@@ -82,7 +84,14 @@ def shown(accuracy: float, constant: float | None, no_better: list[str]) -> list
         "refused": [],
         "metric": "accuracy",
     }
-    said |= {"setback": None, "awaited": [], "adapting": [], "clients": [], "accuracy": both, "constant": of_constant}
+    said |= {
+        "setback": None,
+        "awaited": [],
+        "adapting": [],
+        "clients": list(clients),
+        "accuracy": both,
+        "constant": of_constant,
+    }
     return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]
 
 
@@ -94,6 +103,13 @@ def test_status_says_where_models_are_no_better_than_a_constant_answer():
         "on 1 of 0 devices the model is no better than a constant answer",
     ]
     assert "over clients and over samples" in shown(0.8, 0.9, [])[2]
+
+
+def test_status_says_of_each_device_whether_its_model_is_better():
+    client = dict.fromkeys(("progress", "interval", "accuracy_common", "accuracy_local", "accuracy_constant", "note", "kept"))
+    client |= {"name": "kiel", "state": "done", "samples": 9, "accuracy": 0.5, "verdict": "worse"}
+    [row] = [line for line in shown(0.5, None, [], [client]) if line.startswith("kiel")]
+    assert row.split()[-2:] == ["worse", "-"], "and nothing is kept yet"
 
 
 def test_one_line_about_a_round():

@@ -40,6 +40,10 @@ def test_methods_side_by_side(tmp_path: Path) -> None:
         rows = [table[at] for table in expected.values()]
         assert line.split() == [f"site{at}", str(rows[0].samples), *(f"{row.accuracy:.3f}" for row in rows)]
     assert lines[4].split() == ["mean", *(f"{table.mean('accuracy'):.3f}" for table in expected.values())]
+    constant = next(iter(expected.values())).mean("constant")
+    assert lines[5].split() == ["constant", *[f"{constant:.3f}"] * 3]
+    beaten = [method for method, table in expected.items() if table.mean("accuracy") <= constant]
+    assert lines[6:] == ([f"no better than a constant answer: {', '.join(beaten)}"] if beaten else [])
     status = json.loads((tmp_path / "out" / "fedavg" / "status.json").read_bytes())
     assert (status["method"], status["state"], status["round"]) == ("fedavg", "done", 2)
 

@@ -103,7 +103,8 @@ def test_the_table_has_a_row_for_each_device() -> None:
         assert row.verdict in ("better", "worse", "unclear")
     assert table.mean("personalized") == pytest.approx(sum(row.personalized for row in table) / 3)
     lines = str(table).splitlines()
-    assert lines[0].split() == ["device", "samples", "local", "common", "personalized", "accuracy", "interval", "verdict"]
+    head = ["device", "samples", "local", "common", "personalized", "accuracy", "constant", "interval", "verdict"]
+    assert lines[0].split() == head
     assert [line.split()[0] for line in lines[1:]] == ["site0", "site1", "site2", "mean"]
 
 

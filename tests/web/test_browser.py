@@ -104,7 +104,7 @@ def test_a_federation_from_its_first_device_to_its_end(federation, open_page):
     dots = page.locator("#devices svg.dots").first.get_attribute("aria-label")
     said = {device["name"]: device for device in status_of(federation)["clients"]}
     first = page.locator("#devices tbody th").first.inner_text()
-    assert f"personalized {said[first]['accuracy']:.3f}" in dots
+    assert f"own {said[first]['accuracy']:.3f}" in dots
     page.locator("#heat").wait_for()
     assert page.locator("#charts figure").count() == 4
     assert page.locator("#part tbody tr").count() == 3

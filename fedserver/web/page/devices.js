@@ -6,7 +6,8 @@ import { askRevoke } from "./actions.js";
 
 const SOON_S = 14 * 86400;
 const VERDICTS = { better: "helps", worse: "does not help", unclear: "makes no clear difference" };
-const MODELS = [["accuracy_local", "local", "square"], ["accuracy_common", "common", "diamond"], ["accuracy", "personalized", "circle"]];
+// score, word, colour, shape; its own model is the common one under some methods, and under others a personalized one
+const MODELS = [["accuracy_local", "local", "local", "square"], ["accuracy_common", "common", "common", "diamond"], ["accuracy", "own", "personalized", "circle"]];
 const rows = new Map();
 
 const ORDERS = {
@@ -33,7 +34,7 @@ function key(run, intervals) {
   show($("score-head"), run.metric, (metric) => `${title(metric)} on its own test part`);
   show($("sort-score"), run.metric, (metric) => metric);
   show($("key"), [run.metric_told, intervals], ([told]) => [
-    "Of each device's own test part: ", mark("circle", "personalized"), ` its personalized model${intervals ? ", with the 95 % interval" : ""}; `,
+    "Of each device's own test part: ", mark("circle", "personalized"), ` its own model${intervals ? ", with the 95 % interval" : ""}; `,
     mark("diamond", "common"), " the common model; ", mark("square", "local"), " a model trained on it alone; the grey tick is a constant answer.",
     told === run.metric ? "" : ` ${title(told)}.`, run.metric === "R2" ? " What is below 0 is drawn at 0." : "",
   ]);
@@ -74,13 +75,13 @@ const X = (value) => 6 + Math.max(value, 0) * 188; // R2 below 0 is at the edge;
 
 function dots(device) {
   if (device.accuracy === null && MODELS.every(([name]) => device[name] === null)) return "–";
-  const words = MODELS.filter(([name]) => device[name] !== null).map(([name, kind]) => `${kind} ${share(device[name])}`);
+  const words = MODELS.filter(([name]) => device[name] !== null).map(([name, word]) => `${word} ${share(device[name])}`);
   const ticks = [0, 0.5, 1].map((value) => [s("line", { x1: X(value), x2: X(value), y1: 4, y2: 20, stroke: "var(--line)" }), s("text", { x: X(value), y: 32, "text-anchor": "middle" }, String(value))]);
   const interval = device.interval && s("line", { x1: X(device.interval[0]), x2: X(device.interval[1]), y1: 12, y2: 12, stroke: "var(--personalized)", "stroke-width": 3, opacity: 0.35 });
   const constant = device.accuracy_constant !== null && s("line", { x1: X(device.accuracy_constant), x2: X(device.accuracy_constant), y1: 5, y2: 19, stroke: "var(--quiet)", "stroke-width": 2 });
   return s("svg", { class: "dots", viewBox: "0 0 200 34", role: "img", "aria-label": words.join(", ") }, s("title", {}, words.join(", ")),
     s("line", { x1: X(0), x2: X(1), y1: 12, y2: 12, stroke: "var(--line)" }), ...ticks.flat(), interval, constant,
-    ...MODELS.filter(([name]) => device[name] !== null).map(([name, kind, shape]) => shaped(shape, X(device[name]), 12, kind)));
+    ...MODELS.filter(([name]) => device[name] !== null).map(([name, , kind, shape]) => shaped(shape, X(device[name]), 12, kind)));
 }
 
 function shaped(shape, x, y, kind) {
