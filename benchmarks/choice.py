@@ -3,8 +3,8 @@
 `python -m benchmarks.choice --data uci_har=PATH --out FILE`: recipes' shards, each method with `--baseline local`; a row for
 each point, seed and method as it ends, and it goes on where it was interrupted. The recipes' own tables are stricter: their
 rivals are whole federations of their own, with `local` and with `fedavg`. Here they are the models between which a device
-chooses. Harmed: kept is worse than one of them by the exact paired test with Holm's correction (5 %), by groups of test samples
-where shards have them; by samples: as if all were independent.
+chooses. Harmed: kept is worse than one of them by the exact paired test with Holm's correction (5 %), as if test samples were
+independent; by groups: where shards have groups of test samples, each is one piece of evidence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.study import Results, named
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
 RIVALS: tuple[Choice, ...] = ("common", "local")
 KEY = ("recipe", "series", "x", "seed", "method")
-FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed", "harmed_by_samples")
+FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed", "harmed_by_groups")
 
 
 def methods(recipe: Recipe) -> tuple[str, ...]:
@@ -58,15 +58,14 @@ def figures(
     rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
     each_device = list(zip(shards, clients, models, local, strict=True))
-    worse = [is_harmed(*each, groups_of(each[0])) for each in each_device]
     found = {
         **{name: means.get(name) for name in RIVALS},
         "choosing": fmean(map(holds_out, shards)),
         "own": fmean(client["accuracy"] for client in clients),
         "kept": kept,
         "behind": 100 * (max(means.values()) - kept),
-        "harmed": fmean(worse),
-        "harmed_by_samples": fmean(is_harmed(*each, None) for each in each_device),
+        "harmed": fmean(is_harmed(*each, None) for each in each_device),
+        "harmed_by_groups": fmean(is_harmed(*each, groups_of(each[0])) for each in each_device),
     }
     return {"devices": len(shards)} | {name: None if value is None else round(value, 4) for name, value in found.items()}
 
@@ -119,14 +118,12 @@ def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -
 
 def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Markdown: a line for each recipe, series and method, over points and seeds. Both: the common model and the one alone."""
-    yield "| recipe | method | runs | devices that choose | kept, above the better of both: mean, least | harmed | by samples |"
+    yield "| recipe | method | runs | devices that choose | kept, above the better of both: mean, least | harmed | by groups |"
     yield "|---|---|---|---|---|---|---|"
     for recipe, series, method in dict.fromkeys((row["recipe"], row["series"], row["method"]) for row in rows):
         mine = [row for row in rows if (row["recipe"], row["series"], row["method"]) == (recipe, series, method)]
         gain = [-float(row["behind"]) for row in mine]
-        choosing, worse, more = (
-            fmean(float(row[name]) for row in mine) for name in ("choosing", "harmed", "harmed_by_samples")
-        )
+        choosing, worse, more = (fmean(float(row[name]) for row in mine) for name in ("choosing", "harmed", "harmed_by_groups"))
         title = f"{recipe}, {series}" if series else recipe
         yield (
             f"| `{title}` | `{method}` | {len(mine)} | {100 * choosing:.0f} % | {fmean(gain):+.1f}, {min(gain):+.1f} "

@@ -109,9 +109,9 @@ def _harmed(rows: dict[str, list[Row]]) -> Iterator[str]:
 
 
 def _share(rows: Sequence[Row], label: str) -> str:
-    """By groups; in brackets by samples, where that is another share."""
+    """By samples; in brackets by groups of samples, where that is another share."""
     mine = [row for row in rows if row.method == label]
     if not mine:
         return ""
-    by_group, by_sample = (100 * fmean(found) for found in zip(*((r.harmed, r.harmed_by_samples) for r in mine), strict=True))
-    return f"{by_group:.1f} %" + (f" ({by_sample:.1f} %)" if by_sample != by_group else "")
+    by_sample, by_group = (100 * fmean(found) for found in zip(*((r.harmed, r.harmed_by_groups) for r in mine), strict=True))
+    return f"{by_sample:.1f} %" + (f" ({by_group:.1f} %)" if by_group != by_sample else "")

@@ -33,6 +33,7 @@ DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20
 ROUNDS = 5  # of one measurement
 RESULTS = Path("benchmarks/results")
 TRAIN = {"local_steps": STEPS, "batch_size": BATCH, "validation": 0.0}
+SETTINGS = {"train": TRAIN, "round": {"evaluate_each_last": 0}}
 Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -51,7 +52,7 @@ def simulated(shards: Data, method: str, executor: Any) -> float:
 
     def run(rounds: int) -> float:
         began = time.process_time()
-        attune.simulate(shards, method, "mlr", rounds, settings={"train": TRAIN}, executor=executor, progress=False)
+        attune.simulate(shards, method, "mlr", rounds, settings=SETTINGS, executor=executor, progress=False)
         return time.process_time() - began
 
     return (run(1 + ROUNDS) - run(1)) / ROUNDS

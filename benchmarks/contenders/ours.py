@@ -26,7 +26,7 @@ def main() -> None:
         if trained % len(shards) == 0 and trained <= rounds * len(shards):
             task.say_round()
 
-    settings = SETTINGS | {"round.evaluate_every": rounds + 1}
+    settings = SETTINGS | {"round.evaluate_every": rounds + 1, "round.evaluate_each_last": 0}
     result = attune.simulate(shards, "fedavg", "mlr", rounds, 0, settings, executor=executor, progress=heard)
     task.say_accuracy(result.table().mean("accuracy"))
 

@@ -13,7 +13,7 @@ from attune.simulation.recipes.recipe import FEDAVG, LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import Row, shown
 
 OVER = (LOCAL, TUNED)
-HEADS = ("mean", "pooled", "worst", "harmed", "served", "constant", "MB", "seeds")
+HEADS = ("mean", "pooled", "worst", "harmed", "by group", "served", "constant", "MB", "seeds")
 NO_BETTER = "*"  # after the mean of a method that is no better than a constant answer
 
 
@@ -23,7 +23,7 @@ def lines(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
         yield f"{recipe.title}{f' ({series})' if series else ''}, {recipe.rounds} rounds; x: {recipe.axis}"
         yield f"{'x':>6}  {'method':<15}" + "".join(f" {head:>8}" for head in HEADS)
         for row in found:
-            shares = [row[name] for name in HEADS[:6]]
+            shares = [row[name] for name in HEADS[:7]]
             cells = ["-" if each is None else f"{100 * each:.1f}" for each in shares]
             cells[0] += NO_BETTER if no_better(row) else ""
             cells += [f"{row['bytes'] / 1e6:.2f}", str(row["seeds"])]

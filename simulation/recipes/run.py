@@ -54,8 +54,8 @@ class Row(msgspec.Struct, frozen=True):
     judged: float | None
     served: float | None
     constant: float | None
-    harmed: float  # share of the devices; by groups of test samples, where the shards have them
-    harmed_by_samples: float  # as if all samples were independent, which finds more
+    harmed: float  # share of the devices, as if all test samples were independent
+    harmed_by_groups: float  # a group of test samples is one piece of evidence, where shards have groups; else the same
     bytes: int
     seconds: float
 
@@ -149,8 +149,8 @@ def _row(
         judged=mean_of("accuracy"),
         served=_served(entry, result),
         constant=mean_of("accuracy_constant"),
-        harmed=round(fmean(harmed(mine[name], each_of[name], groups[name]) for name in mine), 4),
-        harmed_by_samples=round(fmean(harmed(mine[name], each_of[name]) for name in mine), 4),
+        harmed=round(fmean(harmed(mine[name], each_of[name]) for name in mine), 4),
+        harmed_by_groups=round(fmean(harmed(mine[name], each_of[name], groups[name]) for name in mine), 4),
         bytes=result.bytes_moved // len(mine),
         seconds=round(seconds, 1),
     )
@@ -224,6 +224,7 @@ def shown(recipe: Recipe, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]
                         "pooled": fmean(row.pooled for row in mine),
                         "worst": fmean(row.worst for row in mine),
                         "harmed": fmean(row.harmed for row in mine),
+                        "by group": fmean(row.harmed_by_groups for row in mine),
                         "served": fmean(served) if served else None,
                         "constant": fmean(row.constant or 0.0 for row in mine),
                         "bytes": fmean(row.bytes for row in mine),

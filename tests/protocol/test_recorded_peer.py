@@ -57,7 +57,6 @@ def live(peer: Peer) -> Story:
 @pytest.fixture(scope="module")
 def stories(federation: Federation) -> dict[str, Story]:
     flags = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", str(ROUNDS))
-    flags += ("--set", "round.evaluate_each_last=0")
     server = federation.server(*flags)
     peers = {name: Peer(server.port, server.join_token, name) for name in ("ada", "bob")}
     try:
@@ -79,10 +78,10 @@ def test_it_is_enrolled_under_its_name_and_told_the_plan(stories: dict[str, Stor
 
 def test_it_is_given_every_order_and_every_answer_counts(stories: dict[str, Story]) -> None:
     for name, story in stories.items():
-        assert [order.id for order in story.orders] == [f"train-1-{name}", f"train-2-{name}", f"evaluate-2-{name}"]
-        assert [ref.version for order in story.orders for ref in order.downloads] == [0, 1, 2]
+        assert [order.id for order in story.orders] == [f"{work}-{n}-{name}" for n in (1, 2) for work in ("train", "evaluate")]
+        assert [ref.version for order in story.orders for ref in order.downloads] == [0, 1, 1, 2]
         assert [each.part for each in story.orders[0].returns] == ["shared"]
-        assert story.receipts == [ACCEPTED] * (ROUNDS + 1)
+        assert story.receipts == [ACCEPTED] * 2 * ROUNDS
         assert len(story.again) == ROUNDS and set(story.again) <= {ACCEPTED, LATE}, "late: the round has closed meanwhile"
 
 
