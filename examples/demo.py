@@ -74,6 +74,7 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
                     "fedtp": client["accuracy"],
                 },
                 home=fedtp.home(shard),
+                verdict=client["verdict"],
             )
         )
     return found

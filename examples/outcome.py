@@ -24,6 +24,7 @@ class Outcome:
     test_samples: int
     accuracy: Mapping[str, float]
     home: Path
+    verdict: str | None = None  # of its FedTP model against those of Local and of all together, by the paired test
 
     @property
     def best(self) -> str:
@@ -47,6 +48,11 @@ def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield _row("over all test samples", sum(each.samples for each in outcomes), total, _shown(pooled), "", width)
     count = Counter(each.best for each in outcomes)
     yield f"finds most labels: {', '.join(f'{name} on {number} devices' for name, number in count.most_common())}"
+    found = Counter(each.verdict for each in outcomes)
+    yield (
+        f"FedTP against Local and the common model, on the same test samples: better on {found['better']} devices, "
+        f"worse (harmed) on {found['worse']}, too close to tell on {found['unclear']}"
+    )
     yield from LEGEND
 
 

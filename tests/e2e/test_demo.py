@@ -54,15 +54,17 @@ def test_the_table_is_what_the_federations_came_to(demo: tuple[Path, str]) -> No
 
 
 def test_both_means_and_who_is_best_by_hand() -> None:
-    def device(name: str, test_samples: int, *accuracy: float) -> Outcome:
-        return Outcome(name, 30, test_samples, dict(zip(COLUMNS, accuracy, strict=True)), Path())
+    def device(name: str, test_samples: int, verdict: str, *accuracy: float) -> Outcome:
+        return Outcome(name, 30, test_samples, dict(zip(COLUMNS, accuracy, strict=True)), Path(), verdict)
 
-    lines = list(report([device("a", 10, 0.9, 0.1, 0.2, 0.3, 0.4), device("b", 30, 0.5, 0.5, 0.6, 0.7, 0.7)]))
+    a, b = device("a", 10, "worse", 0.9, 0.1, 0.2, 0.3, 0.4), device("b", 30, "unclear", 0.5, 0.5, 0.6, 0.7, 0.7)
+    lines = list(report([a, b]))
     assert lines[2].split() == ["a", "30", "10", "0.900", "0.100", "0.200", "0.300", "0.400", "FedTP"], "no rival: a constant"
     assert lines[3].split()[-1] == "equal"
     assert lines[4].split()[3:] == ["0.700", "0.300", "0.400", "0.500", "0.550"]
     assert lines[5].split()[4:] == ["60", "40", "0.600", "0.400", "0.500", "0.600", "0.625"]
     assert lines[6] == "finds most labels: FedTP on 1 devices, equal on 1 devices"
+    assert lines[7].endswith("better on 0 devices, worse (harmed) on 1, too close to tell on 1")
 
 
 def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
