@@ -69,7 +69,7 @@ class Measure(ABC):
 
     @abstractmethod
     def constant_likelihood(self, y: Tensor) -> Tensor:
-        """How likely each of y is by the answer, always the same, under which all of them are likeliest: in y's shape."""
+        """How likely each of y is by what is the same for every sample and makes all of them likeliest: in y's shape."""
 
     @abstractmethod
     def constant(self, trained: Tensor, tested: Tensor) -> float:

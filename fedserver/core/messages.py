@@ -277,7 +277,7 @@ class Order:
     trains: tuple[str, ...] = ()
     cold_start: tuple[BlobRef, ...] = ()
     encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
-    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as devices found them; none: unknown
+    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as others found them; none: unknown
 
     def carrying(self, data: Mapping[str, bytes]) -> Order:
         """The same order with these blobs (digest -> bytes) in it, each once."""

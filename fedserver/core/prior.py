@@ -32,8 +32,10 @@ Shares = dict[Choice, float]  # of each model that any device has, > 0, summing 
 
 @dataclass(frozen=True)
 class Prior:
-    """shares: by all devices; empty without any. without: of each device that voted, the shares by all others; empty
-    of very many."""
+    """shares: by all devices; empty without any.
+
+    without: of each device that voted, the shares by all others; none of very many devices.
+    """
 
     shares: Mapping[Choice, float]
     without: Mapping[str, Mapping[Choice, float]]
@@ -46,7 +48,7 @@ class Prior:
 NOTHING = Prior({}, {})
 
 
-def votes_of(rows: Iterable[Row]) -> dict[str, Shares]:
+def votes_of(rows: Iterable[Row]) -> dict[str, dict[Choice, float]]:
     """Log-likelihoods by model, of each device (by name) that has weighed several."""
     said = {row.client: {model: getattr(row, f"likelihood_{model}") for model in CHOICES} for row in rows}
     known = {name: {model: value for model, value in each.items() if value is not None} for name, each in said.items()}
