@@ -77,6 +77,7 @@ class Prepared:
     validation_y: Tensor
     standardiser: Standardiser | None  # None: features as they are
     test_groups: npt.NDArray[np.intp] | None = None  # (N,) of the test samples: those of one group are not independent
+    validation_weight: Tensor | None = None  # (V,) float64: samples of one group count as one; None: each as one
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
@@ -100,7 +101,14 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
-    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups)
+    weight = None if shard.groups is None else torch.from_numpy(_as_one(shard.groups[held]))
+    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight)
+
+
+def _as_one(groups: Array) -> npt.NDArray[np.float64]:
+    """(V,): what each of V samples counts if those of one group count as one."""
+    _, place_V, size_G = np.unique(groups, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / size_G[place_V])
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:

@@ -143,10 +143,12 @@ def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[
         return Weighed((yield from unweighed(candidates, own, data.train_x, data.train_y, prior)), {})
     found: dict[Choice, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
-        found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y)
+        found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
     found = {name: each for name, each in found.items() if each.probability.isfinite().all()}
     if not found or list(found) == [own]:
         return Weighed({}, {})
-    weights: dict[Choice, float] = yield Weighing({name: each.probability for name, each in found.items()}, prior)
+    weights: dict[Choice, float] = yield Weighing(
+        {name: each.probability for name, each in found.items()}, prior, data.validation_weight
+    )
     members = {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}
-    return Weighed(members, {name: log_likelihood(each.probability) for name, each in found.items()})
+    return Weighed(members, {name: log_likelihood(each.probability, data.validation_weight) for name, each in found.items()})

@@ -51,20 +51,23 @@ def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> 
     return [PSEUDO_COUNT * len(known) * share / sum(shares) for share in shares]
 
 
-def weights_of(probability: Mapping[Choice, Tensor], prior: Mapping[Choice, float] = NOTHING) -> dict[Choice, float]:
+def weights_of(
+    probability: Mapping[Choice, Tensor], prior: Mapping[Choice, float] = NOTHING, weight: Tensor | None = None
+) -> dict[Choice, float]:
     """Weights >= 0 that sum to 1 and are the likeliest a posteriori for the mixture of these models.
 
     probability: what each gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one sample. Of
-    numbers a density: weights depend on ratios alone. prior: as `pseudo_counts`.
+    numbers a density: weights depend on ratios alone. prior: as `pseudo_counts`. weight (V,) float64: what each sample counts.
     The prior is Dirichlet(1 + the pseudo counts); the method is expectation maximisation for mixing proportions (Dempster,
     Laird, Rubin, J. of the Royal Statistical Society B 1977).
     """
     p_KVT = torch.stack([each.double().reshape(len(each), -1).clamp_min(FLOOR) for each in probability.values()])
     p_KN, labels = p_KVT.flatten(1).numpy(), p_KVT.shape[2]  # of arrays this small, numpy's operations take half as long
+    v_N = np.ones(p_KN.shape[1]) if weight is None else np.repeat(weight.numpy(), labels)
     before_K = np.array(pseudo_counts(probability, prior))
     w_K = np.full(len(p_KN), 1.0 / len(p_KN))
     for _ in range(ITERATIONS):
-        count_K = w_K * (p_KN @ (1.0 / (w_K @ p_KN))) / labels + before_K
+        count_K = w_K * (p_KN @ (v_N / (w_K @ p_KN))) / labels + before_K
         w_K = count_K / count_K.sum()
     return dict(zip(probability, w_K.tolist(), strict=True))
 
@@ -75,9 +78,10 @@ class Weighing:
 
     probability: Mapping[Choice, Tensor]
     prior: Mapping[Choice, float] = field(default_factory=dict)
+    weight: Tensor | None = None  # (V,)
 
     def alone(self) -> dict[Choice, float]:
-        return weights_of(self.probability, self.prior)
+        return weights_of(self.probability, self.prior, self.weight)
 
 
 def answers_of(members: Sequence[Member], x: Tensor) -> Tensor:

@@ -37,18 +37,19 @@ def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
         yield factors_G[at : at + some].view(-1, *[1] * scores.dim()) * scores
 
 
-def log_likelihood(probability: Tensor) -> float:
+def log_likelihood(probability: Tensor, weight: Tensor | None = None) -> float:
     """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
-    return float(log_likelihoods(probability.unsqueeze(0)))
+    return float(log_likelihoods(probability.unsqueeze(0), weight))
 
 
-def log_likelihoods(probability: Tensor) -> Tensor:
-    """Of each of G times V samples, (G, V) or (G, V, T): (G,)."""
+def log_likelihoods(probability: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Of each of G times V samples, (G, V) or (G, V, T): (G,). weight (V,) float64: what each counts; None: as one."""
     p_GVT = probability.double().reshape(*probability.shape[:2], -1).clamp_min(FLOOR)
-    return p_GVT.log().mean(dim=2).sum(dim=1)
+    each_GV = p_GVT.log().mean(dim=2)
+    return each_GV.sum(dim=1) if weight is None else each_GV @ weight
 
 
-def spread(samples: int) -> float:
+def spread(samples: float) -> float:
     """The prior's standard deviation of log sharpness: 1 with many samples (95 % between a seventh and seven), 0 with none.
 
     Two samples are easily right or wrong by chance, and then say nothing of how sure a model may be.
@@ -56,13 +57,14 @@ def spread(samples: int) -> float:
     return samples / (samples + PRIOR_SAMPLES)
 
 
-def calibrated(sharpnesses: Sequence[float], probability: Tensor) -> Calibrated:
+def calibrated(sharpnesses: Sequence[float], probability: Tensor, weight: Tensor | None = None) -> Calibrated:
     """The likeliest of G sharpnesses a posteriori; of equal ones the first.
 
-    probability: with each sharpness, what the right labels are given, (G, V) or (G, V, T). The prior of log sharpness is normal
-    about 0.
+    probability: with each sharpness, what the right labels are given, (G, V) or (G, V, T). weight: as `log_likelihoods`.
+    The prior of log sharpness is normal about 0.
     """
     log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
-    posterior_G = log_likelihoods(probability) - 0.5 * (log_G / spread(probability.shape[1])).square()
+    samples = probability.shape[1] if weight is None else float(weight.sum())
+    posterior_G = log_likelihoods(probability, weight) - 0.5 * (log_G / spread(samples)).square()
     best = int(posterior_G.argmax())
     return Calibrated(sharpnesses[best], probability[best])

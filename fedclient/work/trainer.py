@@ -164,9 +164,11 @@ class Trainer:
             found.append(self.measure.right(self.measure.of_scores(logits), some_y))
         return torch.cat(found).cpu()
 
-    def calibrated(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Calibrated]:
+    def calibrated(
+        self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> Jobs[Calibrated]:
         """How sure prepared tensors may be of x (N, ...), and how likely y is by them then: in y's shape, on the CPU."""
-        return calibrated(self.measure.sharpnesses, (yield from self.likelihoods(prepared, x, y)))
+        return calibrated(self.measure.sharpnesses, (yield from self.likelihoods(prepared, x, y)), weight)
 
     def likelihoods(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """How likely y is for x (N, ...) by prepared tensors, with each of the measure's sharpnesses: (G, *y.shape).

@@ -47,6 +47,18 @@ def test_tabular_is_standardised_with_the_training_part_only(write, plan_for):
     assert torch.equal(prepare_features(test, spec, saved), ready.test_x)
 
 
+def test_samples_of_a_group_are_one_in_the_comparison_and_where_models_are_weighed(write, plan_for):
+    x, groups = np.arange(48, dtype=np.float32).reshape(24, 2), np.repeat(["a", "b", "c", "d"], 6)
+    folder = write(x, [0, 1] * 12, test=(x[:3], [0, 1, 0]), meta={"groups": "run"})
+    np.savez(folder / "train.npz", x=x, y=[0, 1] * 12, run=groups)
+    np.savez(folder / "test.npz", x=x[:3], y=[0, 1, 0], run=["z", "y", "z"])
+    ready = prepare(load_shard(folder), plan_for("tabular", (2,), [0, 1]))
+    assert ready.test_groups.tolist() == [1, 0, 1]
+    assert len(ready.validation_x) == 6 and ready.validation_weight.tolist() == [pytest.approx(1 / 6)] * 6, "one group of six"
+    plain = prepare(load_shard(write(x, [0, 1] * 12, meta={})), plan_for("tabular", (2,), [0, 1]))
+    assert plain.test_groups is None and plain.validation_weight is None
+
+
 def test_features_stay_as_they_are_where_meta_says_so(write, plan_for):
     train, test = np.array([[1.0, 7.0], [3.0, 9.0]]), np.array([[5.0, 8.0]])
     shard = load_shard(write(train, [0, 1], test=(test, [1]), meta={"standardise": False}))

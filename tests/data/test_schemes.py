@@ -267,8 +267,9 @@ def test_groups_of_the_split_are_groups_of_the_shards(dataset_of, tmp_path):
     person, run = np.repeat([0, 1], 12), np.arange(24) // 3
     data = dataset_of([(24, 0)], {"person": person, "run": run})
     parts = partition(data, "natural", by="person", group="run")
-    for folder, train in zip(write_shards(tmp_path, parts), parts.train, strict=True):
-        assert load_shard(folder).groups.tolist() == run[train].tolist()
+    for folder, train, test in zip(write_shards(tmp_path, parts), parts.train, parts.test, strict=True):
+        shard = load_shard(folder)
+        assert (shard.groups.tolist(), shard.test_groups.tolist()) == (run[train].tolist(), run[test].tolist())
 
 
 def test_stratified_and_grouped_by_hand():

@@ -77,6 +77,19 @@ def test_samples_of_a_group_stay_together(write):
     shard = load_shard(folder)
     assert len(shard.test_x) == 3 and len(set(shard.test_x[:, 0] // 6)) == 1, "one of the two groups of three"
     assert sorted(shard.groups.tolist()) in ([7] * 3 + [9] * 6, [8] * 3 + [9] * 6)
+    assert sorted([*shard.groups, *shard.test_groups]) == sorted(people) and len(set(shard.test_groups)) == 1
+
+
+def test_a_test_part_says_which_of_its_samples_belong_together_or_nothing(write):
+    people = np.array([7, 7, 8])
+    folder = write(X[:3], Y[:3], test=(X[:3], Y[:3]), meta={"groups": "person"})
+    np.savez(folder / "train.npz", x=X[:3], y=Y[:3], person=people)
+    assert load_shard(folder).test_groups is None
+    np.savez(folder / "test.npz", x=X[:3], y=Y[:3], person=people[::-1])
+    assert load_shard(folder).test_groups.tolist() == [8, 7, 7]
+    np.savez(folder / "test.npz", x=X[:3], y=Y[:3], person=people[:2])
+    with pytest.raises(ShardError, match=r"test.npz is 'person' of shape \(2,\)"):
+        load_shard(folder)
 
 
 def test_one_sample_is_enough(write):

@@ -137,6 +137,16 @@ def test_the_shard_of_a_table_is_the_table(tmp_path: Path) -> None:
     made, direct = load_shard(out), load_shard(path, options=ReadOptions.of(**read))
     assert made.column_names == ("b", "a") and made.profile().labels == [0, 1, 2, 3]
     assert np.array_equal(made.test_x, direct.test_x) and np.array_equal(made.groups, direct.groups)
+    assert np.array_equal(made.test_groups, direct.test_groups) and set(made.test_groups) <= {f"p{n}" for n in range(8)}
+
+
+def test_groups_of_a_split_table_go_with_their_samples(tmp_path: Path) -> None:
+    rows = [f"{n},{n % 2},p{n // 4},{'test' if n >= 16 else 'train'}" for n in range(24)]
+    path, out = csv(tmp_path / "t.csv", "a,y,who,split", *rows), tmp_path / "shard"
+    shard = load_shard(path, options=ReadOptions.of(group="who"))
+    assert shard.test_groups.tolist() == ["p4"] * 4 + ["p5"] * 4 and len(shard.groups) == 16
+    done = CliRunner().invoke(main, ["shard", str(path), "--group", "who", "--out", str(out)])
+    assert done.exit_code == 0 and np.array_equal(load_shard(out).test_groups, shard.test_groups)
 
 
 def test_a_shard_is_not_written_over_something(tmp_path: Path) -> None:

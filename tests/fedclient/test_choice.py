@@ -11,8 +11,10 @@ import torch
 from attune.common.interval import wilson
 from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import Result
-from attune.fedclient.work.blend import weights_of
+from attune.fedclient.work.blend import Weighing, weights_of
+from attune.fedclient.work.calibration import calibrated, log_likelihood
 from attune.fedclient.work.comparison import compared
+from attune.fedclient.work.stacked.weigh import weigh
 
 
 def test_weights_are_the_likeliest_of_all():
@@ -55,6 +57,21 @@ def test_what_others_found_weighs_as_much_as_a_sample_for_each_model():
 def test_many_samples_outweigh_what_others_found():
     right = torch.full((200,), 0.9)
     assert weights_of({"personalized": right, "local": right / 9}, {"personalized": 0.02, "local": 0.98})["personalized"] > 0.9
+
+
+def test_samples_that_count_as_one_are_as_one():
+    """Three windows of one recording, each alike, beside one of another."""
+    own, rival = torch.tensor([0.9, 0.2]), torch.tensor([0.3, 0.6])
+    alike, counts = torch.tensor([0, 0, 0, 1]), torch.tensor([1 / 3, 1 / 3, 1 / 3, 1.0], dtype=torch.float64)
+    once = {"personalized": own, "common": rival}
+    often = {name: each[alike] for name, each in once.items()}
+    assert weights_of(often, weight=counts) == pytest.approx(weights_of(once))
+    assert weigh([Weighing(often, {}, counts), Weighing(often)]) == [
+        pytest.approx(weights_of(once), abs=1e-6), pytest.approx(weights_of(often), abs=1e-6),
+    ]  # fmt: skip
+    assert log_likelihood(often["common"], counts) == pytest.approx(log_likelihood(rival))
+    sure = torch.stack([own**power for power in (0.5, 1.0, 2.0)])
+    assert calibrated((0.5, 1.0, 2.0), sure[:, alike], counts).sharpness == calibrated((0.5, 1.0, 2.0), sure).sharpness
 
 
 def test_a_certain_error_rules_nothing_out():

@@ -19,7 +19,7 @@ def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:
     """What each of like jobs comes to, in their order. What is padded is explained by every model alike, and not counted."""
     names = list(jobs[0].probability)
     p_DVKT = pad_sequence([_table(job) for job in jobs], batch_first=True, padding_value=1.0)
-    real_DV = pad_sequence([torch.ones(len(job.probability[names[0]]), dtype=torch.float64) for job in jobs], batch_first=True)
+    real_DV = pad_sequence([_counts(job) for job in jobs], batch_first=True)
     before_DK = torch.tensor([pseudo_counts(names, job.prior) for job in jobs], dtype=torch.float64)
     w_DK = torch.full((len(jobs), len(names)), 1.0 / len(names), dtype=torch.float64)
     for _ in range(ITERATIONS):
@@ -28,6 +28,13 @@ def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:
         count_DK = torch.einsum("dvk,dv->dk", share_DVK, real_DV) + before_DK
         w_DK = count_DK / count_DK.sum(dim=1, keepdim=True)
     return [dict(zip(names, w_K, strict=True)) for w_K in w_DK.tolist()]
+
+
+def _counts(job: Weighing) -> torch.Tensor:
+    """(V,): how much each sample counts."""
+    if job.weight is not None:
+        return job.weight
+    return torch.ones(len(next(iter(job.probability.values()))), dtype=torch.float64)
 
 
 def _table(job: Weighing) -> torch.Tensor:
