@@ -65,7 +65,8 @@ def picture(recipe: Recipe, rows: Sequence[Row], path: Path) -> Path:
             _gain_on(place, recipe, each, over)
             place.set_title(f"gain over {over}{f', {series}' if series else ''}", fontsize=10)
         pair[0].set_ylabel("points of mean accuracy")
-        pair[0].legend(frameon=False, fontsize=8)
+        drawn = {line.get_label(): line for place in pair for line in place.get_lines() if not line.get_label().startswith("_")}
+        pair[0].legend(drawn.values(), drawn.keys(), frameon=False, fontsize=8)
     for place in axes[-1]:
         place.set_xlabel(recipe.axis)
     path.write_bytes(figures.png(figure))
