@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from attune.common.statistics import mcnemar
+
 COLUMNS = {"constant": "constant", "local": "Local", "fedavg": "FedAvg", "fedavg+ft": "tuned", "fedtp": "FedTP"}
 LEGEND = (
     "constant: always the device's most frequent label; Local: trained alone, with the same budget; FedAvg: one model for all;",
@@ -48,9 +50,14 @@ def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield _row("over all test samples", sum(each.samples for each in outcomes), total, _shown(pooled), "", width)
     count = Counter(each.best for each in outcomes)
     yield f"finds most labels: {', '.join(f'{name} on {number} devices' for name, number in count.most_common())}"
+    for key in (key for key in COLUMNS if key not in ("constant", "fedtp")):
+        gains = [each.accuracy["fedtp"] - each.accuracy[key] for each in outcomes]
+        ahead, behind = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+        p = mcnemar(ahead, behind)
+        yield f"FedTP is ahead of {COLUMNS[key]} on {ahead} devices, behind on {behind} (sign test, p = {p:.2g})"
     found = Counter(each.verdict for each in outcomes)
     yield (
-        f"FedTP against Local and the common model, on the same test samples: better on {found['better']} devices, "
+        f"for a single device, by its own few test samples, against Local and the common model: better on {found['better']}, "
         f"worse (harmed) on {found['worse']}, too close to tell on {found['unclear']}"
     )
     yield from LEGEND

@@ -64,7 +64,9 @@ def test_both_means_and_who_is_best_by_hand() -> None:
     assert lines[4].split()[3:] == ["0.700", "0.300", "0.400", "0.500", "0.550"]
     assert lines[5].split()[4:] == ["60", "40", "0.600", "0.400", "0.500", "0.600", "0.625"]
     assert lines[6] == "finds most labels: FedTP on 1 devices, equal on 1 devices"
-    assert lines[7].endswith("better on 0 devices, worse (harmed) on 1, too close to tell on 1")
+    assert lines[7] == "FedTP is ahead of Local on 2 devices, behind on 0 (sign test, p = 0.5)"
+    assert lines[9] == "FedTP is ahead of tuned on 1 devices, behind on 0 (sign test, p = 1)"
+    assert lines[10].endswith("better on 0, worse (harmed) on 1, too close to tell on 1")
 
 
 def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
