@@ -121,7 +121,10 @@ class Paper:
             cell, cut(self._study, cell.task, cell.seed, self.files, self.scratch), settings, self.table.rounds
         )
         self.curves.add(key | point for point in points(ended))
-        found = figures(ended) | {"worse_off": self.worse_off(cell, ended.right())}
+        right = ended.right()
+        found = figures(ended) | {"worse_off": self.worse_off(cell, right)}
+        if cell.row.method in RIVALS:
+            np.savez(self._right(cell, cell.row), **right)
         self.results.add([_only(found | key | self.made(cell), CELLS)])
         click.echo(f"done {key}")
 
@@ -130,17 +133,19 @@ class Paper:
 
         None if no rival was run below this scratch folder before.
         """
-        folder = self.scratch / "right" / cell.table / f"{cell.task.name}-{cell.seed}"
-        folder.mkdir(parents=True, exist_ok=True)
         rivals: dict[str, Right] = {}
         for row in self.table.row:
-            if row.method in RIVALS and row != cell.row and (path := folder / f"{row.name}.npz").exists():
+            if row.method in RIVALS and row != cell.row and (path := self._right(cell, row)).exists():
                 with np.load(path) as file:
                     rivals[row.name] = dict(file)
-        if cell.row.method in RIVALS:
-            np.savez(folder / f"{cell.row.name}.npz", **right)
         worse = [harmed(mine, {name: each[client] for name, each in rivals.items()}) for client, mine in right.items()]
         return round(fmean(worse), 4) if rivals else None
+
+    def _right(self, cell: Cell, row: Row) -> Path:
+        """Where a rival's answers are kept for the rows of this column and seed that are run after it."""
+        folder = self.scratch / "right" / cell.table / f"{cell.task.name}-{cell.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{row.name}.npz"
 
     def chosen(self, cell: Cell) -> tuple[str, ...]:
         """The settings with the best pooled accuracy on validation parts; of equal ones the first."""

@@ -80,8 +80,8 @@ class Evaluation:
         candidates: baselines.Candidates = {self._own: (self._trainer, own), **self._rivals.candidates(held.common)}
         right = yield from baselines.right_on_test(candidates, data)
         found = {name: mean_score(each) for name, each in right.items()}
-        beside_it = [(name, each) for name, each in right.items() if name != self._own]
-        rivals = [comparison.compared(right[self._own], each, name, data.test_groups) for name, each in beside_it]
+        others = [(name, each) for name, each in right.items() if name != self._own]
+        rivals = [comparison.compared(right[self._own], each, name, data.test_groups) for name, each in others]
         weighed = (
             (yield from baselines.weighed(candidates, self._own, data, prior)) if self._blends else baselines.Weighed({}, {})
         )
