@@ -61,8 +61,9 @@ def adapters(spec: ModelSpec) -> nn.Module:
     """The body with LoRA on every attention's projections."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    model = inject_adapter_in_model(LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["to_qkv"]), _with_body(spec))
-    model.head.requires_grad_(True)
+    model = _with_body(spec)
+    inject_adapter_in_model(LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["to_qkv"]), model)
+    model.get_submodule("head").requires_grad_(True)
     return model
 
 

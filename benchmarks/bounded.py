@@ -11,6 +11,7 @@ import csv
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import click
@@ -24,7 +25,11 @@ from benchmarks.robust import MODELS, OFF
 SIZES = (1.5, 2.0, 3.0, 5.0)
 FAR = {"method.bound_change": 1e9}  # norms are taken only under a bound
 METHODS = ("fedavg", "fedtp", "fedmcsa", "pfedme")
-SPLITS = {"dirichlet 1.0": {"alpha": 1.0}, "dirichlet 0.1": {"alpha": 0.1}, "two classes": {"classes_per_client": 2}}
+SPLITS: dict[str, dict[str, Any]] = {
+    "dirichlet 1.0": {"alpha": 1.0},
+    "dirichlet 0.1": {"alpha": 0.1},
+    "two classes": {"classes_per_client": 2},
+}
 COLUMNS = ("data", "split", "method", "rounds", "updates", *(f"above_{size:g}" for size in SIZES), "largest")
 
 

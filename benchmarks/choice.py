@@ -19,7 +19,6 @@ from typing import Any
 import click
 import numpy as np
 
-import attune
 from attune.common.config import TrainSettings
 from attune.common.metrics import Choice
 from attune.common.paired import findings_of, pairs_of
@@ -32,8 +31,9 @@ from attune.fedclient.partition.split import write_shards
 from attune.fedclient.work.blend import answers_of
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.recipe import Point, Recipe
-from attune.simulation.recipes.run import Groups, groups_of, harmed
+from attune.simulation.recipes.run import groups_of, harmed
 from attune.simulation.result import Result
+from attune.simulation.simulate import simulate
 from benchmarks.study import Results, named
 
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
@@ -57,33 +57,36 @@ def figures(
     kept = fmean(client["accuracy_kept"] for client in clients)
     rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
-    each_device = list(zip(shards, clients, models, local, strict=True))
-    found = {
+    worse = [who_is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
+    found: dict[str, float | None] = {
         **{name: means.get(name) for name in RIVALS},
         "choosing": fmean(map(holds_out, shards)),
         "own": fmean(client["accuracy"] for client in clients),
         "kept": kept,
         "behind": 100 * (max(means.values()) - kept),
-        "harmed": fmean(is_harmed(*each, None) for each in each_device),
-        "harmed_by_groups": fmean(is_harmed(*each, groups_of(each[0])) for each in each_device),
+        "harmed": fmean(by_samples for by_samples, _ in worse),
+        "harmed_by_groups": fmean(by_groups for _, by_groups in worse),
     }
     return {"devices": len(shards)} | {name: None if value is None else round(value, 4) for name, value in found.items()}
 
 
-def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model, groups: Groups | None) -> bool:
-    """local: the model that the device trained alone, which a blend may be without. groups: of the test samples.
+def who_is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model) -> tuple[bool, bool]:
+    """Whether this device is, as if test samples were independent, and by groups of them.
 
-    A device that keeps its own model by itself has compared it already.
+    local: the model that the device trained alone, which a blend may be without. A device that keeps its own model by itself
+    has compared it already.
     """
     if list(model.members) == ["personalized"]:
-        found = [replace(pair, tested=None, gain=None) if groups is None else pair for pair in pairs_of(client)]
-        return "worse" in findings_of(found).values()
+        pairs = pairs_of(client)
+        alike = [replace(pair, tested=None, gain=None) for pair in pairs]
+        return "worse" in findings_of(alike).values(), "worse" in findings_of(pairs).values()
     with np.load(shard / "test.npz") as test:
         x, y = test["x"], test["y"]
     features, classes = prepare_features(x, model.info.model, model.standardiser, shard.name), np.asarray(model.info.classes)
     rivals = {name: member for name, member in model.members.items() if name == "common"} | {"local": local.members["local"]}
-    alone = {name: classes[answers_of([member], features).numpy()] for name, member in rivals.items()}
-    return harmed(np.asarray(model.predict(x)) == y, {name: answers == y for name, answers in alone.items()}, groups)
+    theirs = {name: classes[answers_of([member], features).numpy()] == y for name, member in rivals.items()}
+    mine = np.asarray(model.predict(x)) == y
+    return harmed(mine, theirs), harmed(mine, theirs, groups_of(shard))
 
 
 def holds_out(shard: Path) -> bool:
@@ -110,7 +113,7 @@ def measured(recipe: Recipe, point: Point, data: str, seed: int, results: Result
 
 def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -> Result:
     """A whole federation. `local` leads to what the others train beside their own, bit by bit (fedclient's Baselines)."""
-    return attune.simulate(
+    return simulate(
         [str(shard) for shard in shards], method, None, recipe.rounds, seed, dict(recipe.settings), "local",
         executor="stacked", progress=False,
     )  # fmt: skip

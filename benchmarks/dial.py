@@ -38,7 +38,9 @@ def table(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
         cells = []
         for label in labels:
             found = [row for row in rows if (row.x, row.method) == (point.x, label)]
-            cells.append(f"{100 * fmean(row.judged for row in found):.1f} / {100 * fmean(row.mean for row in found):.1f}")
+            cells.append(
+                f"{100 * fmean(row.judged or 0.0 for row in found):.1f} / {100 * fmean(row.mean for row in found):.1f}"
+            )
         yield f"| {point.x:g} | {' | '.join(cells)} |"
 
 

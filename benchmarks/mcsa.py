@@ -46,7 +46,7 @@ def cpu_s(work: Callable[[], object]) -> float:
 def naive(X_SD: torch.Tensor, sigma: float) -> torch.Tensor:
     """The obvious four lines."""
     norm_SD = X_SD / X_SD.norm(dim=1, keepdim=True)
-    A_SS = (sigma * norm_SD @ norm_SD.T).softmax(dim=1)
+    A_SS: torch.Tensor = (sigma * norm_SD @ norm_SD.T).softmax(dim=1)
     return A_SS @ X_SD
 
 

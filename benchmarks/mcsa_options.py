@@ -23,9 +23,10 @@ from torch.nn.functional import cross_entropy
 
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, MeanSettings
 from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
-from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Update
+from attune.fedserver.lab.aggregators.base import Aggregator, Block, MemoryVault, Tensors, Update
 from attune.fedserver.lab.aggregators.gram import gram, stack
 from attune.fedserver.lab.aggregators.mean import Mean
+from attune.fedserver.lab.aggregators.mixing import GRAM
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 
 STEPS, BATCH, LR = 20, 20, 0.02
@@ -48,19 +49,17 @@ class Variant(Attention):
         super().__init__(AttentionSettings(), vault, 0, layers(names))
         self.of_cosines, self.over_updates = weights, updates
 
-    def _mix(self, updates, groups, writers):  # type: ignore[no-untyped-def]
+    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
         """Attention over updates compares x_i - w_i, w_i being what was served, and mixes x_i."""
-        self.compared = None
-        if self.over_updates:
-            changes = [
-                Update(u.client, u.weight, {n: u.tensors[n] - self._vault.read(self.slot(u.client))[n] for n in groups[0]})
-                for u in updates
-            ]
-            self.compared = gram(stack(changes, groups[0]))
-        return super()._mix(updates, groups, writers)
+        found = super().partial(block, updates)
+        return {GRAM: gram(stack([self._change(block, each) for each in updates], block.names))} if self.over_updates else found
+
+    def _change(self, block: Block, update: Update) -> Update:
+        served = self._vault.read(self.slot(update.client))
+        return Update(update.client, update.weight, {name: update.tensors[name] - served[name] for name in block.names})
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
-        return self.of_cosines(cosines(G_SS if self.compared is None else self.compared))
+        return self.of_cosines(cosines(G_SS))
 
 
 def layers(names: Sequence[str]) -> dict[str, list[str]]:

@@ -17,16 +17,20 @@ from attune.common.methods.registry import names
 from attune.fedclient.partition.datasets import load_source
 from attune.fedclient.partition.split import partition, write_shards
 from benchmarks.federation import CLIENT_COLUMNS, client_rows, federation, table
+from benchmarks.rows import harmed
 
 COLUMNS = (
     "method", "model", "rounds", "seed", "clients", "mean_over_clients", "over_samples", "lowest", "common", "local",
-    "constant", "constant_over_samples", "kept", "seconds",
+    "constant", "constant_over_samples", "harmed", "kept", "seconds",
 )  # fmt: skip
 
 
 def row_of(status: dict[str, Any]) -> dict[str, Any]:
-    """A federation in one row: means over clients, and how many keep which model."""
-    clients = status["clients"]
+    """A federation in one row: means over clients, and how many keep which model.
+
+    harmed: the share of clients whose own model is worse than the common one or one trained alone, by the exact paired test.
+    """
+    clients, worse = status["clients"], harmed(status)
 
     def found(key: str) -> list[float]:
         return [client[key] for client in clients if client[key] is not None]
@@ -47,6 +51,7 @@ def row_of(status: dict[str, Any]) -> dict[str, Any]:
         "local": mean("accuracy_local"),
         "constant": mean("accuracy_constant"),
         "constant_over_samples": round(status["constant"]["over_samples"], 4) if status["constant"] else None,
+        "harmed": None if worse is None else round(worse / len(clients), 4),
         "kept": " ".join(f"{name}:{count}" for name, count in sorted(kept.items())),
     }
 

@@ -68,11 +68,13 @@ class Cell:
 
 
 def cells(name: str, table: Table, columns: Iterable[str], rows: Iterable[str], seeds: Iterable[int]) -> Iterator[Cell]:
-    """What is asked for, in the order of the file: the first seed of everything before the second."""
+    """What is asked for: the first seed of everything before the second, and of a column the rivals before the others, which
+    need their answers; else in the order of the file.
+    """
     columns, rows, seeds = set(columns), set(rows), set(seeds)
     for seed in sorted({seed for column in table.column for seed in column.seeds}):
         for column in table.column:
-            for row in table.row:
+            for row in sorted(table.row, key=lambda each: each.method not in RIVALS):
                 asked = (not columns or column.name in columns) and (not rows or row.name in rows)
                 if asked and seed in (seeds or table.seeds(row, column)):
                     yield Cell(name, row, column, seed)
@@ -124,7 +126,8 @@ class Paper:
         right = ended.right()
         found = figures(ended) | {"worse_off": self.worse_off(cell, right)}
         if cell.row.method in RIVALS:
-            np.savez(self._right(cell, cell.row), **right)
+            arrays: dict[str, Any] = {**right}
+            np.savez(self._right(cell, cell.row), **arrays)
         self.results.add([_only(found | key | self.made(cell), CELLS)])
         click.echo(f"done {key}")
 

@@ -46,21 +46,21 @@ def rounds() -> Iterator[Line]:
         name = f"round, {case.clients} devices, {case.parameters:,} parameters"
         row = committed("round.json", "rows", clients=case.clients, parameters=case.parameters, rtt_ms=0.0)
         moved_s = 8 * case.clients * case.parameters / rate
-        yield f"{name}: times raw TLS", found["median_s"] / moved_s, row and row["median_s"] / row["tls_s"]
-        yield f"{name}: processor time, s", spent_s(found), row and spent_s(row)
+        yield f"{name}: times raw TLS", found["median_s"] / moved_s, row["median_s"] / row["tls_s"] if row else None
+        yield f"{name}: processor time, s", spent_s(found), spent_s(row) if row else None
 
 
 def aggregators() -> Iterator[Line]:
     clients, weights = mcsa.CASES[0]
     row = committed("mcsa.json", "cases", clients=clients, weights=weights)
     found = mcsa.measure(clients, weights // 10, repeats=2)
-    yield "MCSA: times the smaller roof", 1 / found["share_of_roof"], row and 1 / row["share_of_roof"]
+    yield "MCSA: times the smaller roof", 1 / found["share_of_roof"], 1 / row["share_of_roof"] if row else None
     beyond = "round_beyond_mixing_by_bytes"
-    yield "MCSA: a round beyond mixing, by its bytes", found[beyond], row and row.get(beyond)
+    yield "MCSA: a round beyond mixing, by its bytes", found[beyond], row.get(beyond) if row else None
     for optimiser in hypernetwork.BYTES:
         row = committed("hypernetwork.json", "cases", optimiser=optimiser)
         found = hypernetwork.measure(optimiser, 5, hypernetwork.BLOCK // 8, repeats=2)
-        yield f"hypernetwork, {optimiser}: times its roof", found["times_the_roof"], row and row["times_the_roof"]
+        yield f"hypernetwork, {optimiser}: times its roof", found["times_the_roof"], row["times_the_roof"] if row else None
 
 
 def shown(line: Line) -> str:

@@ -1,4 +1,4 @@
-"""The tables of docs/reference.md, choosing.md and security.md, written from the CSV files in benchmarks/results.
+"""The tables of docs/reference.md, choosing.md, security.md and methods/README.md, from the CSV files in benchmarks/results.
 
 `python -m benchmarks.report` rewrites what lies between two marks of the page; `--check` says whether that is up to date.
 A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds; of a reduced
@@ -13,7 +13,7 @@ from statistics import fmean
 
 import click
 
-from benchmarks import recipe_tables, robust_tables
+from benchmarks import method_tables, recipe_tables, robust_tables
 from benchmarks.lines import Line, constant, leads, lines_of
 from benchmarks.paper import CELLS, OUT, Cell, cells
 from benchmarks.study import Results
@@ -111,6 +111,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference.md": papers,
     DOCS / "choosing.md": lambda: "\n".join(recipe_tables.sections()),
     DOCS / "security.md": lambda: "\n".join(robust_tables.sections()),
+    DOCS / "methods" / "README.md": lambda: "\n".join(method_tables.sections()),
 }
 
 

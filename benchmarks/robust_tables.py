@@ -53,11 +53,12 @@ def _cell(rule: str, share: str, points: float | None) -> str:
 
 def _sizes(narrow: Sequence[Row], wide: Sequence[Row]) -> Iterator[str]:
     """The default bound of 3 beside one of 1.5, for the same federations."""
-    usual = {(row["data"], row["method"], row["rule"], row["attack"], row["share"]): row["lost_points"] for row in wide}
+    same = ("data", "method", "rule", "attack", "share")
+    usual = {tuple(row[name] for name in same): row["lost_points"] for row in wide}
     found = {row["attack"]: row for row in narrow if row["rule"] == "default" and row["attack"] in ATTACKS}
     yield "| a bound of | " + " | ".join(found) + " |"
     yield f"|---|{'---|' * len(found)}"
-    keys = [tuple(row[name] for name in ("data", "method", "rule", "attack", "share")) for row in found.values()]
+    keys = [tuple(row[name] for name in same) for row in found.values()]
     yield f"| 3 | {' | '.join(usual.get(key, '-') for key in keys)} |"
     yield f"| 1.5 | {' | '.join(row['lost_points'] for row in found.values())} |"
 

@@ -41,8 +41,8 @@ def validation_shards(dataset: Dataset, out: Path, seed: int) -> list[Path]:
     """Shards whose test part is a quarter of the training part: the data set's own test part is thrown away."""
     draw = np.random.default_rng(seed).permutation(len(dataset.train_y))
     held, kept = draw[: len(draw) // 4], draw[len(draw) // 4 :]
-    parts = {"train_x": dataset.train_x[kept], "train_y": dataset.train_y[kept]}
-    inner = replace(dataset, **parts, test_x=dataset.train_x[held], test_y=dataset.train_y[held], more={})
+    x, y = dataset.train_x, dataset.train_y
+    inner = replace(dataset, train_x=x[kept], train_y=y[kept], test_x=x[held], test_y=y[held], more={})
     return write_shards(out, partition(inner, "pathological", DEVICES, seed, classes_per_client=CLASSES_EACH))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from benchmarks.machine import machine
 DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20
 ROUNDS = 5  # of one measurement
 RESULTS = Path("benchmarks/results")
-TRAIN = {"local_steps": STEPS, "batch_size": BATCH, "validation": 0.0}
+TRAIN: dict[str, Any] = {"local_steps": STEPS, "batch_size": BATCH, "validation": 0.0}
 SETTINGS = {"train": TRAIN, "round": {"evaluate_each_last": 0}}
 Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -96,7 +97,7 @@ def main(repeats: int, out: Path) -> None:
     ways: dict[str, Callable[[], float]] = {"training and evaluating alone": lambda: alone(ready)}
     for method in ("fedavg", "fedmcsa"):
         for executor in ("sequential", "stacked"):
-            ways[f"{method}, {executor}"] = lambda method=method, executor=executor: simulated(shards, method, executor)
+            ways[f"{method}, {executor}"] = partial(simulated, shards, method, executor)
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(repeats):
         for name, way in ways.items():

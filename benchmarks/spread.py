@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -60,7 +60,7 @@ def main(out: Path) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     before, found = machine(), dict[str, Any]()
     for name in NAMES:
-        sizes = {str(size): measure(cast(Name, name), size) for size in SIZES}
+        sizes = {str(size): measure(name, size) for size in SIZES}
         b, a = np.polyfit(SIZES, [each["driver_s"] for each in sizes.values()], 1)
         found[name] = {"orders": sizes, "driver_ms_an_order": 1000 * float(a), "driver_ns_a_value": 1e9 * float(b)}
         click.echo(f"{name}: driver {1000 * a:.2f} ms an order + {1e9 * b:.2f} ns a value; {sizes}")

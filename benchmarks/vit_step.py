@@ -64,7 +64,7 @@ def steps(batch: int) -> Mapping[str, Step]:
             optimiser.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
                 loss = cross_entropy(computed(x_BCHW), y_B)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             return loss.detach()
 

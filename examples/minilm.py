@@ -59,7 +59,7 @@ def lora(spec: ModelSpec) -> nn.Module:
     from peft import LoraConfig, inject_adapter_in_model
 
     model = head(spec)
-    layers = len(model.encoder.encoder.layer)
+    layers = len(list(model.get_submodule("encoder.encoder.layer").children()))
     config = LoraConfig(
         r=RANK, lora_alpha=2 * RANK, target_modules=["query", "value"], layers_to_transform=list(range(layers - LAST, layers))
     )

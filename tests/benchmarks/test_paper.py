@@ -236,6 +236,16 @@ def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so()
     assert len(found) == 4 * 3 + 6 + 10
 
 
+@pytest.mark.parametrize("name", tables.names())
+def test_the_rivals_of_a_column_are_run_before_who_may_be_harmed(name):
+    table = tables.load(name)
+    asked = [(cell.seed, cell.column.name, cell.row.method in paper.RIVALS) for cell in paper.cells(name, table, (), (), ())]
+    for seed, column in {(seed, column) for seed, column, _ in asked}:
+        rivals = [rival for *place, rival in asked if place == [seed, column]]
+        assert rivals == sorted(rivals, reverse=True) and rivals[0], (seed, column)
+        assert {"local", "fedavg"} <= {row.method for row in table.row}
+
+
 GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # of `make paper-gpu`, whose data need not be there yet
 
 

@@ -14,7 +14,6 @@ from attune.fedserver.core.planning import resolve
 from benchmarks import rows, study
 from benchmarks.coarse import write_labels
 from benchmarks.grid import EVERY_METHOD, SHARED, alternatives
-from benchmarks.majority import constant_answers
 
 SMALL = """
 methods = ["fedavg"]
@@ -79,13 +78,6 @@ def test_validation_shards_hold_training_samples_only(tmp_path):
     assert sorted([*train["x"][:, 0], *test["x"][:, 0]]) == list(range(40))
     assert np.bincount(test["y"]).tolist() == [5, 5], "of every class a quarter"
     assert (made / "meta.json").read_text() == '{"classes": [0, 1]}'
-
-
-def test_a_constant_answer_is_the_most_frequent_training_class(tmp_path):
-    (tmp_path / "a").mkdir()
-    np.savez(tmp_path / "a" / "train.npz", x=np.zeros(5), y=np.array([3, 3, 7, 7, 7]))
-    np.savez(tmp_path / "a" / "test.npz", x=np.zeros(4), y=np.array([7, 3, 3, 3]))
-    assert constant_answers(tmp_path) == {"a": (0.25, 4)}, "by the training part, not by the test part"
 
 
 def test_harmed_is_whoever_is_worse_than_a_rival_by_more_than_chance():

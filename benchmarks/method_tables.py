@@ -1,0 +1,28 @@
+"""The table of docs/methods/README.md, written from the rows of `benchmarks.methods` by `python -m benchmarks.report`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PATH = Path(__file__).parent / "results" / "methods.csv"
+
+
+def sections(path: Path = PATH) -> Iterator[str]:
+    """A line for each method, the best one first, and what a constant answer has."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: -float(row["mean_over_clients"]))
+    yield "| method | mean over devices | worst device | its common model | harmed |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        yield f"| `{row['method']}` | {_line(row)} | {_percent(row['harmed'])} |"
+    yield f"| a constant answer | {float(rows[0]['constant']):.3f} | | | |"
+
+
+def _line(row: Mapping[str, str]) -> str:
+    return " | ".join(f"{float(row[name]):.3f}" if row[name] else "" for name in ("mean_over_clients", "lowest", "common"))
+
+
+def _percent(share: str) -> str:
+    return f"{100 * float(share):.0f} %" if share else ""
