@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -125,24 +125,37 @@ class Paper:
         self.curves.add(key | point for point in points(ended))
         right = ended.right()
         found = figures(ended) | {"worse_off": self.worse_off(cell, right)}
+        self.results.add([_only(found | key | self.made(cell), CELLS)])
         if cell.row.method in RIVALS:
             arrays: dict[str, Any] = {**right}
             np.savez(self._right(cell, cell.row), **arrays)
-        self.results.add([_only(found | key | self.made(cell), CELLS)])
+            self.fill(cell)
         click.echo(f"done {key}")
+
+    def fill(self, cell: Cell) -> None:
+        """Says of the rival that was run first, too, who is worse off than with the other one."""
+        for name, right in self._answers(cell).items():
+            [row] = [row for row in self.table.row if row.name == name]
+            key = {"table": cell.table, "row": name, "column": cell.column.name, "seed": str(cell.seed)}
+            self.results.fill(key, {"worse_off": self.worse_off(replace(cell, row=row), right)})
 
     def worse_off(self, cell: Cell, right: Right) -> float | None:
         """The share of clients whose final model is worse than with a rival of this column and seed, by the exact paired test.
 
         None if no rival was run below this scratch folder before.
         """
-        rivals: dict[str, Right] = {}
-        for row in self.table.row:
-            if row.method in RIVALS and row != cell.row and (path := self._right(cell, row)).exists():
-                with np.load(path) as file:
-                    rivals[row.name] = dict(file)
+        rivals = {name: each for name, each in self._answers(cell).items() if name != cell.row.name}
         worse = [harmed(mine, {name: each[client] for name, each in rivals.items()}) for client, mine in right.items()]
         return round(fmean(worse), 4) if rivals else None
+
+    def _answers(self, cell: Cell) -> dict[str, Right]:
+        """By row, those of the rivals of this column and seed that were run below this scratch folder."""
+        found: dict[str, Right] = {}
+        for row in self.table.row:
+            if row.method in RIVALS and (path := self._right(cell, row)).exists():
+                with np.load(path) as file:
+                    found[row.name] = dict(file)
+        return found
 
     def _right(self, cell: Cell, row: Row) -> Path:
         """Where a rival's answers are kept for the rows of this column and seed that are run after it."""

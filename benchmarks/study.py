@@ -98,6 +98,15 @@ class Results:
             for row in rows:
                 write(row)
 
+    def fill(self, key: Mapping[str, str], cells: Mapping[str, Any]) -> None:
+        """Writes cells of the rows with this key that were left empty: a new file, which then takes the old one's place."""
+        made = self._path.with_suffix(".new")
+        with self._lock, table(made, self._columns) as write:
+            for row in self.rows():
+                left = {name: value for name, value in cells.items() if row[name] == ""}
+                write(row | left if key.items() <= row.items() else row)
+        made.replace(self._path)
+
 
 def named(given: Iterable[str]) -> dict[str, Path]:
     """`PATH` or `NAME=PATH` of --data. Errors: BadParameter for a file that is not there."""

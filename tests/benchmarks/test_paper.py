@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +15,7 @@ from attune.fedserver.core.planning import ResolvedSettings, resolve
 from benchmarks import lines, paper, paper_curves, report, tables
 from benchmarks.federation import Ended
 from benchmarks.grid import SHARED
+from benchmarks.study import Results
 
 SMALL = {
     "paper": "Nobody, Table 1",
@@ -118,6 +120,24 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert "All 4 runs of this table were made." in said
     ours = [100 * float(row["common_over_samples"]) for row in rows(tmp_path / "fedmcsa-1.csv") if row["row"] == "Mine"]
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said.replace("*", "")
+
+
+def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_path, monkeypatch):
+    """Answers are made up: Local is right on all of eight samples, FedAvg on none."""
+    table = convert(
+        tables.Table, {**SMALL, "row": [{"name": "Mean", "method": "fedavg"}, {"name": "Alone", "method": "local"}]}, ""
+    )
+    made = paper.Paper(table, {}, tmp_path, *(Results(tmp_path / f"{n}.csv", paper.CELLS) for n in "abc"), "sequential")
+    first, second = (paper.Cell("t", row, table.column[0], 0) for row in table.row)
+    kept = {"table": "t", "column": table.column[0].name, "seed": "0", "worse_off": ""}
+    for cell, right in ((first, False), (second, True)):
+        answers = {client: np.full(8, right) for client in ("a", "b")}
+        made.results.add([{**dict.fromkeys(paper.CELLS, ""), **kept, "row": cell.row.name}])
+        np.savez(made._right(cell, cell.row), **answers)
+        made.fill(cell)
+    assert [(row["row"], row["worse_off"]) for row in made.results.rows()] == [("Mean", "1.0"), ("Alone", "0.0")]
+    made.results.fill({"row": "Mean"}, {"worse_off": 0.5})
+    assert made.results.rows()[0]["worse_off"] == "1.0", "only what was left empty"
 
 
 def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
