@@ -57,7 +57,7 @@ def figures(
     kept = fmean(client["accuracy_kept"] for client in clients)
     rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
-    worse = [who_is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
+    worse = [is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
     found: dict[str, float | None] = {
         **{name: means.get(name) for name in RIVALS},
         "choosing": fmean(map(holds_out, shards)),
@@ -70,7 +70,7 @@ def figures(
     return {"devices": len(shards)} | {name: None if value is None else round(value, 4) for name, value in found.items()}
 
 
-def who_is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model) -> tuple[bool, bool]:
+def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model) -> tuple[bool, bool]:
     """Whether this device is, as if test samples were independent, and by groups of them.
 
     local: the model that the device trained alone, which a blend may be without. A device that keeps its own model by itself

@@ -38,9 +38,8 @@ def table(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
         cells = []
         for label in labels:
             found = [row for row in rows if (row.x, row.method) == (point.x, label)]
-            cells.append(
-                f"{100 * fmean(row.judged or 0.0 for row in found):.1f} / {100 * fmean(row.mean for row in found):.1f}"
-            )
+            judged = fmean(row.judged for row in found if row.judged is not None)
+            cells.append(f"{100 * judged:.1f} / {100 * fmean(row.mean for row in found):.1f}")
         yield f"| {point.x:g} | {' | '.join(cells)} |"
 
 

@@ -51,8 +51,9 @@ class Variant(Attention):
 
     def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
         """Attention over updates compares x_i - w_i, w_i being what was served, and mixes x_i."""
-        found = super().partial(block, updates)
-        return {GRAM: gram(stack([self._change(block, each) for each in updates], block.names))} if self.over_updates else found
+        if not self.over_updates:
+            return super().partial(block, updates)
+        return {GRAM: gram(stack([self._change(block, each) for each in updates], block.names))}
 
     def _change(self, block: Block, update: Update) -> Update:
         served = self._vault.read(self.slot(update.client))

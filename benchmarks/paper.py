@@ -129,10 +129,10 @@ class Paper:
         if cell.row.method in RIVALS:
             arrays: dict[str, Any] = {**right}
             np.savez(self._right(cell, cell.row), **arrays)
-            self.fill(cell)
+            self.fill_rivals(cell)
         click.echo(f"done {key}")
 
-    def fill(self, cell: Cell) -> None:
+    def fill_rivals(self, cell: Cell) -> None:
         """Says of the rival that was run first, too, who is worse off than with the other one."""
         for name, right in self._answers(cell).items():
             [row] = [row for row in self.table.row if row.name == name]

@@ -38,7 +38,7 @@ def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path,
     client = {f"{word}_than_{name}": None for word in ("better", "worse") for name in choice.RIVALS}
     for name, (better, worse) in counts.items():
         client |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
-    found = choice.who_is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None}), None)
+    found = choice.is_harmed(tmp_path, client, SimpleNamespace(members={"personalized": None}), None)
     assert found == (expected, expected)
 
 
@@ -61,7 +61,7 @@ def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tm
     assert len(blends) == len(shards) or (most == 12 and blends), "of 12 samples some have no use for the common model"
     for shard in blends:
         model, client = ended.model(shard.name), clients[shard.name]
-        choice.who_is_harmed(shard, client, model, local.model(shard.name))
+        choice.is_harmed(shard, client, model, local.model(shard.name))
         for name, key in (("mine", "kept"), ("common", "common"), ("local", "local")):
             assert np.mean(seen[name]) == pytest.approx(client[f"accuracy_{key}"])
 

@@ -122,11 +122,20 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said.replace("*", "")
 
 
-def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_path, monkeypatch):
+RIVALS = [{"name": "Mean", "method": "fedavg"}, {"name": "Alone", "method": "local"}]
+
+
+def test_of_two_rivals_that_are_run_both_have_a_share_of_who_is_worse_off(tmp_path, monkeypatch):
+    table = convert(tables.Table, {**SMALL, "row": RIVALS, "grid": None}, "")
+    monkeypatch.setattr(paper, "load", lambda name: table)
+    run(tmp_path, "--seed", "0")
+    found = {row["row"]: row["worse_off"] for row in rows(tmp_path / "fedmcsa-1.csv")}
+    assert all(0 <= float(share) <= 1 for share in found.values()) and set(found) == {"Mean", "Alone"}
+
+
+def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_path):
     """Answers are made up: Local is right on all of eight samples, FedAvg on none."""
-    table = convert(
-        tables.Table, {**SMALL, "row": [{"name": "Mean", "method": "fedavg"}, {"name": "Alone", "method": "local"}]}, ""
-    )
+    table = convert(tables.Table, {**SMALL, "row": RIVALS}, "")
     made = paper.Paper(table, {}, tmp_path, *(Results(tmp_path / f"{n}.csv", paper.CELLS) for n in "abc"), "sequential")
     first, second = (paper.Cell("t", row, table.column[0], 0) for row in table.row)
     kept = {"table": "t", "column": table.column[0].name, "seed": "0", "worse_off": ""}
@@ -134,7 +143,7 @@ def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_pat
         answers = {client: np.full(8, right) for client in ("a", "b")}
         made.results.add([{**dict.fromkeys(paper.CELLS, ""), **kept, "row": cell.row.name}])
         np.savez(made._right(cell, cell.row), **answers)
-        made.fill(cell)
+        made.fill_rivals(cell)
     assert [(row["row"], row["worse_off"]) for row in made.results.rows()] == [("Mean", "1.0"), ("Alone", "0.0")]
     made.results.fill({"row": "Mean"}, {"worse_off": 0.5})
     assert made.results.rows()[0]["worse_off"] == "1.0", "only what was left empty"
