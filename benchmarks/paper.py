@@ -60,7 +60,8 @@ class Cell:
     @property
     def task(self) -> Task:
         """Its column, as `study` cuts it."""
-        return Task(self.column.name.replace("/", "-"), self.column.partition, set=self.column.set, data=self.column.data)
+        column = self.column
+        return Task(column.name.replace("/", "-"), column.partition, set=column.set, data=column.data, samples=column.samples)
 
     def key(self, settings: Iterable[str], rounds: int) -> dict[str, Any]:
         named = {"table": self.table, "row": self.row.name, "column": self.column.name, "seed": self.seed}

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from attune.common.config import Count, convert, read_toml
+from attune.common.config import Count, CountOrZero, convert, read_toml
 from attune.common.methods.registry import get
 from benchmarks.grid import Grid, Settings, alternatives
 
@@ -24,6 +24,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: list[str] = []
     seeds: tuple[int, ...] = (0,)
     data: str = ""  # what --data calls the file; none: the scheme makes its own
+    samples: CountOrZero = 0  # of the file, so many drawn for training and as many for testing; 0: all
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

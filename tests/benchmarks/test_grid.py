@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from attune.common.config import convert, read_toml
 from attune.common.errors import SettingError
-from benchmarks import study, tables
+from benchmarks import tables
 from benchmarks.grid import SHARED, Grid, alternatives, chosen
 
 TRAIN = [["train.lr=0.01", "train.batch_size=16"], ["train.lr=0.1", "train.batch_size=32"]]
-STUDIES = {path.stem: path for path in (Path(study.__file__).parent / "studies").glob("*.toml")}
 
 
 def grid(**settings: object) -> Grid:
@@ -69,18 +65,12 @@ def test_the_best_trial_of_this_grid_is_chosen_by_the_figure_that_is_judged():
         chosen(rows, grid(), "t", "fedper")
 
 
-def of_a_study(name: str) -> dict[str, list[tuple[str, ...]]]:
-    found = convert(study.Study, read_toml(STUDIES[name]), "")
-    assert found.grid is not None
-    return {method: alternatives(found.grid, method) for method in found.methods}
-
-
 def of_a_table(name: str) -> dict[str, list[tuple[str, ...]]]:
     found = tables.load(name)
     return {row.method: tables.trials(found, row) for row in found.row}
 
 
-@pytest.mark.parametrize("tried", [of_a_study("fedtp_fashion_mnist"), of_a_table("fedmcsa-1")], ids=["study", "table"])
+@pytest.mark.parametrize("tried", [of_a_table("fedtp-2-small"), of_a_table("fedmcsa-1")], ids=["FedTP", "FedMCSA"])
 def test_tables_of_the_papers_have_the_rivals_that_matter_in_their_grids(tried):
     """Fine-tuning of more than one depth and rate; FedMCSA without a pull, with a large sigma and single tensors."""
     assert {"local", "fedavg", "fedavg+ft", "fedmcsa"} <= tried.keys()

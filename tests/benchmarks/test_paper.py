@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment
 from attune.common.methods.method import options_of
+from attune.fedclient.data.shard import load_shard
 from attune.fedserver.core.planning import ResolvedSettings, resolve
 from benchmarks import lines, paper, paper_curves, report, tables
 from benchmarks.federation import Ended
@@ -120,6 +121,20 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert "All 4 runs of this table were made." in said
     ours = [100 * float(row["common_over_samples"]) for row in rows(tmp_path / "fedmcsa-1.csv") if row["row"] == "Mine"]
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said.replace("*", "")
+
+
+def test_a_column_may_draw_so_many_samples_of_its_file(tmp_path):
+    parts = {"train": 40, "test": 20}
+    arrays = {f"{part}_x": np.random.default_rng(0).random((size, 6, 6), np.float32) for part, size in parts.items()}
+    np.savez(tmp_path / "data.npz", **arrays, **{f"{part}_y": np.arange(size) % 2 for part, size in parts.items()})
+    partition = ["--scheme", "iid", "--clients", "2"]
+    for samples, held in ((12, (12, 12)), (0, (40, 20))):
+        column = {"name": f"draws/{samples}", "data": "made", "samples": samples, "partition": partition}
+        table = convert(tables.Table, {**SMALL, "column": [column]}, "")
+        task = paper.Cell("t", table.row[0], table.column[0], 0).task
+        shards = paper.cut(paper.Study([], 0, []), task, 0, {"made": tmp_path / "data.npz"}, tmp_path)
+        found = [load_shard(path.parent) for path in sorted(shards.glob("*/train.npz"))]
+        assert tuple(sum(map(len, each)) for each in zip(*((s.train_y, s.test_y) for s in found), strict=True)) == held
 
 
 RIVALS = [{"name": "Mean", "method": "fedavg"}, {"name": "Alone", "method": "local"}]
