@@ -137,9 +137,10 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.command()
 @click.option("--data", multiple=True, metavar="NAME=PATH", help="Of a recipe's data, by the name of the file without its end.")
 @click.option("--recipe", "names", multiple=True, type=click.Choice(TRIED), help="Only these.")
+@click.option("--x", "places", multiple=True, type=float, help="Only these points of a recipe.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
-def main(data: tuple[str, ...], names: tuple[str, ...], seeds: tuple[int, ...], out: Path) -> None:
+def main(data: tuple[str, ...], names: tuple[str, ...], places: tuple[float, ...], seeds: tuple[int, ...], out: Path) -> None:
     """Runs what is left, and prints the table of all rows."""
     results, files = Results(out, (*KEY, *FIGURES)), named(data)
     for seed in seeds:
@@ -148,7 +149,7 @@ def main(data: tuple[str, ...], names: tuple[str, ...], seeds: tuple[int, ...], 
             if found is None:
                 click.echo(f"left out, for want of --data {Path(recipe.data).stem}=PATH: {recipe.name}", err=True)
                 continue
-            for point in recipe.points:
+            for point in (each for each in recipe.points if each.x in (places or (each.x,))):
                 measured(recipe, point, str(found), seed, results)
     for line in lines(results.rows()):
         click.echo(line)
