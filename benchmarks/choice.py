@@ -149,7 +149,7 @@ def main(data: tuple[str, ...], names: tuple[str, ...], places: tuple[float, ...
             if found is None:
                 click.echo(f"left out, for want of --data {Path(recipe.data).stem}=PATH: {recipe.name}", err=True)
                 continue
-            for point in (each for each in recipe.points if each.x in (places or (each.x,))):
+            for point in (each for each in recipe.points if not places or each.x in places):
                 measured(recipe, point, str(found), seed, results)
     for line in lines(results.rows()):
         click.echo(line)

@@ -39,7 +39,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: list[str]  # flags; --seed and --out are added, and --dataset if a file is given and it is not among them
     seeds: tuple[int, ...] = (0,)
     set: list[str] = []  # settings of every method
-    settings_of: str = ""  # another task whose choice is taken over, instead of a grid of its own
     samples: CountOrZero | None = None  # as of the study, for this task
     data: str = DATA  # which of the files that --data names; none if none has that name
 
@@ -177,8 +176,6 @@ def trial_runs(study: Study, grid: Grid, files: Mapping[str, Path], scratch: Pat
     """All trials, on validation parts."""
     runs = []
     for task in study.task:
-        if task.settings_of:
-            continue
         shards = validation(cut(study, task, grid.seed, files, scratch), grid.share, grid.seed)
         for method in study.methods:
             runs += [Run(task, method, grid.seed, each, grid.rounds, shards) for each in alternatives(grid, method)]
@@ -195,7 +192,7 @@ def final_runs(study: Study, trials: Sequence[dict[str, str]], files: Mapping[st
                 if study.grid is None:
                     settings = tuple(study.own.get(method, ()))
                 else:
-                    settings = chosen(trials, study.grid, task.settings_of or task.name, method)
+                    settings = chosen(trials, study.grid, task.name, method)
                 runs.append(Run(task, method, seed, settings, study.rounds, shards))
     return runs
 
