@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from attune.common import aio
@@ -18,7 +18,7 @@ Stopped = Callable[[], bool]
 def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
     """What the coroutine returns or raises. `make` gets what tells it that its caller was interrupted (Ctrl-C).
 
-    An interruption ends it at its next step, in order, and is raised here afterwards.
+    An interruption ends it at its next step, in order, and is raised here afterwards; so do several.
     """
     stop, done = threading.Event(), Future[T]()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
@@ -35,18 +35,29 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    thread = threading.Thread(target=body, name="attune")
-    thread.start()
-    try:
-        return done.result()
-    except KeyboardInterrupt:
+    def give_up() -> None:
+        """Once: a second cancellation would hit what the first one lets end in order."""
+        if stop.is_set():
+            return
         stop.set()
         for loop, task in running:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it has just ended by itself
                 loop.call_soon_threadsafe(task.cancel)
-        raise
-    finally:
-        thread.join()
+
+    interruption: KeyboardInterrupt | None = None
+    thread = threading.Thread(target=body, name="attune")
+    thread.start()
+    while not done.done():  # not until the thread ends: a `join` that is interrupted takes it for ended (CPython 3.11)
+        try:
+            if interruption is not None:
+                give_up()
+            wait([done])
+        except KeyboardInterrupt as error:  # or a further one: what the thread works on is the caller's to take away
+            interruption = error
+    thread.join()
+    if interruption is not None:
+        raise interruption
+    return done.result()
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:

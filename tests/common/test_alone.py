@@ -1,0 +1,61 @@
+"""An event loop on a thread of its own, and people who interrupt it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from attune.common.alone import Stopped, run_alone
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also in a job that was started in the background."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+def _alive() -> int:
+    return sum(thread.name == "attune" for thread in threading.enumerate())
+
+
+def test_what_the_coroutine_returns_or_raises_is_passed_on() -> None:
+    async def answer(fails: bool) -> int:
+        if fails:
+            raise ValueError("no")
+        return threading.get_ident()
+
+    assert run_alone(lambda stopped: answer(False)) != threading.get_ident()
+    with pytest.raises(ValueError, match="no"):
+        run_alone(lambda stopped: answer(True))
+    assert _alive() == 0
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("again", [0, 1, 5], ids=["once", "twice", "often"])
+def test_however_often_it_is_interrupted_it_ends_in_order_first(again: int) -> None:
+    """Its caller takes away what it works on once this has raised: its ledger is closed and its folder is removed."""
+    told: list[bool] = []
+
+    async def work(stopped: Stopped) -> None:
+        try:
+            await asyncio.sleep(0.02)  # until its caller waits
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(again):  # somebody is impatient, while the first one is heeded
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
+            told.append(stopped())
+
+    with pytest.raises(KeyboardInterrupt):
+        run_alone(work)
+    assert told == [True]
+    assert _alive() == 0
