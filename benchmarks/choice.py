@@ -142,9 +142,12 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
 def main(data: tuple[str, ...], names: tuple[str, ...], places: tuple[float, ...], seeds: tuple[int, ...], out: Path) -> None:
     """Runs what is left, and prints the table of all rows."""
-    results, files = Results(out, (*KEY, *FIGURES)), named(data)
+    results, files, recipes = Results(out, (*KEY, *FIGURES)), named(data), [get(name) for name in names or TRIED]
+    for x in places:
+        if not any(x == point.x for recipe in recipes for point in recipe.points):
+            raise click.BadParameter(f"{' or '.join(recipe.name for recipe in recipes)} has no point {x:g}", param_hint="--x")
     for seed in seeds:
-        for recipe in (get(name) for name in names or TRIED):
+        for recipe in recipes:
             found = files.get(Path(recipe.data).stem) if recipe.data else DIGITS
             if found is None:
                 click.echo(f"left out, for want of --data {Path(recipe.data).stem}=PATH: {recipe.name}", err=True)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from attune.fedclient.partition.datasets import DIGITS, load_source
 from attune.fedclient.partition.split import write_shards
@@ -78,3 +79,10 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
         assert float(row["behind"]) == pytest.approx(100 * (best - float(row["kept"])), abs=0.02)
         assert row["choosing"] == "1.0" and row["devices"] == "10"
     assert len(list(choice.lines(rows))) == 2 + 3
+
+
+def test_a_point_that_no_recipe_has_is_named(tmp_path):
+    found = CliRunner().invoke(choice.main, ["--recipe", "digits", "--x", "68.5", "--out", str(tmp_path / "choice.csv")])
+    assert found.exit_code == 2
+    assert "digits has no point 68.5" in found.output
+    assert not (tmp_path / "choice.csv").exists()
