@@ -18,7 +18,7 @@ Stopped = Callable[[], bool]
 def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
     """What the coroutine returns or raises. `make` gets what tells it that its caller was interrupted (Ctrl-C).
 
-    An interruption ends it at its next step, in order, and is raised here afterwards; so do several.
+    An interruption ends it at its next step, in order, and is raised here afterwards, however many follow it.
     """
     stop, done = threading.Event(), Future[T]()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []

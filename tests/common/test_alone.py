@@ -45,7 +45,7 @@ def test_however_often_it_is_interrupted_it_ends_in_order_first(again: int) -> N
 
     async def work(stopped: Stopped) -> None:
         try:
-            await asyncio.sleep(0.02)  # until its caller waits
+            await asyncio.sleep(0.3)  # until its caller waits, on a busy machine too
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(60)
         finally:
