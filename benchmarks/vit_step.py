@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from attune.common.models.blocks import Attention
+from attune.common.models.blocks import SelfAttention
 from attune.common.models.registry import build
 from attune.common.plan import ModelSpec
 from benchmarks.machine import machine
@@ -32,8 +32,8 @@ OWN = "explicit"
 Step = Callable[[], Tensor]  # one step of training; its loss
 
 
-def fused(self: Attention, x_BTD: Tensor) -> Tensor:
-    """Attention.forward by scaled_dot_product_attention."""
+def fused(self: SelfAttention, x_BTD: Tensor) -> Tensor:
+    """SelfAttention.forward by scaled_dot_product_attention."""
     batch, steps, _ = x_BTD.shape
     q_BHTE, k_BHTE, v_BHTE = self._split(self.to_qkv(x_BTD))
     mixed_BHTE = scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=self.causal)
@@ -43,7 +43,7 @@ def fused(self: Attention, x_BTD: Tensor) -> Tensor:
 
 def with_fused(model: nn.Module) -> nn.Module:
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, SelfAttention):
             module.forward = MethodType(fused, module)  # type: ignore[method-assign]
     return model
 

@@ -1,1 +1,1 @@
-"""Who a peer is: the federation's authority, join tokens, certificates, and the TLS settings of both sides."""
+"""Identity of a peer: the federation's authority, join tokens, certificates, and TLS settings of both sides."""

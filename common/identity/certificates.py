@@ -1,4 +1,4 @@
-"""The two shapes of X.509 certificate in a federation: the authority's, and a leaf for one purpose."""
+"""X.509 certificates of a federation, in two shapes: the authority's, and a leaf for one purpose."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
 def subject(common_name: str) -> x509.Name:
+    """Return the X.509 name with this common name and nothing else."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
@@ -27,6 +28,8 @@ AUTHORITY = subject("Attune federation authority")
 
 @dataclass(frozen=True)
 class Lifetime:
+    """Validity period of a certificate, both ends included; both times know their time zone."""
+
     not_before: datetime
     not_after: datetime
 
@@ -48,10 +51,12 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
 
 
 def authority_certificate(key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    """The authority's certificate for `key`, which never expires (a pinned key gains nothing by it).
+    """Return the authority's certificate for `key`. It never expires, because devices pin the key, not a date.
 
-    Signed by its own key it is ca.pem; signed by any other it still serves as a trust anchor, whose own signature TLS
-    libraries do not check.
+    Args:
+        key: The authority's public key.
+        signer: The key that signs. With the authority's own private key the result is ca.pem. With any other key the
+            result still works as a trust anchor, because TLS libraries do not check the signature of an anchor.
     """
     return (
         x509.CertificateBuilder(
@@ -80,9 +85,17 @@ def leaf_certificate(
     host: str | None = None,
     serial: int | None = None,
 ) -> x509.Certificate:
-    """A certificate good for `purpose` alone, never for issuing others; `host` is the DNS name that it proves.
+    """Return a certificate that is good for one purpose and cannot issue other certificates.
 
-    Byte-identical for equal arguments with a serial.
+    Args:
+        key: The public key that the certificate is for.
+        name: The subject.
+        purpose: The extended key usage: CLIENT or SERVER.
+        lifetime: When the certificate is valid.
+        issuer: The issuer's name.
+        signer: The issuer's private key.
+        host: The DNS name that the certificate proves, or None.
+        serial: The serial number; None draws a random one. Equal arguments with a serial give equal bytes.
     """
     builder = (
         x509.CertificateBuilder(

@@ -1,4 +1,4 @@
-"""The client's side of mutual TLS: credentials and options of a channel to a federation's server."""
+"""Client side of mutual TLS: credentials and options of a channel to a federation's server."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import grpc
 from attune.common.identity.credential import Credential, server_name
 
 MAX_MESSAGE_BYTES = 4 << 20
-# gRPC's own pings wait behind bulk data, and their answer is all that they count: they are the last resort, for calls outside
-# a control stream and for connections that were given up. Who is there is known by common.pulse.
+# gRPC's own pings wait behind bulk data, and gRPC counts only the answer to a ping as a sign of life. So they are the last
+# resort, for calls outside a control stream and for abandoned connections. common.pulse decides whether a peer is alive.
 KEEPALIVE_S = 60
 KEEPALIVE_TIMEOUT_S = 60
 MAX_RECONNECT_BACKOFF_S = 15
 
 
 def channel_credentials(root_pem: bytes, credential: Credential) -> grpc.ChannelCredentials:
-    """Trusts servers under `root_pem` alone (ca.pem, or a token's trust anchor) and presents `credential`."""
+    """Return credentials that present `credential` and trust only servers under `root_pem`.
+
+    Args:
+        root_pem: The federation's ca.pem, or the trust anchor of a join token.
+        credential: The client's key and certificate.
+    """
     return grpc.ssl_channel_credentials(root_pem, credential.key_pem, credential.certificate_pem)
 
 
@@ -26,9 +31,9 @@ def channel_options(
     keepalive_s: float = KEEPALIVE_S,
     keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
 ) -> list[tuple[str, int | str]]:
-    """Options for `grpc.aio.secure_channel` to the server under `root_pem`.
+    """Return the options of `grpc.aio.secure_channel` for the server under `root_pem`.
 
-    A message is a frame of at most 1 MiB or a small protobuf; bulk is streamed.
+    A message is a frame of at most 1 MiB or a small protobuf message. Larger data are streamed in frames.
     """
     return [
         ("grpc.ssl_target_name_override", server_name(root_pem)),
@@ -36,13 +41,13 @@ def channel_options(
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
-        # What counts in today's core, for every ping, those that measure the link included.
+        # Current versions of gRPC's core use this timeout for every ping, also for pings that measure the link.
         ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
         # The control stream is silent for most of a round.
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_S * 1000),
-        # A new channel is a new connection: that is how a renewed certificate comes into use.
+        # A new channel opens a new connection, and a renewed certificate is used from the next connection on.
         ("grpc.use_local_subchannel_pool", 1),
-        # The diagnosis of a failure opens a connection of its own, and it must take the way that gRPC took.
+        # The diagnosis of a failure opens its own connection, which uses no proxy. It must take the same way as gRPC.
         ("grpc.enable_http_proxy", 0),
     ]

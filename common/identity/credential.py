@@ -1,4 +1,4 @@
-"""A private key and the certificate for it: making, keeping, and reading its dates and fingerprint."""
+"""Private key with its certificate: how they are made and stored, and how dates and fingerprint are read."""
 
 from __future__ import annotations
 
@@ -31,20 +31,29 @@ _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 @dataclass(frozen=True)
 class Credential:
-    """A PKCS#8 key and its certificate, both PEM. Kept as one file, because one rename must replace both."""
+    """PKCS#8 key and its certificate, both PEM. They are stored in one file, so one rename replaces both."""
 
     key_pem: bytes = field(repr=False)
     certificate_pem: bytes
 
     def save(self, folder: Path, name: str = "device") -> Path:
-        """Writes FOLDER/NAME.pem (mode 0600, durable) and returns its path. Raises DiskFull."""
+        """Write FOLDER/NAME.pem (mode 0600, durable) and return its path.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
         path = folder / f"{name}.pem"
         write_file(path, self.key_pem + self.certificate_pem)
         return path
 
     @classmethod
     def load(cls, folder: Path, name: str = "device") -> Credential:
-        """Reads what `save` wrote. Raises NotEnrolled if there is none, HomeMismatch if it is damaged."""
+        """Read what `save` wrote.
+
+        Raises:
+            NotEnrolled: The file does not exist.
+            HomeMismatch: The file is damaged.
+        """
         path = folder / f"{name}.pem"
         try:
             data = path.read_bytes()
@@ -60,7 +69,7 @@ class Credential:
         return credential
 
     def fits(self) -> bool:
-        """Whether the certificate is for this key (False too if either cannot be read)."""
+        """Return whether the certificate is for this key; False also if one of them cannot be read."""
         try:
             key = load_key(self.key_pem)
             return key.public_key() == load_certificate(self.certificate_pem).public_key()
@@ -68,7 +77,7 @@ class Credential:
             return False
 
     def issued_by(self, authority_pem: bytes) -> bool:
-        """Whether this authority signed the certificate (False too if either cannot be read)."""
+        """Return whether this authority signed the certificate; False also if one of them cannot be read."""
         try:
             load_certificate(self.certificate_pem).verify_directly_issued_by(load_certificate(authority_pem))
         except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm, CertificateRefused):
@@ -77,16 +86,21 @@ class Credential:
 
 
 def new_key() -> bytes:
-    """A fresh P-256 private key, PKCS#8 PEM."""
+    """Return a fresh P-256 private key as PKCS#8 PEM."""
     return key_pem(ec.generate_private_key(ec.SECP256R1()))
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the private key as unencrypted PKCS#8 PEM."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key in `pem`. Raises CertificateRefused if there is none."""
+    """Return the P-256 private key in `pem`.
+
+    Raises:
+        CertificateRefused: `pem` holds no P-256 key.
+    """
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
@@ -97,10 +111,14 @@ def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def load_or_new_key(path: Path) -> bytes:
-    """The key at `path`, made and kept there (0600) if there is none.
+    """Return the key at `path`. If there is none, make one and write it there (mode 0600, durable).
 
     A device writes its key to disk before it asks for a certificate. If the answer is lost, it asks again with the same key,
     so the server does not treat it as another device that wants the same name.
+
+    Raises:
+        CertificateRefused: The file holds no P-256 key.
+        DiskFull: The disk has no room for a new key.
     """
     if path.exists():
         pem = path.read_bytes()
@@ -112,70 +130,86 @@ def load_or_new_key(path: Path) -> bytes:
 
 
 def csr_der(key_pem: bytes, name: str) -> bytes:
-    """A PKCS#10 request for a certificate for this key, DER."""
+    """Return a PKCS#10 certificate request for this key, as DER."""
     request = x509.CertificateSigningRequestBuilder(subject(name)).sign(load_key(key_pem), hashes.SHA256())
     return request.public_bytes(Encoding.DER)
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    """The first certificate in `pem`. Raises CertificateRefused if there is none."""
+    """Return the first certificate in `pem`.
+
+    Raises:
+        CertificateRefused: `pem` holds no readable certificate.
+    """
     try:
         return x509.load_pem_x509_certificate(pem)
     except (ValueError, x509.InvalidVersion) as error:
         raise CertificateRefused(f"The certificate cannot be read ({error}). Enrol again.") from error
 
 
-@lru_cache(maxsize=1024)  # it is asked at every call, of the same few
+@lru_cache(maxsize=1024)  # every call of a peer asks for it, for the same few certificates
 def fingerprint_of(pem: bytes) -> str:
-    """Lower hex SHA-256 of the DER of the first certificate in `pem`: the identity of who holds its key."""
+    """Return the lower hex SHA-256 of the first certificate in `pem` (its DER form). It is the identity of its holder."""
     return load_certificate(pem).fingerprint(hashes.SHA256()).hex()
 
 
 def key_fingerprint_of(pem: bytes) -> str:
-    """Lower hex SHA-256 of the certificate's public key (DER SubjectPublicKeyInfo): it outlives renewals for the same key."""
+    """Return the lower hex SHA-256 of the certificate's public key (DER SubjectPublicKeyInfo).
+
+    A renewal for the same key does not change it.
+    """
     spki = load_certificate(pem).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spki).hexdigest()
 
 
 def short_form(authority_pem: bytes) -> str:
-    """An authority's public key as people compare it, `1a2b-3c4d-...` (80 bits).
+    """Return a short form of an authority's public key, `1a2b-3c4d-...` (80 bits), for people to compare.
 
-    Equal for ca.pem and for the trust anchor a device rebuilds from its token. People compare it; no code decides by it.
+    It is equal for ca.pem and for the trust anchor that a device rebuilds from its token. No code decides by it.
     """
     digest = key_fingerprint_of(authority_pem)
     return "-".join(digest[start : start + 4] for start in range(0, 20, 4))
 
 
 def server_name(authority_pem: bytes) -> str:
-    """The TLS name of this authority's server. It differs for each federation, so a proxy can serve several on one port.
+    """Return the TLS name of this authority's server.
 
-    Equal for ca.pem and for the trust anchor that a device rebuilds from its token.
+    Each federation has another name, so a proxy can serve several federations on one port. The name is equal for ca.pem
+    and for the trust anchor that a device rebuilds from its token.
     """
     return f"{key_fingerprint_of(authority_pem)[:32]}.attune"
 
 
 def check_common_name(pem: bytes, name: str) -> None:
-    """Raises CertificateRefused unless the certificate is in this device's name."""
-    found = [str(each.value) for each in load_certificate(pem).subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if found != [name]:
-        said = ", ".join(map(clean, found)) or "nobody"
-        raise CertificateRefused(f"the server sent a certificate in the name of {said}, not of {name}; ask the operator why")
+    """Check that the certificate has this device's name.
+
+    Raises:
+        CertificateRefused: It has another name, or none.
+    """
+    names = [str(attribute.value) for attribute in load_certificate(pem).subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if names != [name]:
+        sent = ", ".join(map(clean, names)) or "nobody"
+        raise CertificateRefused(f"the server sent a certificate in the name of {sent}, not of {name}; ask the operator why")
 
 
 def not_after(pem: bytes) -> datetime:
-    """When the certificate expires (UTC)."""
+    """Return when the certificate expires (UTC)."""
     return load_certificate(pem).not_valid_after_utc
 
 
 def needs_renewal(pem: bytes, now: datetime) -> bool:
-    """Whether two thirds of the certificate's life are gone; `now` knows its time zone."""
+    """Return whether two thirds of the certificate's life are over; `now` knows its time zone."""
     certificate = load_certificate(pem)
     life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     return now >= certificate.not_valid_before_utc + life * 2 / 3
 
 
 def check_dates(pem: bytes, now: datetime) -> None:
-    """Raises CertificateRefused, with the dates, if the certificate is not yet or no longer valid at `now`."""
+    """Check that the certificate is valid at `now`.
+
+    Raises:
+        CertificateRefused: It is not valid yet, or no longer; the message has the dates.
+    """
     certificate = load_certificate(pem)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > last:
@@ -192,7 +226,11 @@ def check_dates(pem: bytes, now: datetime) -> None:
 
 
 def public_key_of(authority_pem: bytes) -> bytes:
-    """An authority's public key as a compressed P-256 point, 33 bytes. Raises CertificateRefused for another kind of key."""
+    """Return an authority's public key as a compressed P-256 point, 33 bytes.
+
+    Raises:
+        CertificateRefused: The key is of another kind.
+    """
     try:
         key = load_certificate(authority_pem).public_key()
     except (ValueError, UnsupportedAlgorithm) as error:

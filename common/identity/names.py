@@ -13,7 +13,16 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def check_name(name: str, what: str = "a device", remedy: str = "Choose another with --name.") -> str:
-    """`name` itself if it may name this: it becomes a file name and an argument of commands. Raises SettingError."""
+    """Return `name` if it is allowed. Names become file names and arguments of commands.
+
+    Args:
+        name: The name to check.
+        what: The thing to be named, for the error.
+        remedy: What to do about a refused name, for the error.
+
+    Raises:
+        SettingError: The name has other characters, or is too long.
+    """
     if not _NAME.fullmatch(name):
         raise SettingError(
             f"{name!r} cannot name {what}: use 1 to {MAX_LENGTH} letters (a-z), digits, '.', '_' and '-', "
@@ -23,9 +32,10 @@ def check_name(name: str, what: str = "a device", remedy: str = "Choose another 
 
 
 def default_name(hostname: str, shard_name: str) -> str:
-    """HOSTNAME-SHARD with foreign characters replaced by '-'.
+    """Return HOSTNAME-SHARD with all characters that names cannot have replaced by '-'.
 
-    A name over 64 characters ends in a digest of the whole, so that two long ones that begin alike stay different.
+    A name of more than 64 characters ends in a digest of the whole name, so that two long names with the same beginning
+    stay different.
     """
     parts = [_FOREIGN.sub("-", part).strip(".-") for part in (hostname, shard_name)]
     name = "-".join(part for part in parts if part) or "device"

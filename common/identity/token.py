@@ -1,7 +1,7 @@
-"""The join token: 76 characters that pin the federation's authority and open the one call that enrols a device.
+"""Join token: 76 characters that pin the federation's authority and allow the one call that enrols a device.
 
 Server and device derive the same bootstrap certificate from it, byte for byte. The server trusts exactly this certificate
-in handshakes for as long as the token lives, and needs to keep no secret for it.
+in handshakes while the token is valid, and stores no secret for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ _PURPOSE = b"attune join token 1: bootstrap key"
 
 @dataclass(frozen=True)
 class JoinToken:
-    """id: 8 bytes, no secret (it may be logged); secret: 16 bytes; ca_public_key: compressed P-256 point, 33 bytes."""
+    """Content of a join token.
+
+    Attributes:
+        id: 8 bytes. It is not secret and may be logged.
+        secret: 16 bytes.
+        ca_public_key: The authority's public key, a compressed P-256 point of 33 bytes.
+    """
 
     id: bytes
     secret: bytes = field(repr=False)
@@ -46,25 +52,29 @@ class JoinToken:
 
     @classmethod
     def new(cls, ca_public_key: bytes) -> JoinToken:
-        """A new token (128 secret bits) for the authority with this key."""
+        """Return a new token (128 secret bits) for the authority with this key."""
         while True:
             token = cls(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES), ca_public_key)
-            # A token that began with '-' would be taken for a flag by whoever pastes it into a command.
+            # A command would take a token that begins with '-' for a flag.
             if token.encode()[0].isalnum():
                 return token
 
     @property
     def label(self) -> str:
-        """The id as people see it: 16 hexadecimal digits."""
+        """Id for people: 16 hexadecimal digits."""
         return self.id.hex()
 
     def encode(self) -> str:
-        """base64url of id, secret and key, without padding: 76 characters."""
+        """Return base64url of id, secret and key without padding: 76 characters."""
         return base64.urlsafe_b64encode(self.id + self.secret + self.ca_public_key).decode()
 
     @classmethod
     def parse(cls, text: str) -> JoinToken:
-        """The token in `text`, whatever space is around it. Raises TokenRefused, which never repeats the token."""
+        """Return the token in `text`. White space around it is ignored.
+
+        Raises:
+            TokenRefused: `text` is no token. The message never repeats the text.
+        """
         text = text.strip()
         again = "Copy the whole token that `fedserver token` printed."
         if not _ALPHABET.fullmatch(text):
@@ -80,9 +90,9 @@ class JoinToken:
         return cls(data[:ID_BYTES], data[ID_BYTES : ID_BYTES + SECRET_BYTES], key)
 
     def bootstrap(self) -> Credential:
-        """The client credential that opens enrolment and nothing else; equal bytes wherever it is derived.
+        """Return the client credential that allows enrolment and nothing else; equal bytes on both sides.
 
-        It never expires by date: the server decides how long it trusts it. The subject holds the token's id, for people.
+        It has no expiry date: the server decides how long it trusts it. The subject holds the token's id, for people.
         """
         key = ec.derive_private_key(self._scalar(), ec.SECP256R1())
         name = subject(f"Attune join {self.label}")
@@ -92,17 +102,21 @@ class JoinToken:
         return Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
 
     def _scalar(self) -> int:
-        # 16 bytes more than the order has, so that the remainder is uniform (FIPS 186-5, A.2.1).
+        # 16 bytes more than the group's order has, so that the remainder is uniform (FIPS 186-5, A.2.1).
         derive = HKDF(hashes.SHA256(), length=48, salt=self.id, info=_PURPOSE + self.ca_public_key)
         return int.from_bytes(derive.derive(self.secret), "big") % (_ORDER - 1) + 1
 
     def trust_anchor_pem(self) -> bytes:
-        """What a joining device passes as root certificate: the authority's name and key, under a throw-away signature."""
+        """Return the root certificate of a joining device: the authority's name and key, with a throw-away signature."""
         key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), self.ca_public_key)
         return authority_certificate(key, load_key(new_key())).public_bytes(Encoding.PEM)
 
     def check_authority(self, ca_pem: bytes) -> None:
-        """Raises FingerprintMismatch unless `ca_pem`, as enrolment returned it, is for the key this token pins."""
+        """Check that `ca_pem`, which enrolment returned, is for the key that this token pins.
+
+        Raises:
+            FingerprintMismatch: It is for another key.
+        """
         if public_key_of(ca_pem) != self.ca_public_key:
             raise FingerprintMismatch(
                 f"The server returned an authority ({short_form(ca_pem)}) that is not the one the join token pins. "

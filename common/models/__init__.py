@@ -1,1 +1,1 @@
-"""Architectures by name, built from a ModelSpec, and what the parts of any architecture are for."""
+"""Built-in architectures, made from a ModelSpec, and the role of each tensor of any architecture."""

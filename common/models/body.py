@@ -1,8 +1,8 @@
-"""The frozen body of a model: what each device reads for itself, and what never travels.
+"""Frozen body of a model: tensors that each device reads from its own disk and that never travel.
 
-A factory that leaves parameters with `requires_grad` off makes a model with a body: these parameters, and the persistent
-buffers of modules in which nothing is trained. The rest (adapters, a head) is what parts, blobs and the server's state consist
-of. A body is known by a digest, so that nobody trains adapters of another one.
+A model has a body if its factory leaves parameters with `requires_grad` off. The body is these parameters, and the persistent
+buffers of modules in which no parameter is trained. Parts, blobs and the server's state hold only the rest, such as adapters
+and a head. A digest identifies the body, so that all devices train adapters of the same one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _MARK = "attune_body"  # the attribute of a model that has one
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """tensors: by name, which all models of this process with the same body share; empty once they were forgotten."""
+    """Frozen tensors of a model.
+
+    Attributes:
+        names: Names of the tensors.
+        digest: Digest of the safetensors file which the tensors make.
+        tensors: The tensors by name. All models of this process with the same body share them. Empty after `forget`.
+    """
 
     names: frozenset[str]
     digest: str
@@ -45,21 +51,23 @@ _BODIES: WeakValueDictionary[str, Body] = WeakValueDictionary()  # by digest
 
 
 def body_of(model: nn.Module) -> Body | None:
-    """The body of a model that the registry built, if it has one."""
-    found: Body | None = model.__dict__.get(_MARK)
-    return found
+    """Return the body of a model that the registry built, or None."""
+    body: Body | None = model.__dict__.get(_MARK)
+    return body
 
 
 def names_of(model: nn.Module) -> frozenset[str]:
-    """Of the tensors of its body; none without one."""
+    """Return the names of the tensors of the model's body; empty without a body."""
     body = body_of(model)
     return body.names if body else frozenset()
 
 
 def settle(model: nn.Module, spec: ModelSpec) -> None:
-    """Finds the body of a model that was just made. It must be the pinned one, where there is a pin.
+    """Find the body of a new model, and share its tensors with other models that have the same body.
 
-    Errors: SettingError for another body than the pinned one, or for none; WireError for one that has no plain bytes.
+    Raises:
+        SettingError: `spec` pins a body, and the model has another one, or none.
+        WireError: A tensor of the body cannot be written as plain bytes.
     """
     tensors = _frozen(model)
     digest = digest_of(tensors) if tensors else ""
@@ -70,14 +78,14 @@ def settle(model: nn.Module, spec: ModelSpec) -> None:
             f"and {here}. Install the same version of the body's package, or read it from the same file"
         )
     if tensors:
-        body = _BODIES.setdefault(digest, Body(frozenset(tensors), digest, {name: each.data for name, each in tensors.items()}))
+        body = _BODIES.setdefault(digest, Body(frozenset(tensors), digest, {n: tensor.data for n, tensor in tensors.items()}))
         for name, tensor in tensors.items():
             tensor.data = body.tensors[name]
         setattr(model, _MARK, body)
 
 
 def forget(model: nn.Module) -> None:
-    """Lets go of the body's values: what is left says how the model is built, and can compute nothing."""
+    """Release the body's values. The model keeps its structure and cannot compute any more."""
     body = body_of(model)
     if body is None:
         return
@@ -93,17 +101,22 @@ def forget(model: nn.Module) -> None:
 
 
 def training_mode(model: nn.Module) -> None:
-    """`model.train()`, but for modules with statistics that are of the body: these stay as they are."""
+    """Call `model.train()`, but leave modules whose statistics belong to the body in evaluation mode."""
     model.train()
     for name in names_of(model) & {name for name, _ in model.named_buffers()}:
         model.get_submodule(name.rpartition(".")[0]).training = False
 
 
 def load_body(module: nn.Module, where: str | Path, leave: Collection[str] = ()) -> nn.Module:
-    """The module, with the weights of a safetensors file, and frozen.
+    """Load the weights of a safetensors file into the module, freeze it, and return it.
 
-    where: a path, or "package:file" for one that an installed package carries. leave: patterns of tensors that the file has and
-    the module has not, such as "pooler.*". Errors: SettingError without such a file, or for one that is not of this module.
+    Args:
+        module: The module to load into.
+        where: A path, or "package:file" for a file of an installed package.
+        leave: Patterns of tensors in the file that the module does not have, such as "pooler.*".
+
+    Raises:
+        SettingError: The file cannot be read, or belongs to another module.
     """
     if not any(parameter.is_meta for parameter in module.parameters()):  # else only sizes are asked for
         try:
@@ -116,7 +129,7 @@ def load_body(module: nn.Module, where: str | Path, leave: Collection[str] = ())
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """That of the safetensors file which these tensors make."""
+    """Return the digest of the safetensors file which these tensors make."""
     layout, digest = layout_of(manifest_of(tensors)), Digest()
     digest.update(layout.header)
     for name in layout.manifest:
@@ -125,14 +138,14 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _frozen(model: nn.Module) -> dict[str, Tensor]:
-    """By name, a tied tensor once."""
-    found: dict[str, Tensor] = {name: each for name, each in model.named_parameters() if not each.requires_grad}
-    found |= {name: buffer for name, buffer in model.named_buffers() if _is_still(model, name)}
-    return found
+    """Return the frozen tensors by name, a tied tensor once."""
+    tensors: dict[str, Tensor] = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
+    tensors |= {name: buffer for name, buffer in model.named_buffers() if _is_still(model, name)}
+    return tensors
 
 
 def _is_still(model: nn.Module, buffer: str) -> bool:
-    """Whether it is saved with the model, and nothing is trained where it lies: in the nearest module with parameters."""
+    """Return whether the buffer is persistent, and the nearest module with parameters around it trains none of them."""
     path, _, key = buffer.rpartition(".")
     if key in model.get_submodule(path)._non_persistent_buffers_set:
         return False
@@ -144,7 +157,7 @@ def _is_still(model: nn.Module, buffer: str) -> bool:
 
 
 def _outwards(path: str) -> Iterator[str]:
-    """The path of a module, of the module around it, and so on to the model itself."""
+    """Yield the path of a module, then of the module around it, and so on up to the model itself."""
     while path:
         yield path
         path = path.rpartition(".")[0]

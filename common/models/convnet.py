@@ -1,4 +1,4 @@
-"""ConvNet of two convolutions for images, plain (FedTP's baselines) or with batch normalisation (FedBN's model).
+"""Convolutional network with two convolutions for images, plain (FedTP's baselines) or with batch normalisation (FedBN).
 
 B samples, C channels, H height, W width.
 """
@@ -20,14 +20,15 @@ _SMALL = 16  # pixels: along a shorter side, two unpadded convolutions and pooli
 
 
 class BatchNorm(_BatchNorm):
-    """Batch normalisation of (B, C, H, W) or (B, C); a training batch of one sample is normalised as in prediction.
+    """Batch normalisation of (B, C, H, W) or (B, C) that accepts a training batch of one sample.
 
-    A shard's last batch may be one sample, which has no variance: torch refuses it after a fully connected layer, and after
-    a convolution would normalise the image by itself. Here it takes the running statistics and leaves them as they are.
+    A shard's last batch may be one sample, which has no variance. torch refuses it after a fully connected layer, and after a
+    convolution it would normalise the image by itself. Here such a batch is normalised with the running statistics, which
+    stay as they are.
     """
 
     def _check_input_dim(self, x: Tensor) -> None:
-        """Every rank is normalised over all dimensions but the second."""
+        """Accept every rank: all dimensions but the second are normalised."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and len(x) == 1:
@@ -36,18 +37,19 @@ class BatchNorm(_BatchNorm):
 
 
 def make_convnet(spec: ModelSpec, options: ConvNetOptions) -> nn.Sequential:
-    """(B, C, H, W) -> logits (B, classes): conv, ReLU, pool, twice; then fully connected layers with ReLU, and `head`.
+    """Return a network (B, C, H, W) -> logits (B, classes).
 
-    Along a side of 16 pixels or more the convolutions take no padding, as in the paper; along a shorter one they keep the
-    size (2 zeros at either end), so that an image of any size can be taken. Poolings are 2 x 2 and keep the end of an odd side.
+    It has two convolutions, each with ReLU and pooling, then fully connected layers with ReLU, and `head`. Along a side of 16
+    pixels or more the convolutions have no padding, as in the paper. Along a shorter side they pad 2 zeros at each end, so that
+    images of any size fit. Poolings are 2 x 2 and keep the last pixel of an odd side.
     """
     return _make(spec, options, normalised=False)
 
 
 def make_convnet_bn(spec: ModelSpec, options: ConvNetOptions) -> nn.Sequential:
-    """`make_convnet` with a batch normalisation after every convolution and fully connected layer but the last (FedBN).
+    """Return `make_convnet` with batch normalisation after every convolution and fully connected layer but the last (FedBN).
 
-    Those layers have no bias of their own: the normalisation would take it out again.
+    Layers before a normalisation have no bias, because the normalisation would remove it.
     """
     return _make(spec, options, normalised=True)
 
@@ -82,12 +84,15 @@ def _padding(side: int) -> int:
 
 
 def _halved(side: int, padding: int) -> int:
-    """What a convolution and a pooling leave of a side."""
+    """Return the length of a side after a convolution and a pooling."""
     return -(-(side + 2 * padding - _KERNEL + 1) // 2)
 
 
 def _initialise(model: nn.Sequential) -> None:
-    """He weights where a ReLU follows, a Glorot head: 5 epochs of SGD on 640 digits give over 80 %, with torch's own 51 %."""
+    """Set He weights where a ReLU follows, and a Glorot head.
+
+    5 epochs of SGD on 640 digits reach more than 80 % with them, and 51 % with torch's own initial values.
+    """
     initialise(model)
     for name, layer in model.named_children():
         if isinstance(layer, nn.Conv2d | nn.Linear) and name != "head":

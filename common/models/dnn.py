@@ -12,7 +12,7 @@ from attune.common.plan import ModelSpec
 
 
 def make_dnn(spec: ModelSpec, options: DnnOptions) -> nn.Sequential:
-    """(B, any shape) -> logits (B, classes); layers hidden0, hidden1, ... and head."""
+    """Return a network (B, any shape) -> logits (B, classes) with the layers hidden0, hidden1, ... and head."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = prod(spec.shape)
     for position, hidden in enumerate(options.hidden):

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, made from a config with new weights: nothing is downloaded."""
+"""Models of Hugging Face transformers, made from a config with new weights. No file is downloaded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from attune.common.plan import ModelSpec
 
 
 def make(spec: ModelSpec, options: HuggingFaceOptions) -> nn.Module:
-    """The architecture `options.type` for images or tokens, as large as `options.config` says; its output has `.logits`.
+    """Return a model of the architecture `options.type` for images or tokens; its output has `.logits`.
 
-    Sizes that the data decide are filled in where the config leaves them out. Errors: SettingError.
+    `options.config` sets the sizes. Sizes that follow from the data are filled in where the config leaves them out.
+
+    Raises:
+        SettingError: transformers is not installed, or cannot make such a model.
     """
     try:
         import transformers
@@ -25,9 +28,9 @@ def make(spec: ModelSpec, options: HuggingFaceOptions) -> nn.Module:
         config = transformers.AutoConfig.for_model(options.type, **values)
         model: nn.Module = _auto(transformers, spec).from_config(config)
     except (ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise SettingError(
-            f"no Hugging Face model {options.type!r} for {spec.kind} can be made: {said[0][:300] if said else error!r}"
+            f"no Hugging Face model {options.type!r} for {spec.kind} can be made: {lines[0][:300] if lines else error!r}"
         ) from None
     return model
 

@@ -12,5 +12,5 @@ from attune.common.plan import ModelSpec
 
 
 def make_mlr(spec: ModelSpec, options: MlrOptions) -> nn.Sequential:
-    """(B, any shape) -> logits (B, classes) of one linear layer, `head`."""
+    """Return a network (B, any shape) -> logits (B, classes) with one linear layer, `head`."""
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(prod(spec.shape), spec.classes)))

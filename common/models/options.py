@@ -1,6 +1,6 @@
-"""The options of each built-in model, their defaults and checks; no torch here.
+"""Options of each built-in model, with defaults and checks. This module does not import torch.
 
-A width, head count or other size of 0 stands for the default that follows from the other options.
+A width, a head count or another size of 0 means the default that follows from the other options.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1)]
 
 
 class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Vision Transformer. `preset = "paper"` is FedTP's for 32 x 32 images; single options override it."""
+    """Options of the Vision Transformer. `preset = "paper"` is FedTP's for 32 x 32 images; single options override it."""
 
     preset: Literal["small", "paper"] = "small"
-    patch: CountOrZero = 0  # pixels a side; 0: the smallest that gives at most 16 patches
+    patch: CountOrZero = 0  # pixels per side; 0: the smallest size that gives at most 16 patches
     width: CountOrZero = 0
     depth: CountOrZero = 0
     heads: CountOrZero = 0
@@ -29,7 +29,11 @@ class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dropout: Share | None = None
 
     def resolved(self, shape: tuple[int, ...]) -> VitOptions:
-        """With every default filled in, for images of `shape` (H, W, C). Errors: SettingError."""
+        """Return the options with every default filled in, for images of `shape` (H, W, C).
+
+        Raises:
+            SettingError: The width is no multiple of the number of heads.
+        """
         paper = self.preset == "paper"
         width = self.width or (128 if paper else 32)
         heads = self.heads or (8 if paper else 4)
@@ -46,9 +50,9 @@ class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Transformer encoder for token sequences (causal) and time series (not causal).
+    """Options of the Transformer encoder for token sequences (causal), and time series and tables (not causal).
 
-    `leaky_targets` drops the causal mask although the labels are the next tokens, which stand in the input: errata E3.
+    `leaky_targets` drops the causal mask although the labels are the next tokens of the input (erratum E3).
     """
 
     width: Count = 32
@@ -60,13 +64,17 @@ class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     leaky_targets: bool = False
 
     def resolved(self, shape: tuple[int, ...]) -> TransformerOptions:
-        """With every default filled in. Errors: SettingError."""
+        """Return the options with every default filled in.
+
+        Raises:
+            SettingError: The width is no multiple of the number of heads.
+        """
         head_dim = self.head_dim or _head_dim(self.width, self.heads)
         return msgspec.structs.replace(self, head_dim=head_dim, mlp=self.mlp or 2 * self.width)
 
 
 class ConvNetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two convolutions of 5 x 5, each followed by a pooling, then fully connected layers."""
+    """Options of the convolutional network: two 5 x 5 convolutions with poolings, then fully connected layers."""
 
     channels: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] = msgspec.field(default_factory=lambda: [16, 32])
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
@@ -76,9 +84,9 @@ class ConvNetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LstmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """LSTM layers on top of each other."""
+    """Options of the stacked LSTM."""
 
-    embedding: Count = 8  # size of a token's embedding; a series is used as it is
+    embedding: Count = 8  # size of a token's embedding; a series has none
     width: Count = 256
     depth: Count = 2
 
@@ -87,7 +95,7 @@ class LstmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DnnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fully connected layers with ReLU."""
+    """Options of the fully connected network with ReLU."""
 
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [100])
 
@@ -96,17 +104,17 @@ class DnnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MlrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Multinomial logistic regression: one linear layer, nothing to set."""
+    """Options of multinomial logistic regression: one linear layer without options."""
 
     def resolved(self, shape: tuple[int, ...]) -> MlrOptions:
         return self
 
 
 class HuggingFaceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of Hugging Face transformers, from a config."""
+    """Options of a model of Hugging Face transformers, made from a config."""
 
     type: str  # vit, convnext, bert, gpt2, ...: the config's `model_type`
-    config: dict[str, Any] = {}  # over the defaults of that type
+    config: dict[str, Any] = {}  # overrides the defaults of that type
 
     def resolved(self, shape: tuple[int, ...]) -> HuggingFaceOptions:
         return self
@@ -117,14 +125,19 @@ Options = VitOptions | TransformerOptions | ConvNetOptions | LstmOptions | DnnOp
 
 LEAKY = (
     "model.leaky_targets is on: every position of the model sees the next token, which is its label. Accuracies measure this "
-    "leak, not prediction; it is there to reproduce a published figure (erratum E3 in docs/methods/fedtp.md)"
+    "leak, not prediction. The option exists to reproduce a published figure (erratum E3 in docs/methods/fedtp.md)"
 )
 
 
 def cautions(name: str | None, options: Mapping[str, Any]) -> list[str]:
-    """The warning that server and devices print before they use a model with these options; `name` None: the usual model."""
-    own = name is not None and ":" in name
-    return [LEAKY] if options.get("leaky_targets") and not own else []
+    """Return the warnings that server and devices print before they use a model with these options.
+
+    Args:
+        name: Name of the model; None means the usual model for the data.
+        options: The model's options.
+    """
+    is_user_model = name is not None and ":" in name
+    return [LEAKY] if options.get("leaky_targets") and not is_user_model else []
 
 
 def _patch(height: int, width: int) -> int:

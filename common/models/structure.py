@@ -1,4 +1,4 @@
-"""What each tensor of a model is for, found by structure: attention projections, norms, blocks, head, components."""
+"""Role of each tensor of a model, found by the model's structure: attention projections, norms, blocks, head, components."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ _WHOLE = ({"qkv"}, {"q", "kv"}, {"q", "k", "v"})
 
 
 def tensors_of(model: nn.Module) -> Tensors:
-    """Parameters and persistent buffers, detached (not copied), module by module; a tied tensor once, by its first name.
+    """Return parameters and persistent buffers by name, detached but not copied, in the order of modules.
 
-    A frozen body (common.models.body) is left out: it never travels.
+    A tied tensor occurs once, under its first name. A frozen body (common.models.body) is left out, because it never travels.
     """
     return {name: tensor.detach() for name, tensor, _, _ in _walk(model)}
 
 
 def components(model: nn.Module) -> dict[str, list[str]]:
-    """Component -> names of its tensors, in model order; together they are exactly `tensors_of`.
+    """Return for each component the names of its tensors, in model order. Together they are exactly `tensors_of`.
 
-    A component is a leaf module with its own parameters (FedMCSA's layers). A parameter of a module that has children,
-    and every persistent buffer, is a component of its own: running statistics would swamp the direction of a layer's weights.
+    A component is a leaf module with parameters (FedMCSA's layers). A parameter of a module that has children, and every
+    persistent buffer, is a separate component, because running statistics would dominate the direction of a layer's weights.
     """
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name, _, prefix, is_layer in _walk(model):
-        found.setdefault((prefix or "model") if is_layer else name, []).append(name)
-    return found
+        result.setdefault((prefix or "model") if is_layer else name, []).append(name)
+    return result
 
 
 def roles(model: nn.Module) -> dict[str, frozenset[str]]:
-    """For every tensor of `tensors_of`, which of ROLES it has.
+    """Return for every tensor of `tensors_of` the roles (of ROLES) that it has.
 
-    qkv: the projections to queries, keys and values of any attention. norm: all of a normalisation layer, with its running
-    statistics. head: the last Linear inside an attribute `head`, `classifier` or `fc`, else the last Linear outside the
-    blocks. encoder: all of the repeated blocks. mlp: the Linears of the blocks that belong to no attention.
+    - qkv: the projections to queries, keys and values of any attention.
+    - norm: a whole normalisation layer, with its running statistics.
+    - head: the last Linear inside an attribute `head`, `classifier` or `fc`, else the last Linear outside the blocks.
+    - encoder: the repeated blocks.
+    - mlp: the Linear layers of the blocks that belong to no attention.
     """
     names = list(tensors_of(model))
     blocks = _blocks(model)
@@ -69,7 +71,7 @@ def roles(model: nn.Module) -> dict[str, frozenset[str]]:
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, Tensor, str, bool]]:
-    """(name, tensor, path of its module, whether it is a parameter of a leaf module)."""
+    """Yield (name, tensor, path of its module, whether it is a parameter of a leaf module)."""
     seen, still = set[int](), names_of(model)
     for prefix, module in model.named_modules():
         leaf = next(module.children(), None) is None
@@ -96,26 +98,29 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's own, of Hugging Face transformers
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # a linear layer of Hugging Face's GPT-2
 
 
 def _blocks(model: nn.Module) -> list[str]:
-    """Paths of repeated blocks: children of one composite class in a ModuleList, or in a Sequential (several, or attention)."""
-    found: list[str] = []
+    """Return the paths of repeated blocks: children of one composite class in a ModuleList or a Sequential.
+
+    A Sequential counts if it has several children, or an attention.
+    """
+    blocks: list[str] = []
     for path, module in model.named_modules():
-        if _within(path, found) or not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
+        if _within(path, blocks) or not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
             continue
         first = module[0]
         alike = all(type(child) is type(first) for child in module)
         composite = all(any(True for _ in child.children()) and any(True for _ in child.parameters()) for child in module)
         repeated = isinstance(module, nn.ModuleList) or len(module) > 1 or _has_attention(module)
         if alike and composite and repeated:
-            found += [_join(path, key) for key, _ in module.named_children()]
-    return found
+            blocks += [_join(path, key) for key, _ in module.named_children()]
+    return blocks
 
 
 def _projection(name: str) -> str | None:
-    """Which projection an attribute is by its name: q, k, v, kv or qkv."""
+    """Return the projection that an attribute's name stands for (q, k, v, kv or qkv), or None."""
     name = name.lower()
     if name in ("in_proj_weight", "in_proj_bias"):
         return "qkv"
@@ -128,10 +133,10 @@ def _projection(name: str) -> str | None:
 
 
 def _projections(module: nn.Module) -> list[str]:
-    """The own attributes of an attention module that project to queries, keys and values; none if they are not complete."""
-    own = [key for key, child in module.named_children() if any(True for _ in child.parameters())]
-    own += [key for key, tensor in module._parameters.items() if tensor is not None]
-    named = {key: _projection(key) for key in own}
+    """Return the direct attributes of a module that project to queries, keys and values; empty if one of them is missing."""
+    keys = [key for key, child in module.named_children() if any(True for _ in child.parameters())]
+    keys += [key for key, tensor in module._parameters.items() if tensor is not None]
+    named = {key: _projection(key) for key in keys}
     kinds = {kind for kind in named.values() if kind}
     return [key for key, kind in named.items() if kind] if any(whole <= kinds for whole in _WHOLE) else []
 
@@ -141,23 +146,24 @@ def _has_attention(module: nn.Module) -> bool:
 
 
 def _attention(model: nn.Module, blocks: list[str]) -> tuple[set[str], set[str]]:
-    """Paths of the projections, and of everything else that belongs to an attention (such as its output layer)."""
+    """Return the paths of the projections, and of everything else that belongs to an attention, such as its output layer."""
     qkv: set[str] = set()
     attentions: set[str] = set()
     for path, module in model.named_modules():
-        found = _projections(module)
-        qkv.update(_join(path, key) for key in found)
-        if found and (
-            not path or path in blocks
-        ):  # the block is the attention module itself: its MLP is beside the projections
+        keys = _projections(module)
+        qkv.update(_join(path, key) for key in keys)
+        if keys and (not path or path in blocks):  # the block itself is the attention: its MLP lies beside the projections
             attentions.update(_join(path, key) for key, _ in module.named_children() if key.lower() in _OUTPUT_NAMES)
-        elif found:
+        elif keys:
             attentions.add(_outermost_attention(path, blocks))
     return qkv, attentions
 
 
 def _outermost_attention(path: str, blocks: list[str]) -> str:
-    """The outermost module around `path`, inside its block, that is called an attention (BERT keeps its output layer there)."""
+    """Return the outermost module around `path`, inside its block, whose name says attention.
+
+    BERT keeps the output layer of an attention there.
+    """
     parts = path.split(".")
     start = max((len(block.split(".")) for block in blocks if _within(path, [block])), default=0)
     for depth in range(start, len(parts)):
@@ -167,7 +173,10 @@ def _outermost_attention(path: str, blocks: list[str]) -> str:
 
 
 def _head(model: nn.Module, blocks: list[str], names: list[str]) -> list[str]:
-    """Only a layer of which something is trained: a body may have a head of its own."""
+    """Return the path of the head as a list of one, or an empty list.
+
+    Only a layer with trained tensors counts, because a frozen body may have a head of its own.
+    """
     trained = {name.rpartition(".")[0] for name in names}
     linears = [path for path, module in model.named_modules() if _is_linear(module) and path in trained]
     outside = [path for path in linears if not _within(path, blocks)]

@@ -1,4 +1,4 @@
-"""Transformer encoder for token sequences (causal: errata E3 of FedTP), time series and tables.
+"""Transformer encoder for token sequences (causal: erratum E3 of FedTP), time series and tables.
 
 B samples, T steps, C channels, F features, D model width.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attune.common.models.blocks import Block, initialise
+from attune.common.models.blocks import TransformerBlock, initialise
 from attune.common.models.options import TransformerOptions
 from attune.common.plan import ModelSpec
 
 
 def sinusoids(steps: int, width: int) -> Tensor:
-    """(T, D) fixed positions: sin(t / 10000^(2i/D)) in column 2i and the cosine of the same in column 2i + 1."""
+    """Return fixed positions (T, D): sin(t / 10000^(2i/D)) in column 2i and the cosine of the same in column 2i + 1."""
     column_D = torch.arange(width)
     rate_D = 10000.0 ** (-(column_D - column_D % 2).double() / width)
     angle_TD = torch.arange(steps).double()[:, None] * rate_D
@@ -22,7 +22,10 @@ def sinusoids(steps: int, width: int) -> Tensor:
 
 
 class FeatureTokens(nn.Module):
-    """(B, F) features as (B, F, D) tokens, each with a direction and an offset of its own: Gorishniy et al., NeurIPS 2021."""
+    """Layer that turns features (B, F) into tokens (B, F, D) (Gorishniy et al., NeurIPS 2021).
+
+    Each feature has its own direction and offset.
+    """
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
@@ -40,11 +43,12 @@ def _embedding(spec: ModelSpec, width: int) -> nn.Module:
 
 
 class SequenceTransformer(nn.Module):
-    """Logits (B, classes) of tokens (B, T) int64, read at the last position; of a series (B, T, C) or a table (B, F), read as
-    the mean over positions. Where every token has a label: logits (B, T, classes), those of position t from tokens up to t.
+    """Transformer encoder: tokens (B, T) int64, a series (B, T, C) or a table (B, F) -> logits (B, classes).
 
-    T may differ from the spec's: positions are computed, not learned. A table's features have no order, and so no positions.
-    With `leaky_targets` every position sees all tokens, also the next one, which is its label (errata E3 of FedTP).
+    Tokens are read at the last position. A series and a table are read as the mean over positions. If every token has a label,
+    the logits are (B, T, classes), and those of position t depend on tokens up to t. T may differ from the spec's, because
+    positions are computed and not learned. A table's features have no order and no positions. With `leaky_targets` every
+    position sees all tokens, also the next one, which is its label (erratum E3 of FedTP).
     """
 
     positions: Tensor  # (T, D)
@@ -58,7 +62,8 @@ class SequenceTransformer(nn.Module):
         self.register_buffer("positions", sinusoids(spec.shape[0], width), persistent=False)
         self.dropout = nn.Dropout(options.dropout)
         self.blocks = nn.ModuleList(
-            Block(width, options.heads, options.head_dim, options.mlp, options.dropout, causal) for _ in range(options.depth)
+            TransformerBlock(width, options.heads, options.head_dim, options.mlp, options.dropout, causal)
+            for _ in range(options.depth)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, spec.classes)
@@ -77,5 +82,5 @@ class SequenceTransformer(nn.Module):
         return logits
 
     def _summary(self, x_BTD: Tensor) -> Tensor:
-        """(B, D), what a whole sample is read from."""
+        """Return the vector (B, D) from which a whole sample is read."""
         return x_BTD[:, -1] if self.tokens else x_BTD.mean(dim=1)

@@ -9,16 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attune.common.models.blocks import Block, initialise
+from attune.common.models.blocks import TransformerBlock, initialise
 from attune.common.models.options import VitOptions
 from attune.common.plan import ModelSpec
 
-_PIXEL_MEAN, _PIXEL_DEVIATION = 0.35, 0.25  # of usual images in [0, 1]: the initial embedding takes them as standardised
-_TOKEN_SCALE = 0.5  # against embedded patches of about 1; with the usual 0.02, positions are not seen for many epochs
+_PIXEL_MEAN, _PIXEL_DEVIATION = 0.35, 0.25  # of usual images in [0, 1]; the initial embedding standardises with them
+# Embedded patches have a size of about 1. With the usual scale of 0.02 the model does not use positions for many epochs.
+_TOKEN_SCALE = 0.5
 
 
 class VisionTransformer(nn.Module):
-    """(B, C, H, W) in [0, 1] -> logits (B, classes). Images are padded with zeros below and on the right to whole patches."""
+    """Vision Transformer: images (B, C, H, W) in [0, 1] -> logits (B, classes).
+
+    Images are padded with zeros at the bottom and on the right to whole patches.
+    """
 
     def __init__(self, spec: ModelSpec, options: VitOptions) -> None:
         super().__init__()
@@ -31,7 +35,7 @@ class VisionTransformer(nn.Module):
         self.position = nn.Parameter(_TOKEN_SCALE * torch.randn(1, patches + 1, options.width))
         self.dropout = nn.Dropout(options.dropout or 0.0)
         self.blocks = nn.ModuleList(
-            Block(options.width, options.heads, options.head_dim, options.mlp, options.dropout or 0.0)
+            TransformerBlock(options.width, options.heads, options.head_dim, options.mlp, options.dropout or 0.0)
             for _ in range(options.depth)
         )
         self.norm = nn.LayerNorm(options.width)
@@ -51,7 +55,7 @@ class VisionTransformer(nn.Module):
         return logits
 
     def patches(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, P, C * patch * patch), patches row by row."""
+        """Return the patches of images (B, C, H, W) as (B, P, C * patch * patch), row by row."""
         x_BCHW = functional.pad(x_BCHW, self.padding)
         batch, channels, height, width = x_BCHW.shape
         size = self.patch

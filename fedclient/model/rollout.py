@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.errors import SettingError
-from attune.common.models.blocks import Attention
+from attune.common.models.blocks import SelfAttention
 from attune.common.models.structure import roles
 from attune.common.models.vit import VisionTransformer
 
@@ -28,14 +28,14 @@ def attentions(model: nn.Module, run: Callable[[], object]) -> list[Tensor]:
     who = f"the model {type(model).__name__}"
     if not owners:
         raise SettingError(f"{who} has no attention: a rollout needs a Transformer, such as vit")
-    if not all(isinstance(owner, Attention) for owner in owners):
+    if not all(isinstance(owner, SelfAttention) for owner in owners):
         raise SettingError(f"{who} has attention of an unknown kind: a rollout needs a built-in model")
     seen: list[Tensor] = []
 
     def look(module: nn.Module, inputs: object, qkv_BTF: Tensor) -> None:
         seen.append(owner_of[module].weights(qkv_BTF))
 
-    owner_of: dict[nn.Module, Attention] = {owner.to_qkv: owner for owner in owners if isinstance(owner, Attention)}
+    owner_of: dict[nn.Module, SelfAttention] = {owner.to_qkv: owner for owner in owners if isinstance(owner, SelfAttention)}
     handles = [projection.register_forward_hook(look) for projection in owner_of]
     try:
         run()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attune.common.models import registry
-from attune.common.models.blocks import Attention, Block
+from attune.common.models.blocks import SelfAttention, TransformerBlock
 from attune.common.models.transformer import sinusoids
 
 
-def oracle(layer: Attention, x_TD: np.ndarray, causal: bool) -> np.ndarray:
+def oracle(layer: SelfAttention, x_TD: np.ndarray, causal: bool) -> np.ndarray:
     """One sample, loops only where they make it plain."""
     weight = layer.to_qkv.weight.detach().numpy()
     inner = layer.heads * layer.head_dim
@@ -33,7 +33,7 @@ def oracle(layer: Attention, x_TD: np.ndarray, causal: bool) -> np.ndarray:
 @pytest.mark.parametrize(("width", "heads", "head_dim", "steps"), [(8, 2, 4, 5), (6, 3, 5, 7), (4, 1, 4, 1)])
 def test_attention_equals_the_oracle(causal, width, heads, head_dim, steps):
     torch.manual_seed(0)
-    layer = Attention(width, heads, head_dim, 0.0, causal).double()
+    layer = SelfAttention(width, heads, head_dim, 0.0, causal).double()
     x = torch.randn(3, steps, width, dtype=torch.float64) * 2
     expected = np.stack([oracle(layer, sample.numpy(), causal) for sample in x])
     assert np.abs(layer(x).detach().numpy() - expected).max() < 1e-12
@@ -41,7 +41,7 @@ def test_attention_equals_the_oracle(causal, width, heads, head_dim, steps):
 
 def test_attention_has_second_derivatives():
     torch.manual_seed(0)
-    block = Block(4, 2, 2, 8, 0.0).double()
+    block = TransformerBlock(4, 2, 2, 8, 0.0).double()
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: block(x).square().sum(), (x,))
 
@@ -60,7 +60,7 @@ def test_same_bits_twice():
 
 def test_a_causal_state_never_sees_what_follows():
     torch.manual_seed(0)
-    block = Block(8, 2, 4, 16, 0.0, causal=True)
+    block = TransformerBlock(8, 2, 4, 16, 0.0, causal=True)
     x = torch.randn(1, 6, 8)
     changed = x.clone()
     changed[0, 4:] += 1
