@@ -28,8 +28,8 @@ from attune.common.models.registry import build
 from attune.common.plan import ModelSpec
 from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.options import MakeOptions
-from attune.fedclient.partition.readers.plays import lines_of_play
 from attune.fedclient.read_options import ReadOptions
+from attune.simulation.partition.readers.plays import lines_of_play
 from benchmarks.adapters import sizes, state_bytes
 from benchmarks.machine import machine
 from examples import minilm

@@ -17,9 +17,9 @@ from unittest.mock import patch
 import click
 
 from attune import simulate
-from attune.fedclient.partition.datasets import load_dataset
-from attune.fedclient.partition.split import partition
 from attune.fedserver.lab import bounds
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.split import partition
 from benchmarks.robust import MODELS, OFF
 
 SIZES = (1.5, 2.0, 3.0, 5.0)

@@ -26,9 +26,9 @@ from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.prepare import prepare_features
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.partition.datasets import DIGITS, load_source
-from attune.fedclient.partition.split import write_shards
 from attune.fedclient.work.blend import answers_of
+from attune.simulation.partition.datasets import DIGITS, load_source
+from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.recipe import Point, Recipe
 from attune.simulation.recipes.run import groups_of, harmed

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from attune.common.methods.registry import names
-from attune.fedclient.partition.datasets import load_source
-from attune.fedclient.partition.split import partition, write_shards
+from attune.simulation.partition.datasets import load_source
+from attune.simulation.partition.split import partition, write_shards
 from benchmarks.federation import CLIENT_COLUMNS, client_rows, federation, table
 from benchmarks.rows import harmed
 

@@ -26,9 +26,9 @@ import torch
 from attune import simulate
 from attune.common.seeds import derive
 from attune.fedclient.messages import Order
-from attune.fedclient.partition.datasets import load_dataset
-from attune.fedclient.partition.split import partition
 from attune.fedclient.work.learner import Learner
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.split import partition
 from examples.demo import shorten
 
 FLIP, MILD, NOISE, LABELS, REPLACEMENT = "sign-flip", "mild-flip", "noise", "label-flip", "replacement"

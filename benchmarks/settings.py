@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from attune.fedclient.partition.datasets import load_dataset
-from attune.fedclient.partition.samples import Dataset
-from attune.fedclient.partition.split import partition, write_shards
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.samples import Dataset
+from attune.simulation.partition.split import partition, write_shards
 from benchmarks.federation import federation
 from examples.demo import shorten
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import click
 import numpy as np
 
-from attune.fedclient.partition.datasets import load_dataset
-from attune.fedclient.partition.picture import table
-from attune.fedclient.partition.samples import Dataset
-from attune.fedclient.partition.split import partition, write_shards
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.overview import table
+from attune.simulation.partition.samples import Dataset
+from attune.simulation.partition.split import partition, write_shards
 from examples.outcome import Outcome, report
 from examples.processes import Federation, Watch
 from examples.tuned import tuned

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.errors import AttuneError, SettingError
-from attune.fedclient.cli.options import data_option, home_of, home_option, reported, server_option, token_file_option, token_in
+from attune.fedclient.cli.options import data_option, home_of, home_option, server_option, token_file_option, token_in
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
     """The finished model's accuracy on a shard's test part, offline."""
-    with reported():
-        table = read_options(given)
-        from attune.fedclient import shards
-        from attune.fedclient.model import evaluate as evaluation
+    table = read_options(given)
+    from attune.fedclient import shards
+    from attune.fedclient.model import evaluate as evaluation
 
-        if shards.is_fleet(data):
-            sys.exit(_evaluate_fleet(data, server, home, as_json, table))
-        found = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
-        click.echo(json.dumps(asdict(found)) if as_json else found)
+    if shards.is_fleet(data):
+        sys.exit(_evaluate_fleet(data, server, home, as_json, table))
+    found = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
+    click.echo(json.dumps(asdict(found)) if as_json else found)
 
 
 def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
@@ -77,22 +76,21 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 @home_option
 def predict(data: Path, out: Path, server: str | None, home: Path | None) -> None:
     """Label new samples with the finished model, offline."""
-    with reported():
-        import csv
+    import csv
 
-        from attune.fedclient.data.shard import load_features
-        from attune.fedclient.model.artifact import Model
+    from attune.fedclient.data.shard import load_features
+    from attune.fedclient.model.artifact import Model
 
-        model = Model.load(home_of(home, server, None).model)
+    model = Model.load(home_of(home, server, None).model)
 
-        labels = model.predict(load_features(data, model.info.column_names), str(data))
-        try:
-            with out.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(_label_rows(labels, model.info))
-        except OSError as error:
-            raise SettingError(f"cannot write {out}: {error.strerror}") from None
-        what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"
-        click.echo(f"{len(labels)} {what} in {out}")
+    labels = model.predict(load_features(data, model.info.column_names), str(data))
+    try:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(_label_rows(labels, model.info))
+    except OSError as error:
+        raise SettingError(f"cannot write {out}: {error.strerror}") from None
+    what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"
+    click.echo(f"{len(labels)} {what} in {out}")
 
 
 def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, ...]]:
@@ -134,14 +132,13 @@ def plot(
     home: Path | None,
 ) -> None:
     """Pictures of what models answer on a shard's test part, offline."""
-    with reported():
-        if models and (server or home):
-            raise click.UsageError("--model names the models: leave --home and --server out")
-        folders = models or (home_of(home, server, data).model,)
-        from attune.fedclient.model import plots
+    if models and (server or home):
+        raise click.UsageError("--model names the models: leave --home and --server out")
+    folders = models or (home_of(home, server, data).model,)
+    from attune.fedclient.model import plots
 
-        for line in plots.plot(folders, data, out, images, pictures):
-            click.echo(line)
+    for line in plots.plot(folders, data, out, images, pictures):
+        click.echo(line)
 
 
 @click.command()
@@ -153,15 +150,14 @@ def plot(
 @home_option
 def export(out: Path, data: Path | None, server: str | None, home: Path | None) -> None:
     """The finished model as a file for other programs; it is run once and compared with the original."""
-    with reported():
-        folder = home_of(home, server, data).model
-        from attune.fedclient.data.shard import load_shard
-        from attune.fedclient.model.artifact import Model
-        from attune.fedclient.model.portable import export as write
+    folder = home_of(home, server, data).model
+    from attune.fedclient.data.shard import load_shard
+    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.portable import export as write
 
-        samples = load_shard(data).test_x if data is not None else None
-        difference = write(Model.load(folder), out, samples)
-        click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
+    samples = load_shard(data).test_x if data is not None else None
+    difference = write(Model.load(folder), out, samples)
+    click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
 
 
 @click.command()
@@ -172,12 +168,11 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None) 
 @home_option
 def serve(host: str, port: int, token_file: str | None, server: str | None, home: Path | None) -> None:
     """Predictions of the finished model over HTTP, offline: POST /predict, GET /model, GET /healthz."""
-    with reported():
-        folder = home_of(home, server, None).model
-        from attune.fedclient.model.artifact import Model
-        from attune.fedclient.model.serve import Place
-        from attune.fedclient.model.serve import serve as run
+    folder = home_of(home, server, None).model
+    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.serve import Place
+    from attune.fedclient.model.serve import serve as run
 
-        place = Place(host, port, token_in(None, token_file) or "")
-        place.check()
-        run(Model.load(folder), place, click.echo)
+    place = Place(host, port, token_in(None, token_file) or "")
+    place.check()
+    run(Model.load(folder), place, click.echo)

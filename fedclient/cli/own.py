@@ -14,7 +14,6 @@ from attune.fedclient.cli.options import (
     data_option,
     home_option,
     name_option,
-    reported,
     server_option,
     timeout_option,
     token_file_option,
@@ -46,32 +45,31 @@ def join(
     connect_timeout: float,
 ) -> None:
     """Enrol this device with a server, once."""
-    with reported():
-        token = token_in(token, token_file)
-        if token is None:
-            raise click.UsageError("Missing option '--token' or '--token-file'.")
-        if data:
-            from attune.fedclient import fleet
+    token = token_in(token, token_file)
+    if token is None:
+        raise click.UsageError("Missing option '--token' or '--token-file'.")
+    if data:
+        from attune.fedclient import fleet
 
-            fleet.join(_members(data, server, home, name, token, connect_timeout), click.echo)
+        fleet.join(_members(data, server, home, name, token, connect_timeout), click.echo)
+        return
+    from attune.common import homes
+    from attune.common.identity.names import default_name
+    from attune.fedclient.address import Address
+    from attune.fedclient.home import DeviceInfo, Home, check_name
+    from attune.fedclient.link.enrol import enrol, stay_enrolled
+
+    address = Address.parse(server)
+    where = Home(home or homes.joined_home(address.host, address.port))
+    record = DeviceInfo(name or default_name(socket.gethostname(), ""), str(address))
+    with where.locked():
+        identity = where.identity()
+        if identity is not None:
+            check_name(where, name, identity)
+            aio.run(stay_enrolled(where, identity, address, token, connect_timeout, click.echo))
             return
-        from attune.common import homes
-        from attune.common.identity.names import default_name
-        from attune.fedclient.address import Address
-        from attune.fedclient.home import DeviceInfo, Home, check_name
-        from attune.fedclient.link.enrol import enrol, stay_enrolled
-
-        address = Address.parse(server)
-        where = Home(home or homes.joined_home(address.host, address.port))
-        record = DeviceInfo(name or default_name(socket.gethostname(), ""), str(address))
-        with where.locked():
-            identity = where.identity()
-            if identity is not None:
-                check_name(where, name, identity)
-                aio.run(stay_enrolled(where, identity, address, token, connect_timeout, click.echo))
-                return
-            identity = aio.run(enrol(where, record, address, token, connect_timeout, click.echo))
-        click.echo(f"enrolled as {identity.name}; now: fedclient --data SHARD --server {address}")
+        identity = aio.run(enrol(where, record, address, token, connect_timeout, click.echo))
+    click.echo(f"enrolled as {identity.name}; now: fedclient --data SHARD --server {address}")
 
 
 def _members(
@@ -92,13 +90,12 @@ def _members(
 @home_option
 def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given: Any) -> None:
     """Looks whether this device can take part: machine, data, home, server; exit code 1 if something is in the way."""
-    with reported():
-        from attune.fedclient.doctor import examine
+    from attune.fedclient.doctor import examine
 
-        found = list(examine(Path(data[0]) if data else None, server, home, read_options(given)))
-        for each in found:
-            click.echo(f"{each.verdict:<5} {each.what}: {each.text}")
-        sys.exit(1 if any(each.verdict == "FAIL" for each in found) else 0)
+    found = list(examine(Path(data[0]) if data else None, server, home, read_options(given)))
+    for each in found:
+        click.echo(f"{each.verdict:<5} {each.what}: {each.text}")
+    sys.exit(1 if any(each.verdict == "FAIL" for each in found) else 0)
 
 
 @click.command()
@@ -107,12 +104,11 @@ def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given
 @home_option
 def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None:
     """Hold every file of this device's home against its digest; exit code 4 if one is damaged."""
-    with reported():
-        from attune.common.errors import HomeMismatch
-        from attune.fedclient.verify import damages, meant
+    from attune.common.errors import HomeMismatch
+    from attune.fedclient.verify import damages, meant
 
-        found = [(place, list(damages(place))) for place in meant(home, server, data)]
-        for place, lines in found:
-            for line in lines or [f"{place.path} is whole"]:
-                click.echo(line)
-        sys.exit(HomeMismatch.exit_code if any(lines for _, lines in found) else 0)
+    found = [(place, list(damages(place))) for place in meant(home, server, data)]
+    for place, lines in found:
+        for line in lines or [f"{place.path} is whole"]:
+            click.echo(line)
+    sys.exit(HomeMismatch.exit_code if any(lines for _, lines in found) else 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attune.common.command_group import ExtensibleGroup
 from attune.fedclient.cli import data, model, own
 from attune.fedclient.cli.options import (
     data_option,
@@ -36,12 +37,18 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 COMMANDS = (
     own.join, own.doctor, own.verify,
     model.evaluate, model.predict, model.plot, model.export, model.serve,
-    data.shard, data.partition,
+    data.shard,
 )  # fmt: skip
 
 
-class Group(click.Group):
-    """The main command is the group itself; an unknown word or option is answered with the nearest known one."""
+class DeviceCommands(ExtensibleGroup):
+    """The commands of `fedclient`. An error becomes one line on stderr; an unknown word gets the nearest command."""
+
+    entry_point_group = "attune.fedclient.commands"
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported():
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -56,7 +63,7 @@ class Group(click.Group):
 
 
 @click.group(
-    cls=Group, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=DeviceCommands, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @data_option(
     "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
@@ -119,8 +126,7 @@ def main(ctx: click.Context, /, **given: Any) -> None:
         return
     if not given["data"] or given["server"] is None:
         raise click.UsageError("Missing option '--data' or '--server'. Try: fedclient --data SHARD --server HOST:PORT", ctx)
-    with reported():
-        _train(given)
+    _train(given)
 
 
 def _train(given: dict[str, Any]) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError
 from attune.fedserver.cli import results, running, runs, tokens, upkeep
 from attune.fedserver.cli.options import HOME, SETTINGS
 
-ATTACHED = "attune.fedserver.commands"  # the group of entry points
 COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
@@ -43,24 +42,14 @@ def main() -> None:
         sys.exit(1)
 
 
-class Group(click.Group):
-    """The commands here, and those that installed packages attach by an entry point."""
+class ServerCommands(ExtensibleGroup):
+    """The commands of `fedserver`."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(found.name for found in entry_points(group=ATTACHED))})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
-        for found in entry_points(group=ATTACHED, name=cmd_name):
-            command: click.Command = found.load()
-            return command
-        return None
+    entry_point_group = "attune.fedserver.commands"
 
 
 @click.group(
-    cls=Group, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=ServerCommands, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one (default: the home's last port, else 50051).")
 @click.option("--host", help="Address to listen on (default: the home's last one, else all).")

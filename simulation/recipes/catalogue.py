@@ -9,8 +9,8 @@ import numpy as np
 
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.partition.samples import Dataset, Source
-from attune.fedclient.partition.split import Partition, partition
+from attune.simulation.partition.samples import Dataset, Source
+from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import cuts
 from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from attune.common.seeds import derive
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.partition.samples import Dataset, Positions
-from attune.fedclient.partition.split import Partition
+from attune.simulation.partition.samples import Dataset, Positions
+from attune.simulation.partition.split import Partition
 
 Change = Callable[[int, Array, Array], tuple[Array, Array]]  # a client's place, its x and y
 

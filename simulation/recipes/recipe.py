@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attune.fedclient.partition.samples import Source
-from attune.fedclient.partition.split import Partition
+from attune.simulation.partition.samples import Source
+from attune.simulation.partition.split import Partition
 
 Cut = Callable[[Source, int], Partition]  # a source and a seed
 

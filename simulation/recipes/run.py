@@ -22,10 +22,10 @@ from attune.common.interval import LEVEL
 from attune.common.methods.registry import get
 from attune.common.statistics import holm, mcnemar
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.partition.datasets import DIGITS, load_source
-from attune.fedclient.partition.samples import Source
-from attune.fedclient.partition.split import write_shards
 from attune.fedclient.work.permutation import sign_flip
+from attune.simulation.partition.datasets import DIGITS, load_source
+from attune.simulation.partition.samples import Source
+from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.recipe import LOCAL, RIVALS, Entry, Point, Recipe
 from attune.simulation.result import Result
 from attune.simulation.simulate import simulate

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from attune.fedclient.partition.datasets import DIGITS, load_source
-from attune.fedclient.partition.split import write_shards
+from attune.simulation.partition.datasets import DIGITS, load_source
+from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.run import harmed
 from benchmarks import choice

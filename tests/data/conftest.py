@@ -12,7 +12,6 @@ import pytest
 
 from attune.common.config import TrainSettings
 from attune.common.plan import ModelSpec, Plan
-from attune.fedclient.partition.samples import Dataset
 
 GOOD = {"images": (np.uint8, (5, 4)), "tokens": (np.int32, (6,)), "series": (np.float32, (7, 3)), "tabular": (np.float64, (5,))}
 
@@ -52,19 +51,5 @@ def plan_for() -> Callable[..., Plan]:
     def make(kind: Any, shape: tuple[int, ...], classes: list[Any], vocabulary: int = 0) -> Plan:
         spec = ModelSpec("any", kind, shape, len(classes), vocabulary)
         return Plan("f", 0, spec, classes, "fedavg", {}, TrainSettings())
-
-    return make
-
-
-@pytest.fixture
-def dataset_of() -> Callable[..., Dataset]:
-    """dataset_of([(train, test) counts per class]): x holds each sample's own number, so that it can be told apart."""
-
-    def make(counts: list[tuple[int, int]], more: dict[str, np.ndarray] | None = None) -> Dataset:
-        train_y, test_y = (np.repeat(np.arange(len(counts)) * 10, [pair[part] for pair in counts]) for part in (0, 1))
-        train_x = np.arange(len(train_y), dtype=np.float64)[:, None]
-        test_x = -1.0 - np.arange(len(test_y), dtype=np.float64)[:, None]
-        classes = [c * 10 for c in range(len(counts))]
-        return Dataset("made", "tabular", train_x, train_y, test_x, test_y, classes, 0, more=more or {})
 
     return make

@@ -14,9 +14,9 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Shard
 from attune.common.plan import DataSettings, Profile
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.partition.datasets import load_source
-from attune.fedclient.partition.split import partition, write_shards
 from attune.fedserver.core.schema import agree, check_declared, check_possible, columns_of
+from attune.simulation.partition.datasets import load_source
+from attune.simulation.partition.split import partition, write_shards
 
 ROWS = [(number, -number, number % 2) for number in range(40)]
 

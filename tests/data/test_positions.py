@@ -10,7 +10,7 @@ from attune.common.errors import SettingError, ShapeMismatch, ShardError, Undecl
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.partition.datasets import load_dataset
+from attune.simulation.partition.datasets import load_dataset
 
 TEXT = np.arange(60).reshape(12, 5) % 7
 X, Y = TEXT[:, :-1], TEXT[:, 1:]

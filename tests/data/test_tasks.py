@@ -17,8 +17,8 @@ from attune.fedclient.data.makers.options import MakeOptions
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.data.targets import numbers
-from attune.fedclient.partition.datasets import load_dataset
 from attune.fedclient.read_options import ReadOptions
+from attune.simulation.partition.datasets import load_dataset
 
 X = np.random.default_rng(1).normal(size=(24, 3))
 DOSE = np.linspace(10, 56, 24)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attune.fedclient.partition import features
-from attune.fedclient.partition.readers import registry as readers
-from attune.fedclient.partition.schemes import registry
+from attune.simulation.partition import features
+from attune.simulation.partition.readers import registry as readers
+from attune.simulation.partition.schemes import registry
 
 
 def plain(cell: str) -> str:

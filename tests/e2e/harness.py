@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 
 from attune.common import faults
-from attune.fedclient.partition.datasets import load_dataset
-from attune.fedclient.partition.split import Partition, partition, write_shards
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot, status_of
 from attune.fedserver.view.export import export_home
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.split import Partition, partition, write_shards
 from tests.forked import THREADS, Forked, run
 
 IN_TRAINING = "*:*:training=hang"  # a device's fault: it stays in its first batch

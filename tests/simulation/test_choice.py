@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import attune
-from attune.fedclient.partition.datasets import DIGITS, load_source
-from attune.fedclient.partition.split import Partition, write_shards
+from attune.simulation.partition.datasets import DIGITS, load_source
+from attune.simulation.partition.split import Partition, write_shards
 from attune.simulation.recipes.catalogue import get
 
 SETTINGS = {"model.name": "dnn", "model.hidden": [50], "train.local_epochs": 2}

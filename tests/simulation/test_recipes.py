@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.methods.registry import method_from_options
-from attune.fedclient.partition.datasets import load_source
-from attune.fedclient.partition.samples import Dataset
-from attune.fedclient.partition.split import Partition, partition
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
+from attune.simulation.partition.datasets import load_source
+from attune.simulation.partition.samples import Dataset
+from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import catalogue, cuts, picture
 from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
 from attune.simulation.recipes.run import Row, harmed, read, write

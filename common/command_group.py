@@ -1,0 +1,29 @@
+"""A group of commands to which installed packages attach further ones."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import click
+
+
+class ExtensibleGroup(click.Group):
+    """The group's own commands, and those that entry points of the group `entry_point_group` name.
+
+    The spine thus has commands of packages that it does not import. A command of its own wins over an attached one.
+    """
+
+    entry_point_group: str
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        attached = (entry_point.name for entry_point in entry_points(group=self.entry_point_group))
+        return sorted({*super().list_commands(ctx), *attached})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        for entry_point in entry_points(group=self.entry_point_group, name=cmd_name):
+            attached: click.Command = entry_point.load()
+            return attached
+        return None

@@ -1,0 +1,113 @@
+"""From the arrays of a file, whatever its form, to a checked data set.
+
+N samples, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from attune.common.errors import NonFiniteFeatures, ShardError
+from attune.common.plan import Kind, Label
+from attune.fedclient.data import kinds, labels
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.missing import filled
+from attune.fedclient.read_options import ReadOptions
+from attune.simulation.partition.samples import Dataset
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a reader found: x (N, ...), y (N,), and further labels (N,) by name, for the training and perhaps a test part."""
+
+    name: str
+    train: tuple[Array, Array]
+    test: tuple[Array, Array] | None = None
+    more: Mapping[str, Array] = field(default_factory=dict)  # over training and then test samples
+    called: Mapping[str, list[str]] = field(default_factory=dict)
+    classes: list[Label] | None = None  # all there may be; None: those that occur
+    vocabulary: int = 0  # of tokens; 0: by the largest
+    columns: Sequence[str] = ()  # names of features, where the form has some
+
+
+def assemble(raw: Raw, options: ReadOptions) -> Dataset:
+    """The data set, by the same rules as a shard (fedclient.data.shard).
+
+    Errors: ShardError for axes, types, lengths and labels that do not fit, NonFiniteFeatures for NaN that are not filled in.
+    """
+    train_x, train_y = raw.train
+    test_x, test_y = raw.test if raw.test is not None else (train_x[:0], train_y[:0])
+    if not len(train_x):
+        raise ShardError(f"{raw.name} holds no training samples")
+    if train_x.shape[1:] != test_x.shape[1:] or (train_x.dtype == np.uint8) != (test_x.dtype == np.uint8):
+        raise ShardError(
+            f"training samples of {raw.name} are {train_x.dtype} of shape {train_x.shape[1:]}, test samples {test_x.dtype} of "
+            f"shape {test_x.shape[1:]}; they must agree"
+        )
+    train_x, test_x = (_shaped(x, options.shape, raw.name) for x in (train_x, test_x))
+    if options.missing == "median":
+        train_x, test_x = filled(train_x, test_x, raw.name)
+    kind = kinds.infer(train_x, f"x of {raw.name}")
+    parts = []
+    for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
+        where = f"the {part} part of {raw.name}"
+        y = labels.plain(options.classes_of(y, raw.name), len(x), f"y of {where}")
+        x = kinds.canonical(x, kind, f"x of {where}")
+        _check_finite(x, kind, f"x of {where}")
+        parts.append((x, y))
+    (train_x, train_y), (test_x, test_y) = parts
+    vocabulary = _vocabulary(raw, train_x, test_x) if kind == "tokens" else 0
+    classes = raw.classes if raw.classes is not None and options.threshold is None else labels.distinct(train_y, test_y)
+    _check_more(raw, len(train_y) + len(test_y))
+    return Dataset(
+        raw.name,
+        kind,
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        classes,
+        vocabulary,
+        more=dict(raw.more),
+        called=dict(raw.called),
+        columns=() if options.shape else tuple(raw.columns),
+    )
+
+
+def _shaped(x: Array, shape: tuple[int, ...], name: str) -> Array:
+    if not shape:
+        return x
+    if np.prod(x.shape[1:], dtype=np.int64) != np.prod(shape, dtype=np.int64):
+        wanted = "x".join(map(str, shape))
+        raise ShardError(f"a sample of {name} has shape {x.shape[1:]}, which cannot become {wanted}; change --shape")
+    return x.reshape(len(x), *shape)
+
+
+def _check_finite(x: Array, kind: Kind, where: str) -> None:
+    try:
+        kinds.check_finite(x, kind, where)
+    except NonFiniteFeatures as error:
+        raise NonFiniteFeatures(f"{error}; --missing median puts a column's median for NaN") from None
+
+
+def _vocabulary(raw: Raw, train_x: Array, test_x: Array) -> int:
+    vocabulary = raw.vocabulary or max(int(part.max()) for part in (train_x, test_x) if part.size) + 1
+    if vocabulary > kinds.MAX_VOCABULARY:
+        raise ShardError(
+            f"the vocabulary of {raw.name} would be {vocabulary}, more than {kinds.MAX_VOCABULARY}; number the tokens from 0 "
+            "without gaps, or save features as floats"
+        )
+    for part in (train_x, test_x):
+        kinds.check_tokens(part, vocabulary, f"x of {raw.name}")
+    return vocabulary
+
+
+def _check_more(raw: Raw, samples: int) -> None:
+    for name, array in raw.more.items():
+        if array.shape != (samples,):
+            raise ShardError(
+                f"label array {name!r} of {raw.name} has shape {array.shape}, not ({samples},): one label a sample"
+            )

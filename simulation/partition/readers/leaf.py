@@ -1,0 +1,113 @@
+"""LEAF's JSON (Caldas et al., 'LEAF: A Benchmark for Federated Settings', 2018): samples by user, numbers or text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from attune.common.errors import ShardError
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.characters import CHARACTERS, encode
+from attune.fedclient.data.files import MAX_TEXT_BYTES, listed, plain_suffix, read_bytes
+from attune.fedclient.read_options import ReadOptions
+from attune.simulation.partition.readers.assemble import Raw
+
+CLIENT = "client"
+
+
+class _User(msgspec.Struct):
+    x: list[Any]
+    y: list[int | float | str]
+
+
+class _File(msgspec.Struct):
+    """Other keys, such as num_samples, follow from these and are not read."""
+
+    users: list[str]
+    user_data: dict[str, _User]
+
+
+def recognises(path: Path) -> bool:
+    if path.is_file():
+        return plain_suffix(path) == ".json"
+    return path.is_dir() and bool(_json(path) or _json(path / "train"))
+
+
+def read(path: Path, options: ReadOptions) -> Raw:
+    """A file, a folder of files, or one with folders train and test; the label array `client` names the user.
+
+    Text of one length becomes tokens, and a single character as a label its token.
+    Errors: ShardError.
+    """
+    if path.is_dir() and not _json(path):
+        parts = [_part(_json(path / "train")), _part(_json(path / "test"))] if _json(path / "test") else []
+        parts = parts or [_part(_json(path / "train"))]
+    else:
+        parts = [_part([path] if path.is_file() else _json(path))]
+    name = path.resolve().name.partition(".")[0]
+    client = np.concatenate([whose for _, _, whose in parts])
+    arrays = [(_features(x, name), _labels(y, isinstance(x[0], str), name)) for x, y, _ in parts]
+    text = isinstance(parts[0][0][0], str)
+    return Raw(
+        name,
+        arrays[0],
+        arrays[1] if len(arrays) == 2 else None,
+        more={CLIENT: client},
+        classes=list(range(len(CHARACTERS))) if text and arrays[0][1].dtype == np.uint8 else None,
+        vocabulary=len(CHARACTERS) if text else 0,
+    )
+
+
+def _json(folder: Path) -> list[Path]:
+    return [path for path in listed(folder) if plain_suffix(path) == ".json"] if folder.is_dir() else []
+
+
+def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
+    """x, y and the user of every sample. The limit is for all files together."""
+    x: list[Any] = []
+    y: list[Any] = []
+    whose: list[str] = []
+    left = MAX_TEXT_BYTES
+    for path in paths:
+        data = read_bytes(path, left)
+        left -= len(data)
+        try:
+            found = msgspec.json.decode(data, type=_File)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ShardError(f"{path} is not LEAF's JSON (users, user_data with x and y for each): {error}") from None
+        for user in found.users:
+            mine = found.user_data.get(user)
+            if mine is None or len(mine.x) != len(mine.y):
+                raise ShardError(f"user {user!r} of {path} has no data, or not as many x as y")
+            x += mine.x
+            y += mine.y
+            whose += [user] * len(mine.y)
+    if not x:
+        raise ShardError(f"no user of {', '.join(map(str, paths[:3])) or 'the folder'} has any samples")
+    return x, y, np.array(whose)
+
+
+def _features(x: list[Any], name: str) -> Array:
+    if isinstance(x[0], str):
+        lengths = {len(each) if isinstance(each, str) else -1 for each in x}
+        if len(lengths) != 1 or min(lengths) < 1:
+            raise ShardError(f"the texts of {name} have different lengths; only windows of one length can be tokens")
+        return encode("".join(x)).reshape(len(x), -1)
+    try:
+        array = np.array(x)
+    except ValueError:
+        raise ShardError(f"the samples of {name} have different lengths; they need one shape") from None
+    if array.dtype.kind not in "biuf" or array.ndim < 2:
+        raise ShardError(f"the samples of {name} are neither lists of numbers nor text of one length")
+    return array.astype(np.float32)
+
+
+def _labels(y: list[Any], text: bool, name: str) -> Array:
+    if text and all(isinstance(each, str) and len(each) == 1 for each in y):
+        return encode("".join(y))
+    if len({isinstance(each, str) for each in y}) != 1:
+        raise ShardError(f"some labels of {name} are text and some are numbers; save them as one of both")
+    return np.array(y)

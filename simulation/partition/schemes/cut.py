@@ -1,0 +1,83 @@
+"""What a scheme makes, and what several schemes need: generators, quotas, and a test part cut out of samples.
+
+N clients, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.seeds import derive
+from attune.simulation.partition.samples import Dataset, Positions
+
+Shares = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Who gets what: sorted positions in `dataset` for the training and the test part of each client."""
+
+    dataset: Dataset
+    train: tuple[Positions, ...]
+    test: tuple[Positions, ...]
+    clients: tuple[str, ...] = ()  # their names, if the data have names
+    notes: tuple[str, ...] = ()  # what the user should know
+    group: str = ""  # a label array of the data set: samples of a group stay on one side of every further cut
+
+
+def generator(seed: int, scheme: str, *what: str | int) -> np.random.Generator:
+    """The generator of a scheme's draws."""
+    return np.random.default_rng(derive(seed, "partition", scheme, *what))
+
+
+def legacy(seed: int) -> np.random.RandomState:
+    """NumPy's old generator, whose stream never changes: for published sizes, which were drawn with it."""
+    return np.random.RandomState(seed if 0 <= seed < 2**32 else derive(seed) % 2**32)
+
+
+def quotas(total: int, share_N: Shares, rank_N: Counts) -> Counts:
+    """`total` samples by largest remainder: every client gets its exact quota rounded down or up; `rank_N` breaks ties."""
+    exact_N = total * share_N
+    count_N = np.floor(exact_N + 1e-9).astype(np.int64)
+    order_N = np.lexsort((rank_N, -np.round(exact_N - count_N, 9)))
+    count_N[order_N[: total - int(count_N.sum())]] += 1
+    return count_N
+
+
+def stratified(y: npt.NDArray[np.generic], share: float, rng: np.random.Generator) -> Mask:
+    """(n,) which samples are the test part: n - floor((1 - share) n) of them, each class its quota of these, at random."""
+    total = len(y) - int(np.floor((1 - share) * len(y) + 1e-9))
+    values, index, count_C = np.unique(y, return_inverse=True, return_counts=True)
+    test_C = quotas(total, count_C / max(len(y), 1), rng.permutation(len(values)))
+    mask = np.zeros(len(y), dtype=bool)
+    for c, test in enumerate(test_C):
+        mask[rng.permutation(np.flatnonzero(index.reshape(-1) == c))[:test]] = True
+    return mask
+
+
+def grouped(y: npt.NDArray[np.generic], group: npt.NDArray[np.generic], share: float, rng: np.random.Generator) -> Mask:
+    """(n,) which samples are the test part, whole groups only: of each class about `share` of its samples.
+
+    A group counts as of its most frequent class. A class with one group has it in the training part; with more, each part
+    gets at least one.
+    """
+    values, index_n = np.unique(group, return_inverse=True)
+    _, class_n = np.unique(y, return_inverse=True)
+    table = np.zeros((len(values), int(class_n.max(initial=0)) + 1), dtype=np.int64)
+    np.add.at(table, (index_n.reshape(-1), class_n.reshape(-1)), 1)
+    size_G, of_G = table.sum(axis=1), table.argmax(axis=1)
+    chosen_G = np.zeros(len(values), dtype=bool)
+    for c in np.unique(of_G):
+        members = rng.permutation(np.flatnonzero(of_G == c))
+        wanted, taken = share * size_G[members].sum(), 0
+        for place, member in enumerate(members[:-1]):
+            if place and taken + size_G[member] / 2 > wanted:
+                break
+            chosen_G[member] = True
+            taken += int(size_G[member])
+    return np.asarray(chosen_G[index_n.reshape(-1)])

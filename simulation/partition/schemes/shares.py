@@ -1,0 +1,152 @@
+"""Which share of every class a client gets: iid, pathological and Dirichlet (FedTP, section IV-A).
+
+N clients, C classes. A class is dealt by `deal`, the same shares cutting its training and its test samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.errors import SettingError, ShardError
+from attune.simulation.partition.samples import Dataset, Positions
+from attune.simulation.partition.schemes.cut import Counts, Cut, Shares, generator, quotas
+from attune.simulation.partition.schemes.scheme_settings import DirichletSettings, IidSettings, PathologicalSettings
+
+MAX_DRAWS = 1_000
+MIN_SAMPLES = 10  # of each part, for every client of a Dirichlet partition
+
+
+def iid(data: Dataset, clients: int, settings: IidSettings, seed: int) -> Cut:
+    """Every client gets the same share of every class."""
+    rng = generator(seed, "iid")
+    counts = _deal_all(*per_class(data), lambda _: np.full(clients, 1 / clients), clients, rng)
+    return hand_out(data, *counts, rng)
+
+
+def pathological(data: Dataset, clients: int, settings: PathologicalSettings, seed: int) -> Cut:
+    """Every client owns K classes, every class has N*K/C owners, who share it in proportion to draws from U(0.4, 0.6).
+
+    Errors: SettingError if N*K/C is no whole number, K is more than C, or a class has too few samples for its owners.
+    """
+    rng = generator(seed, "pathological")
+    train_C, test_C = per_class(data)
+    owner_NC = owners(clients, settings.classes_per_client, len(train_C), rng)
+    share_NC = np.where(owner_NC, rng.uniform(0.4, 0.6, owner_NC.shape), 0.0)
+    train_NC, test_NC = _deal_all(train_C, test_C, lambda c: share_NC[:, c], clients, rng)
+    if ((train_NC > 0) != owner_NC).any():
+        each = clients * settings.classes_per_client // len(train_C)
+        raise SettingError(
+            f"a class has too few samples for its {each} clients (the smallest has {train_C.min()} "
+            f"to train and {test_C.min()} to test); take fewer --clients or --classes-per-client"
+        )
+    return hand_out(data, train_NC, test_NC, rng)
+
+
+def dirichlet(data: Dataset, clients: int, settings: DirichletSettings, seed: int) -> Cut:
+    """Per class shares ~ Dir(alpha), over the clients that hold fewer than n_train/N samples so far.
+
+    (Zeroing the others' shares of a Dirichlet draw and renormalising gives the same distribution.) Repeated until every client
+    has 10 samples in both parts. Errors: SettingError after 1,000 draws, or at once if there are too few samples.
+    """
+    rng = generator(seed, "dirichlet")
+    train_C, test_C = per_class(data)
+    enough = min(int(train_C.sum()), int(test_C.sum())) >= MIN_SAMPLES * clients
+    for _ in range(MAX_DRAWS if enough else 0):
+        train_NC, test_NC = _draw_dirichlet(train_C, test_C, clients, settings.alpha, rng)
+        if min(train_NC.sum(axis=1).min(), test_NC.sum(axis=1).min()) >= MIN_SAMPLES:
+            return hand_out(data, train_NC, test_NC, rng)
+    why = f"{MAX_DRAWS} Dirichlet draws" if enough else "the data set"
+    raise SettingError(
+        f"{why} gave some of the {clients} clients fewer than {MIN_SAMPLES} training or test samples ({train_C.sum()} and "
+        f"{test_C.sum()} in all); take fewer --clients or a larger --alpha than {settings.alpha:g}"
+    )
+
+
+def per_class(data: Dataset) -> tuple[Counts, Counts]:
+    """(C,) training and test samples of every class. Errors: ShardError where a class lacks one of them."""
+    index, split = data.class_indices(), len(data.train_y)
+    train_C, test_C = (np.bincount(part, minlength=len(data.classes)) for part in (index[:split], index[split:]))
+    for label, train, test in zip(data.classes, train_C, test_C, strict=True):
+        if not (train and test):
+            raise ShardError(
+                f"class {label!r} of {data.name} has {train} training and {test} test samples; "
+                "a partition needs both of every class"
+            )
+    return train_C, test_C
+
+
+def hand_out(data: Dataset, train_NC: Counts, test_NC: Counts, rng: np.random.Generator) -> Cut:
+    """The samples of every class, shuffled, to the clients by these counts."""
+    index, split = data.class_indices(), len(data.train_y)
+    train = _pieces(index[:split], train_NC, rng)
+    return Cut(data, train, tuple(cut + split for cut in _pieces(index[split:], test_NC, rng)))
+
+
+def _pieces(index: Positions, count_NC: Counts, rng: np.random.Generator) -> tuple[Positions, ...]:
+    mine: list[list[Positions]] = [[] for _ in count_NC]
+    for c, count_N in enumerate(count_NC.T):
+        members = rng.permutation(np.flatnonzero(index == c))
+        for client, piece in enumerate(np.split(members, np.cumsum(count_N))[: len(mine)]):
+            mine[client].append(piece)
+    return tuple(np.sort(np.concatenate(pieces)) for pieces in mine)
+
+
+def deal(train: int, test: int, share_N: Shares, rank_N: Counts) -> tuple[Counts, Counts]:
+    """(training, test) counts of one class for every client, at least one of each or none of both.
+
+    A client whose share comes to nothing in one part gets nothing of the class, and the others' shares grow in proportion.
+    The largest share always comes to something in both parts, so this ends.
+    """
+    share_N = share_N / share_N.sum()
+    while True:
+        train_N, test_N = quotas(train, share_N, rank_N), quotas(test, share_N, rank_N)
+        lopsided_N = (train_N > 0) != (test_N > 0)
+        if not lopsided_N.any():
+            return train_N, test_N
+        share_N = np.where(lopsided_N, 0.0, share_N)
+        share_N = share_N / share_N.sum()
+
+
+def owners(clients: int, classes_per_client: int, classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """(N, C), who owns what: client after client takes the K classes that lack most owners, ties at random."""
+    if not 1 <= classes_per_client <= classes:
+        raise SettingError(f"--classes-per-client is {classes_per_client}; this data set has {classes} classes")
+    owners_each, rest = divmod(clients * classes_per_client, classes)
+    if rest:
+        step = classes // np.gcd(classes, classes_per_client)
+        raise SettingError(
+            f"{clients} clients with {classes_per_client} of {classes} classes each cannot give every class equally many "
+            f"clients; make --clients a multiple of {step}, or change --classes-per-client"
+        )
+    left_C = np.full(classes, owners_each)
+    owner_NC = np.zeros((clients, classes), dtype=bool)
+    for owner_C in owner_NC:
+        chosen = np.lexsort((rng.random(classes), -left_C))[:classes_per_client]
+        owner_C[chosen] = True
+        left_C[chosen] -= 1
+    return owner_NC
+
+
+def _draw_dirichlet(
+    train_C: Counts, test_C: Counts, clients: int, alpha: float, rng: np.random.Generator
+) -> tuple[Counts, Counts]:
+    train_NC, test_NC = (np.zeros((clients, len(train_C)), dtype=np.int64) for _ in range(2))
+    cap = train_C.sum() / clients
+    for c, (train, test) in enumerate(zip(train_C, test_C, strict=True)):
+        open_N = np.flatnonzero(train_NC.sum(axis=1) < cap)
+        share_N = np.zeros(clients)
+        share_N[open_N] = rng.dirichlet(np.full(len(open_N), alpha))
+        train_NC[:, c], test_NC[:, c] = deal(train, test, share_N, rng.permutation(clients))
+    return train_NC, test_NC
+
+
+def _deal_all(
+    train_C: Counts, test_C: Counts, share: Callable[[int], Shares], clients: int, rng: np.random.Generator
+) -> tuple[Counts, Counts]:
+    train_NC, test_NC = (np.zeros((clients, len(train_C)), dtype=np.int64) for _ in range(2))
+    for c, (train, test) in enumerate(zip(train_C, test_C, strict=True)):
+        train_NC[:, c], test_NC[:, c] = deal(train, test, share(c), rng.permutation(clients))
+    return train_NC, test_NC

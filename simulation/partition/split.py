@@ -1,0 +1,193 @@
+"""One data set cut into the shards of several clients, and written to disk.
+
+N clients, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.config import convert
+from attune.common.durable import NO_SPACE
+from attune.common.errors import DiskFull, SettingError, ShardError
+from attune.common.seeds import derive
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.meta import Meta
+from attune.simulation.partition import features
+from attune.simulation.partition.samples import Corpus, Dataset, Positions, Source
+from attune.simulation.partition.schemes import registry
+from attune.simulation.partition.schemes.cut import stratified
+
+Counts = npt.NDArray[np.int64]
+RECORD = "partition.json"
+_HELD_OUT = 0.25
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who gets which samples: sorted positions in the data set (its training part, then its test part), for every client."""
+
+    dataset: Dataset
+    title: str
+    names: tuple[str, ...]  # shard0, shard1, ... or who the client is
+    train: tuple[Positions, ...]
+    test: tuple[Positions, ...]
+    seed: int = 0
+    normaliser: features.Normaliser | None = None
+    noise: float = 0.0  # of the last client
+    notes: tuple[str, ...] = ()
+    group: str = ""  # as in Cut
+    settings: dict[str, Any] = field(default_factory=dict)  # scheme and settings in force, for the record
+
+    def counts(self, part: str = "train") -> Counts:
+        """(N, C) samples of every class that each client has in `part`, "train" or "test"; of text, positions."""
+        size = len(self.dataset.classes)
+        cuts = self.train if part == "train" else self.test
+        return np.stack([np.bincount(self.dataset.class_indices(cut).reshape(-1), minlength=size) for cut in cuts])
+
+    def positions(self, client: int, part: str) -> Positions:
+        """Of a client's "train" or "test" part in the data set."""
+        return (self.train if part == "train" else self.test)[client]
+
+    def arrays(self, client: int, part: str) -> tuple[Array, Array]:
+        """(x, y) of a client's "train" or "test" part as they are written: normalised and with noise, if these were set."""
+        x, y = self.dataset.take(self.positions(client, part))
+        if self.normaliser is not None:
+            x = self.normaliser.apply(x)
+        sigma = float(features.noise_levels(len(self.names), self.noise)[client])
+        return (features.add_noise(x, sigma, self.seed, client, part) if sigma else x), y
+
+
+def partition(
+    source: Source | None,
+    scheme: str,
+    clients: int | None = None,
+    seed: int = 0,
+    *,
+    normalise: str | None = None,
+    noise: float = 0.0,
+    **settings: Any,
+) -> Partition:
+    """`source` cut among `clients` by a scheme (simulation.partition.schemes.registry) with its settings.
+
+    source: a data set, a text for `roles`, None for `synthetic`. normalise: None is the scheme's own way, and "channel" where
+    noise > 0. noise: sigma_M, the last client's. Every sample goes to at most one client, and the same arguments give the same
+    shards.
+    Errors: SettingError (says what to change), ShardError (a class without test samples).
+    """
+    row = registry.get(scheme)
+    chosen = convert(row.settings, settings, f"{scheme}.")
+    if clients is not None and clients < 1:
+        raise SettingError(f"--clients is {clients}; at least one is needed")
+    if clients is None and row.clients == "given":
+        raise SettingError(f"scheme {scheme} does not know how many clients there are; say --clients")
+    if not (noise >= 0 and np.isfinite(noise)):
+        raise SettingError(f"--noise is {noise}; it must be 0 or more")
+    wanted = row.clients if clients is None and isinstance(row.clients, int) else clients
+    cut = row.function()(_fitting(source, scheme, row, seed), wanted, chosen, seed)
+    if not all(len(each) for each in cut.train):
+        raise SettingError(f"{len(cut.train)} clients are too many for the {len(cut.dataset)} samples: some would get none")
+    how = normalise or ("channel" if noise and row.normalise == "none" else row.normalise)
+    if noise and how == "none":
+        raise SettingError("noise is added to normalised features; leave --normalise out or choose channel")
+    plain = msgspec.to_builtins(chosen)
+    return Partition(
+        dataset=cut.dataset,
+        title=_title(cut.dataset.name, scheme, plain, len(cut.train), seed, noise),
+        names=cut.clients or tuple(f"shard{client}" for client in range(len(cut.train))),
+        train=cut.train,
+        test=cut.test,
+        seed=seed,
+        normaliser=features.normaliser(cut.dataset, how),
+        noise=noise,
+        notes=cut.notes,
+        group=cut.group,
+        settings={"scheme": scheme, "settings": plain, "seed": seed, "normalise": how, "noise": noise},
+    )
+
+
+def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int) -> Source | None:
+    """The source, if it is of the kind that the scheme takes; with a test part held out if the scheme needs one."""
+    if row.takes == "nothing":
+        if source is not None:
+            raise SettingError(f"scheme {scheme} makes its own samples; leave --dataset out")
+        return None
+    if source is None:
+        raise SettingError(f"scheme {scheme} needs a data set to cut; say --dataset")
+    if row.takes == "text":
+        if not isinstance(source, Corpus):
+            raise SettingError(f"scheme {scheme} takes text with roles; {source.name} holds {source.kind}")
+        return source
+    if isinstance(source, Corpus):
+        raise SettingError(f"{source.name} is text with roles; cut it with --scheme roles")
+    if source.train_y.ndim == 2:
+        raise SettingError(
+            f"{source.name} has a label for every position, so its samples are of no class that it could be cut by"
+        )
+    if not row.test_part or len(source.test_y):
+        return source
+    rng = np.random.default_rng(derive(seed, "partition", "test part"))
+    return source.parted(stratified(source.class_indices(), _HELD_OUT, rng))
+
+
+def _title(name: str, scheme: str, settings: dict[str, Any], clients: int, seed: int, noise: float) -> str:
+    usual = registry.fields(registry.get(scheme))
+    told = {key: value for key, value in settings.items() if value != usual[key] or (isinstance(value, int | float) and value)}
+    detail = "".join(f", {key.replace('_', ' ')} {value}" for key, value in told.items())
+    noisy = f", noise up to {noise:g}" if noise else ""
+    return f"{name}: {scheme}{detail}, {clients} clients, seed {seed}{noisy}"
+
+
+def write_shards(out: Path, parts: Partition) -> list[Path]:
+    """Writes out/NAME/{train,test}.npz and meta.json with the classes of the whole data set, and out/partition.json, which says
+    how it was cut; returns the folders in order.
+
+    Files of the same names are replaced; the same partition gives the same bytes.
+    Errors: ShardError if `out` holds shards beyond these or cannot be written, DiskFull.
+    """
+    out = Path(out)
+    stale = sorted(path.name for path in out.glob("shard*") if path.is_dir() and path.name not in parts.names)
+    if stale:
+        listed = ", ".join(stale[:8]) + (f" and {len(stale) - 8} more" if len(stale) > 8 else "")
+        raise ShardError(f"{out} holds shards of another partition ({listed}); remove them or choose another --out")
+    data = parts.dataset
+    meta = Meta(
+        classes=data.classes,
+        kind=data.kind,
+        vocabulary=data.vocabulary or None,
+        groups=parts.group or None,
+        columns=list(data.columns) or None,
+        standardise=data.standardise,
+    )
+    try:
+        for client, name in enumerate(parts.names):
+            folder = out / name
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in ("train", "test"):
+                x, y = parts.arrays(client, part)
+                arrays: dict[str, Any] = {"x": x, "y": y}
+                if parts.group:
+                    arrays[parts.group] = data.further(parts.group)[parts.positions(client, part)]
+                np.savez(folder / f"{part}.npz", **arrays)
+            (folder / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
+        (out / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(_record(parts))) + b"\n")
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DiskFull(f"no space left for the shards in {out}; free some, or choose another --out") from None
+        raise ShardError(f"cannot write shards to {out}: {error.strerror or error}") from None
+    return [out / name for name in parts.names]
+
+
+def _record(parts: Partition) -> dict[str, Any]:
+    sigma_N = features.noise_levels(len(parts.names), parts.noise)
+    rows = [
+        {"shard": name, "train": len(train), "test": len(test), "sigma": float(sigma)}
+        for name, train, test, sigma in zip(parts.names, parts.train, parts.test, sigma_N, strict=True)
+    ]
+    return {"dataset": parts.dataset.name, **parts.settings, "notes": list(parts.notes), "clients": rows}

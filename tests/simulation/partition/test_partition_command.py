@@ -1,0 +1,102 @@
+"""`fedclient partition`: options, settings of schemes, and what is refused, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from attune.fedclient.cli import main
+from attune.simulation.partition.schemes import registry
+
+
+@pytest.fixture
+def cut(tmp_path: Path):
+    """cut(*words): the command with --out, on a table of two sites if no data set is named."""
+    rows = [f"{n},{n % 3},{'north' if n < 24 else 'south'}" for n in range(48)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,site", *rows]))
+
+    def call(*words: Any) -> Result:
+        given = [str(word) for word in words]
+        if "--dataset" not in given and "synthetic" not in given:
+            given += ["--dataset", str(tmp_path / "t.csv"), *([] if "--by" in given else ["--apart", "site"])]
+        return CliRunner().invoke(main, ["partition", "--out", str(tmp_path / "out"), *given])
+
+    return call
+
+
+def test_natural_clients_of_a_table(cut, tmp_path):
+    result = cut("--scheme", "natural", "--by", "site", "--set", "test=0.5")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").glob("*")} == {
+        "shard-north",
+        "shard-south",
+        "partition.json",
+        "partition.png",
+    }
+    with np.load(tmp_path / "out" / "shard-south" / "test.npz") as test:
+        assert len(test["y"]) == 12 and (test["x"] >= 24).all() and np.bincount(test["y"]).tolist() == [4, 4, 4]
+    record = json.loads((tmp_path / "out" / "partition.json").read_text())
+    assert record["settings"]["by"] == "site" and record["clients"][0] == {
+        "shard": "shard-north", "train": 12, "test": 12, "sigma": 0.0,
+    }  # fmt: skip
+
+
+def test_settings_by_flag_and_by_set(cut, tmp_path):
+    assert cut("--scheme", "pathological", "--clients", 3, "--classes-per-client", 1).exit_code == 0
+    record = json.loads((tmp_path / "out" / "partition.json").read_text())
+    assert record["settings"] == {"classes_per_client": 1}
+    result = cut("--scheme", "synthetic", "--clients", 3, "--set", "features=5", "--alpha", 1)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out" / "partition.json").read_text())
+    assert record["settings"] == {"alpha": 1.0, "beta": 0.5, "features": 5, "classes": 10, "test": 0.25}
+
+
+def test_the_older_flags_are_never_refused(cut):
+    result = cut("--scheme", "iid", "--clients", 2, "--alpha", 0.5, "--classes-per-client", 2)
+    assert result.exit_code == 0 and "scheme iid has no --alpha; it is ignored" in result.stderr
+
+
+def test_noise_and_normalisation(cut, tmp_path):
+    assert cut("--scheme", "iid", "--clients", 2, "--noise", 3, "--normalise", "channel").exit_code == 0
+    with np.load(tmp_path / "out" / "shard1" / "train.npz") as train:
+        assert train["x"].dtype == np.float32 and train["x"].std() > 2
+
+
+def test_a_long_list_of_clients_is_cut_short(cut):
+    result = cut("--scheme", "synthetic", "--set", "features=2")
+    assert "... and 70 more clients" in result.output
+    assert "100 clients with 205795 samples: at least 250, median 577.5, at most 25810" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--scheme", "pachinco", "--clients", 2), 2, "did you mean 'pachinko'"),
+        (
+            ("--scheme", "dirichlet", "--clients", 2, "--set", "alfa=1"),
+            2,
+            "unknown setting dirichlet.alfa (did you mean 'alpha'?)",
+        ),
+        (("--scheme", "dirichlet", "--clients", 2, "--set", "a.b=1"), 2, "--set takes KEY=VALUE here"),
+        (("--scheme", "dirichlet", "--clients", 2, "--set", "alpha=x"), 2, "dirichlet"),
+        (("--scheme", "iid", "--clients", 2, "--by", "site"), 2, "unknown setting iid.by"),
+        (("--scheme", "iid"), 2, "say --clients"),
+        (("--scheme", "natural", "--by", "sit"), 2, "no column 'sit' (did you mean 'site'?)"),
+        (("--scheme", "synthetic", "--dataset", "digits"), 2, "leave --dataset out"),
+        (("--scheme", "iid", "--clients", 2, "--dataset", "nowhere"), 2, "no data set 'nowhere'"),
+    ],
+)
+def test_refusals(cut, words, code, message):
+    result = cut(*words)
+    assert result.exit_code == code and message in result.output, result.output
+    assert not isinstance(result.exception, ValueError)
+
+
+def test_help_names_the_schemes_of_the_papers():
+    text = CliRunner().invoke(main, ["partition", "--help"]).output
+    assert {"iid", "pathological", "dirichlet"} <= set(registry.names()) and "iid, pathological, dirichlet" in text
