@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from attune.common.config import TrainSettings
-from attune.common.metrics import Choice
+from attune.common.metrics import RIVALS
 from attune.common.paired import findings_of, pairs_of
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.prepare import prepare_features
@@ -37,7 +37,6 @@ from attune.simulation.simulate import simulate
 from benchmarks.study import Results, named
 
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
-RIVALS: tuple[Choice, ...] = ("common", "local")
 KEY = ("recipe", "series", "x", "seed", "method")
 FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed", "harmed_by_groups")
 
@@ -55,7 +54,7 @@ def figures(
     behind: points by which kept is below the better of the two rivals, each of them a mean over devices.
     """
     kept = fmean(client["accuracy_kept"] for client in clients)
-    rivals = {name: [client[f"accuracy_{name}"] for client in clients] for name in RIVALS}
+    rivals = {name: [client[names.accuracy] for client in clients] for name, names in RIVALS.items()}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
     worse = [is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
     found: dict[str, float | None] = {

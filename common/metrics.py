@@ -1,12 +1,16 @@
-"""What a device reports with the answer to an order: one struct that is sent, stored, exported, shown and drawn.
+"""The numbers that a device reports with the answer to an order: their types, and a descriptor of each.
 
-A new number is one line here and one row in docs/protocol.md. Its limits are part of its type, so a value that is not possible
+A new metric is a field of `Metrics` with a descriptor in `METRICS`. The exports, the status, the dashboard, /metrics and the
+pictures read the descriptors, so nothing else needs to change. The limits of a number are part of its type: an impossible value
 is refused where the report is read.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -20,6 +24,7 @@ LARGEST = 1.7e308
 
 Choice = Literal["personalized", "common", "local"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
+Rival = Literal["common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -27,57 +32,176 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Accuracies are fractions of the device's own test part, or the mean score of its samples that the task has (common.task).
+@dataclass(frozen=True)
+class MetricDescriptor:
+    """What the views need to know about one metric.
 
-    None: the device has no such number.
+    Attributes:
+        name: The field of `Metrics`, which is also the key on the wire and in the ledger, and the column of metrics.csv.
+        title: A heading of a few words, without the unit.
+        meaning: One line without a period, for the reference table and for /metrics.
+        unit: Empty for text and for numbers without a unit.
+        better: HIGHER or LOWER; None where neither direction is better.
+        per: "device": a property of the device's model or data, whose latest value counts. "round": what one order cost the
+            device, so that the values of several rounds are added up.
+        combine: How the values of the devices of one round become one number.
+        chart: The heading of the dashboard's chart that draws it by round; empty for none.
     """
 
-    loss: Finite | None = None  # mean training loss of the last local epoch
-    accuracy_before: Accuracy | None = None  # of what was served, before local training
-    accuracy_after: Accuracy | None = None  # the same after local training
-    accuracy_common: Accuracy | None = None  # of the common model: what is served on a cold start
-    accuracy_local: Accuracy | None = None  # of a model trained on this device alone
-    accuracy_constant: Accuracy | None = None  # of no model: always the most frequent label of its training part
-    better_than_common: Count | None = None  # test samples on which the device's own model does better than the common one
+    name: str
+    title: str
+    meaning: str
+    unit: str = ""
+    better: Literal["higher", "lower"] | None = None
+    per: Literal["device", "round"] = "device"
+    combine: Literal["mean", "sum", "largest"] = "mean"
+    chart: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit and the better direction, for a picture."""
+        better = f"{self.better} is better" if self.better else ""
+        more = ", ".join(words for words in (self.unit, better) if words)
+        return f"{self.title} ({more})" if more else self.title
+
+    def combined(self, values: Sequence[float]) -> float | None:
+        """Return one number for all devices of a round; None if no device has one, except for sums, which are 0 then."""
+        if self.combine == "sum":
+            return sum(values)
+        if not values:
+            return None
+        return max(values) if self.combine == "largest" else fsum(values) / len(values)
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers of one answer; None where the device has no such number. `METRICS` says what each of them means.
+
+    Accuracies are fractions of the device's own test part, or the mean score of its samples in another task (common.task).
+    """
+
+    loss: Finite | None = None
+    accuracy_before: Accuracy | None = None
+    accuracy_after: Accuracy | None = None
+    accuracy_common: Accuracy | None = None
+    accuracy_local: Accuracy | None = None
+    accuracy_constant: Accuracy | None = None
+    better_than_common: Count | None = None
     worse_than_common: Count | None = None
     better_than_local: Count | None = None
     worse_than_local: Count | None = None
-    gain_common: Finite | None = None  # mean of (own score - its score) over the test samples; only where scores are not 0 or 1
-    error_common: Finite | None = None  # standard error of that mean
-    p_common: Share | None = None  # of the paired test: fedclient.work.permutation
+    gain_common: Finite | None = None
+    error_common: Finite | None = None
+    p_common: Share | None = None
     gain_local: Finite | None = None
     error_local: Finite | None = None
     p_local: Share | None = None
-    accuracy_kept: Accuracy | None = None  # of what the device predicts with: one of these models, or a blend of them
-    kept: Choice | None = None  # which of these models the device predicts with, or counts most; evaluations only
-    # Of the samples held out of training, by which models are weighed: the log-likelihood under each, in nats, summed.
+    accuracy_kept: Accuracy | None = None
+    kept: Choice | None = None
     likelihood_personalized: Finite | None = None
     likelihood_common: Finite | None = None
     likelihood_local: Finite | None = None
-    dial_mean: Share | None = None  # share of the attended components that stand at the common value; evaluations only
-    dial_own: Share | None = None  # at the value that the device trained alone
+    dial_mean: Share | None = None
+    dial_own: Share | None = None
     test_samples: Count | None = None
-    seconds: Seconds | None = None  # of work on the device
+    seconds: Seconds | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
 
+    @property
+    def likelihoods(self) -> dict[Choice, float]:
+        """The log-likelihoods that were reported, by model."""
+        values = {model: getattr(self, name) for model, name in LIKELIHOODS.items()}
+        return {model: value for model, value in values.items() if value is not None}
 
-ACCURACIES = tuple(name for name in Metrics.__struct_fields__ if name.startswith("accuracy_"))
+
+_D = MetricDescriptor
+HIGHER: Literal["higher"] = "higher"
+LOWER: Literal["lower"] = "lower"
+_TRAFFIC = "Bytes sent and fetched"
+_DESCRIPTORS = (
+    _D("loss", "training loss", "Mean training loss of the last local epoch", better=LOWER, chart="Training loss"),
+    _D("accuracy_before", "accuracy as served", "Accuracy of what was served, before local training", better=HIGHER),
+    _D("accuracy_after", "accuracy after training", "Accuracy of the same model after local training", better=HIGHER),
+    _D("accuracy_common", "accuracy of the common model", "Accuracy of the model served on a cold start", better=HIGHER),
+    _D("accuracy_local", "accuracy of the local model", "Accuracy of a model trained on this device alone", better=HIGHER),
+    _D("accuracy_constant", "accuracy of a constant answer", "Accuracy of the most frequent training label", better=HIGHER),
+    _D("better_than_common", "wins over the common model", "Test samples on which the own model beats it", "samples", HIGHER),
+    _D("worse_than_common", "losses to the common model", "Test samples on which it beats the own model", "samples", LOWER),
+    _D("better_than_local", "wins over the local model", "Test samples on which the own model beats it", "samples", HIGHER),
+    _D("worse_than_local", "losses to the local model", "Test samples on which it beats the own model", "samples", LOWER),
+    _D("gain_common", "gain over the common model", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
+    _D("error_common", "standard error of that gain", "Standard error of `gain_common`"),
+    _D("p_common", "p-value of that gain", "Uncorrected p-value of the paired test of `gain_common`"),
+    _D("gain_local", "gain over the local model", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
+    _D("error_local", "standard error of that gain", "Standard error of `gain_local`"),
+    _D("p_local", "p-value of that gain", "Uncorrected p-value of the paired test of `gain_local`"),
+    _D("accuracy_kept", "accuracy of the kept model", "Accuracy of what the device predicts with", better=HIGHER),
+    _D("kept", "kept model", "Model that the device predicts with, or that weighs most in its blend"),
+    _D("likelihood_personalized", "likelihood, own model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
+    _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
+    _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
+    _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
+    _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
+    _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),
+    _D("seconds", "work", "Seconds of work on the device", "s", LOWER, "round", "largest", "Seconds of the slowest device"),
+    _D("bytes_up", "sent", "Bytes that arrived from the device", "bytes", LOWER, "round", "sum", _TRAFFIC),
+    _D("bytes_down", "fetched", "Bytes that the device fetched", "bytes", LOWER, "round", "sum", _TRAFFIC),
+)
+METRICS = {descriptor.name: descriptor for descriptor in _DESCRIPTORS}  # in the order of the columns of metrics.csv
+ACCURACIES = tuple(name for name in METRICS if name.startswith("accuracy_"))
+LIKELIHOODS: Mapping[Choice, str] = {
+    "personalized": "likelihood_personalized",
+    "common": "likelihood_common",
+    "local": "likelihood_local",
+}
+
+
+@dataclass(frozen=True)
+class RivalMetrics:
+    """Names of the metrics that compare a device's own model with one rival."""
+
+    accuracy: str
+    better: str
+    worse: str
+    gain: str
+    error: str
+    p: str
+
+
+RIVALS: Mapping[Rival, RivalMetrics] = {
+    "common": RivalMetrics(
+        "accuracy_common", "better_than_common", "worse_than_common", "gain_common", "error_common", "p_common"
+    ),
+    "local": RivalMetrics("accuracy_local", "better_than_local", "worse_than_local", "gain_local", "error_local", "p_local"),
+}
+
+
+def metric_rows() -> list[tuple[str, ...]]:
+    """Return the reference table: name, meaning, unit, better direction and per what, one row for each metric."""
+    return [(m.name, m.meaning, m.unit, f"{m.better} is better" if m.better else "", m.per) for m in METRICS.values()]
+
+
+def reported_by(source: Metrics) -> dict[str, Any]:
+    """Return the metrics that a struct has, by name and without those that are None."""
+    return {name: value for name in METRICS if (value := getattr(source, name)) is not None}
 
 
 def metrics_of(source: Metrics) -> Metrics:
-    """The metrics alone of a struct that has further fields."""
+    """Return the metrics alone of a struct that has further fields."""
     return Metrics(**{name: getattr(source, name) for name in Metrics.__struct_fields__})
 
 
 def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
-    """A peer's report. Errors: UpdateRefused that names the number and what is wrong with it."""
+    """Read a peer's report.
+
+    Raises:
+        UpdateRefused: The report has an impossible value; the error names the metric.
+    """
     try:
-        found = from_json(text, Metrics)
+        metrics = from_json(text, Metrics)
     except msgspec.DecodeError as error:
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None
     for name in ACCURACIES if task != "regression" else ():
-        if (value := getattr(found, name)) is not None and value < 0:
+        if (value := getattr(metrics, name)) is not None and value < 0:
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value}, which only R2 can be")
-    return found
+    return metrics

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attune.common.interval import LEVEL, Z
-from attune.common.metrics import Choice
+from attune.common.metrics import RIVALS, Choice
 from attune.common.statistics import Finding, difference, finding, holm, mcnemar
-
-RIVALS: tuple[Choice, ...] = ("common", "local")
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,14 @@ class Pair:
 
 
 def pairs_of(reported: Mapping[str, Any]) -> list[Pair]:
-    """From metrics by name; a rival with which nothing was compared is left out."""
-    found, samples = [], reported.get("test_samples") or 0
-    for rival in RIVALS:
-        better, worse = reported.get(f"better_than_{rival}"), reported.get(f"worse_than_{rival}")
+    """Return the comparisons in metrics by name; a rival with which nothing was compared is left out."""
+    pairs, samples = [], reported.get("test_samples") or 0
+    for rival, names in RIVALS.items():
+        better, worse = reported.get(names.better), reported.get(names.worse)
         if better is not None and worse is not None:
-            more = (reported.get(f"{what}_{rival}") for what in ("gain", "error", "p"))
-            found.append(Pair(rival, better, worse, samples, *more))
-    return found
+            tested = (reported.get(name) for name in (names.gain, names.error, names.p))
+            pairs.append(Pair(rival, better, worse, samples, *tested))
+    return pairs
 
 
 def findings_of(pairs: list[Pair]) -> dict[Choice, Finding]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attune.common.metrics import Choice
+from attune.common.metrics import RIVALS, Rival
 from attune.common.paired import Pair, findings_of, pairs_of
 from attune.common.statistics import Finding, overall
 from attune.fedclient.messages import Result
@@ -29,20 +29,21 @@ def finding_of(comparisons: list[Pair]) -> Finding:
     return overall(findings_of(comparisons).values())
 
 
-def compared(own: torch.Tensor, rival: torch.Tensor, name: Choice, groups: Places | None = None) -> dict[str, float]:
+def compared(own: torch.Tensor, rival: torch.Tensor, name: Rival, groups: Places | None = None) -> dict[str, float]:
     """What is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
 
     Arguments: which labels each finds, (N,) or (N, T) bool, or scores (N,). The positions of a sequence are not independent, so
     a sequence counts once. groups (N,): places from 0 on; nor are the samples of one group, so a group counts once, too.
     """
     gain_N = (own.double() - rival.double()).reshape(len(own), -1).mean(dim=1).numpy()
-    found: dict[str, float] = {f"better_than_{name}": int((gain_N > 0).sum()), f"worse_than_{name}": int((gain_N < 0).sum())}
+    names = RIVALS[name]
+    counts: dict[str, float] = {names.better: int((gain_N > 0).sum()), names.worse: int((gain_N < 0).sum())}
     if own.dtype == torch.bool and own.ndim == 1 and groups is None:
-        return found
+        return counts
     gain = float(gain_N.mean())
     by_group = gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
     sizes = np.ones(len(gain_N)) if groups is None else np.bincount(groups)
-    return found | {f"gain_{name}": gain, f"error_{name}": _error(by_group, sizes, gain), f"p_{name}": sign_flip(by_group)}
+    return counts | {names.gain: gain, names.error: _error(by_group, sizes, gain), names.p: sign_flip(by_group)}
 
 
 def _error(sum_G: npt.NDArray[np.float64], size_G: npt.NDArray[Any], mean: float) -> float:

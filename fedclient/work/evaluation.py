@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from attune.common.metrics import Choice
+from attune.common.metrics import LIKELIHOODS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
@@ -80,8 +80,8 @@ class Evaluation:
         candidates: baselines.Candidates = {self._own: (self._trainer, own), **self._rivals.candidates(held.common)}
         right = yield from baselines.right_on_test(candidates, data)
         found = {name: mean_score(each) for name, each in right.items()}
-        others = [(name, each) for name, each in right.items() if name != self._own]
-        rivals = [comparison.compared(right[self._own], each, name, data.test_groups) for name, each in others]
+        others = [name for name in RIVALS if name in right and name != self._own]
+        rivals = [comparison.compared(right[self._own], right[name], name, data.test_groups) for name in others]
         weighed = (
             (yield from baselines.weighed(candidates, self._own, data, prior)) if self._blends else baselines.Weighed({}, {})
         )
@@ -99,7 +99,7 @@ class Evaluation:
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if weighed.likelihood else 0,
-            **{f"likelihood_{name}": value for name, value in said.items()},
+            **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for each in rivals for name, value in each.items()},
         )
         beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import fsum
-
-import msgspec
+from statistics import fmean
+from typing import Any
 
 from attune.common.methods.method import Evaluate
-from attune.common.metrics import Metrics
+from attune.common.metrics import METRICS, reported_by
 from attune.fedserver.core.records import Row
 
 
@@ -32,20 +32,29 @@ def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
     return {row.client: row for row in rows if row.work == "evaluate"}
 
 
-def latest_metrics(rows: Iterable[Row]) -> dict[str, Metrics]:
-    """The metrics of each client's latest training and latest evaluation; if both have a number, the newer order's counts.
+def latest_metrics(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+    """Return each client's metrics by name, from its latest training and its latest evaluation.
 
-    Rows must be in the order of time.
+    If both have a metric, the newer order counts. Rows must be in the order of time.
     """
     latest: dict[tuple[str, str], Row] = {}
     for row in rows:
         latest.pop((row.client, row.work), None)
         latest[row.client, row.work] = row
-    found: dict[str, Metrics] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     for (client, _), row in latest.items():
-        known = {name: value for name in Metrics.__struct_fields__ if (value := getattr(row, name)) is not None}
-        found[client] = msgspec.structs.replace(found.get(client, Metrics()), **known)
-    return found
+        metrics.setdefault(client, {}).update(reported_by(row))
+    return metrics
+
+
+def mean_metrics(latest: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean over devices of each metric that is a number and that at least one device has.
+
+    latest: the metrics by name of each device, as in `latest_metrics`.
+    """
+    listed = list(latest)
+    values = {name: [m[name] for m in listed if isinstance(m.get(name), int | float)] for name in METRICS}
+    return {name: fmean(numbers) for name, numbers in values.items() if numbers}
 
 
 def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:

@@ -49,10 +49,9 @@ NOTHING = Prior({}, {})
 
 
 def votes_of(rows: Iterable[Row]) -> dict[str, dict[Choice, float]]:
-    """Log-likelihoods by model, of each device (by name) that has weighed several."""
-    said = {row.client: {model: getattr(row, f"likelihood_{model}") for model in CHOICES} for row in rows}
-    known = {name: {model: value for model, value in each.items() if value is not None} for name, each in said.items()}
-    return {name: each for name, each in known.items() if len(each) > 1}
+    """Return the log-likelihoods by model of each device (by name) that has weighed several models."""
+    votes = {row.client: row.likelihoods for row in rows}
+    return {client: vote for client, vote in votes.items() if len(vote) > 1}
 
 
 def prior_of(found: Mapping[str, Mapping[Choice, float]]) -> Prior:

@@ -12,6 +12,7 @@ import msgspec
 from attune.common.errors import NoModel, SettingError
 from attune.common.statistics import finding, mcnemar
 from attune.fedserver.core import planning
+from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
 from attune.fedserver.core.records import Row
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
@@ -50,6 +51,7 @@ class Compared(msgspec.Struct, frozen=True):
     gives: float | None  # what federation gives, mean over devices
     bytes: int
     slowest_s: float | None  # work of each round's slowest device, over all rounds
+    metrics: dict[str, float]  # mean over devices of what each reported last, by name as in common.metrics
     against_first: Against | None  # None: it is the first, or has no device in common with it
 
     @property
@@ -140,6 +142,7 @@ def _compared(run: Run, first: Run | None) -> Compared:
         gives=fmean(gains) if gains else None,
         bytes=sum((row.bytes_up or 0) + (row.bytes_down or 0) for row in run.rows),
         slowest_s=slowest(run.rows),
+        metrics=mean_metrics(latest_metrics(run.rows).values()),
         against_first=against(run.accuracies, first.accuracies) if first else None,
     )
 

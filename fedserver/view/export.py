@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from attune.common.errors import NoModel
-from attune.common.metrics import Metrics
+from attune.common.metrics import METRICS
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.frames import read_frames
@@ -28,7 +28,7 @@ from attune.fedserver.view.status import status
 
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
 
-COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
+ORDER_COLUMNS = ("round", "work", "client", "samples")
 
 
 def export_home(home: Home, out: Path) -> list[str]:
@@ -49,7 +49,7 @@ def write_tables(
     """
     (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, (*ORDER_COLUMNS, *METRICS))
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in found.rows)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised(found, plan))))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attune.common.metrics import METRICS
 from attune.common.pictures import figures, page
 from attune.common.pictures.page import Cell, Picture, Section, Table
 from attune.fedserver.view import compare_text, scored
@@ -16,7 +17,7 @@ NAMED = 60  # devices whose names fit below the axis
 
 def write(found: Sequence[Compared], runs: Sequence[Run], out: Path) -> list[str]:
     """compare.png and index.html into `out`; a line for each. Errors: SettingError without matplotlib, OSError."""
-    sections = [_overview(found), _drawn(runs), _devices(runs)]
+    sections = [_overview(found), _drawn(runs), _devices(runs), _reported(found)]
     return [str(path) for path in page.write(out, " and ".join(run.name for run in runs), sections)]
 
 
@@ -69,3 +70,13 @@ def _devices(runs: Sequence[Run]) -> Section:
     return Section(
         "Every device", "Its latest accuracy in each run.", None, Table(("device", *(run.name for run in runs)), rows)
     )
+
+
+def _reported(compared: Sequence[Compared]) -> Section:
+    rows: list[list[Cell]] = [
+        [metric.heading, *(run.metrics.get(name) for run in compared)]
+        for name, metric in METRICS.items()
+        if any(name in run.metrics for run in compared)
+    ]
+    caption = "Each metric that devices report, as the mean over devices of what each reported last."
+    return Section("Reports of the devices", caption, None, Table(("metric", *(run.name for run in compared)), rows))

@@ -1,4 +1,4 @@
-"""Every number that devices report, by round: a panel for each number of `Metrics` that a device has reported."""
+"""Every metric by round: a panel for each metric in `METRICS` that a device has reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from attune.common.metrics import Metrics
+from attune.common.metrics import METRICS, reported_by
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
 from attune.fedserver.core.records import Row
@@ -21,14 +21,13 @@ ByRound = dict[int, list[float]]  # the clients' values, by the round that the r
 
 
 def by_round(rows: Iterable[Row]) -> dict[str, dict[str, ByRound]]:
-    """metric -> work -> round -> values, of the metrics that are numbers and were reported; in the order of `Metrics`."""
-    found: dict[str, dict[str, ByRound]] = {name: {} for name in Metrics.__struct_fields__}
+    """Return metric -> work -> round -> values, for the metrics that are numbers and were reported."""
+    metrics: dict[str, dict[str, ByRound]] = {name: {} for name in METRICS}
     for row in rows:
-        for name in found:
-            value = getattr(row, name)
+        for name, value in reported_by(row).items():
             if isinstance(value, int | float):
-                found[name].setdefault(row.work, defaultdict(list))[row.round].append(value)
-    return {name: works for name, works in found.items() if works}
+                metrics[name].setdefault(row.work, defaultdict(list))[row.round].append(value)
+    return {name: works for name, works in metrics.items() if works}
 
 
 def metrics(rows: Sequence[Row]) -> Section:
@@ -46,7 +45,7 @@ def metrics(rows: Sequence[Row]) -> Section:
             line = "-o" if len(at) <= MARKED else "-"
             lines[label] = axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
             table += [[name, label, r, len(rounds[r]), fmean(rounds[r]), min(rounds[r]), max(rounds[r])] for r in at]
-        axes.set_title(name, fontsize=10)
+        axes.set_title(METRICS[name].heading, fontsize=9)
         figures.plain(axes)
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("round", fontsize=10)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
-
 from attune.common.config import RoundSettings
 from attune.common.interval import interval_of
-from attune.common.metrics import Metrics
+from attune.common.metrics import METRICS
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
@@ -71,7 +69,7 @@ def status(
             _client(device, device.name in connected, awaited, reported)
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name), task)
-            | _reported(reports.get(device.name, Metrics()))
+            | _reported(reports.get(device.name, {}))
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
@@ -110,9 +108,9 @@ def _renewing(name: str, expired: bool) -> str:
     return f"start {name}, or look why it does not connect: it renews its certificate by itself when it does"
 
 
-def _reported(metrics: Metrics) -> dict[str, Any]:
-    found = msgspec.structs.asdict(metrics)
-    return {"verdict": verdict_of(found)} | found
+def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every metric by name, None for those that were not reported, and the verdict that follows from them."""
+    return {"verdict": verdict_of(metrics)} | {name: metrics.get(name) for name in METRICS}
 
 
 def _since(name: str, devices: Iterable[Device], record: Record) -> float:

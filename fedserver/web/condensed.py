@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any, NamedTuple
 
+from attune.common.metrics import METRICS, MetricDescriptor
 from attune.fedserver.core.records import Row
 
 KEPT = ("accuracy_before", "accuracy_after", "accuracy_constant")  # of these the latest that there is counts
 
 
+Totals = dict[str, float]  # sums over rounds, of the metrics of which each round has its own
+
+
 @dataclass(frozen=True)
 class Line:
-    """One round: who answered, and the means over those who did. Seconds are of the slowest device."""
+    """One round: who answered, and what they reported, combined over devices."""
 
     round: int
     trained: tuple[str, ...]
     evaluated: tuple[str, ...]
-    loss: float | None
     before: float | None
     after: float | None
     accuracy: float | None  # of the evaluation of the state after this round
     common: float | None
-    seconds: float | None
-    bytes_up: int
-    bytes_down: int
+    metrics: Mapping[str, float | None]  # those that each round has of its own, and those that the page draws as charts
 
 
-class Total(NamedTuple):
-    """Of one device, over all rounds."""
-
-    sent_bytes: int = 0
-    fetched_bytes: int = 0
-    work_s: float = 0.0
-
-    def plus(self, row: Row) -> Total:
-        return Total(
-            self.sent_bytes + (row.bytes_up or 0), self.fetched_bytes + (row.bytes_down or 0), self.work_s + (row.seconds or 0)
-        )
+def plus(totals: Totals, row: Row) -> Totals:
+    """Return a device's totals with one more row."""
+    return {name: totals.get(name, 0) + (getattr(row, name) or 0) for name, metric in METRICS.items() if metric.per == "round"}
 
 
 class Condensed:
@@ -49,7 +40,7 @@ class Condensed:
         self._latest: dict[tuple[str, str, str], Row] = {}  # (client, work, what it is kept for)
         self._open: dict[tuple[str, str], Row] = {}  # of the newest round
         self._closed: list[Line] = []
-        self._totals: dict[str, Total] = {}  # of closed rounds
+        self._totals: dict[str, Totals] = {}  # by device, of closed rounds
         self.newest = 0
 
     def __repr__(self) -> str:
@@ -73,11 +64,12 @@ class Condensed:
         return tuple(found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "train", key[2])))
 
     @property
-    def totals(self) -> dict[str, Total]:
-        found = dict(self._totals)
+    def totals(self) -> dict[str, Totals]:
+        """Each device's totals over all rounds."""
+        totals = dict(self._totals)
         for row in self._open.values():
-            found[row.client] = found.get(row.client, Total()).plus(row)
-        return found
+            totals[row.client] = plus(totals.get(row.client, {}), row)
+        return totals
 
     @property
     def lines(self) -> list[Line]:
@@ -93,17 +85,13 @@ def line_of(number: int, rows: Iterable[Row]) -> Line:
         round=number,
         trained=tuple(row.client for row in trained),
         evaluated=tuple(row.client for row in evaluated),
-        loss=_mean(trained, "loss"),
-        before=_mean(trained, "accuracy_before"),
-        after=_mean(trained, "accuracy_after"),
-        accuracy=_mean(evaluated, "accuracy_before"),
-        common=_mean(evaluated, "accuracy_common"),
-        seconds=max((row.seconds for row in listed if row.seconds is not None), default=None),
-        bytes_up=sum(row.bytes_up or 0 for row in listed),
-        bytes_down=sum(row.bytes_down or 0 for row in listed),
+        before=_combined(trained, METRICS["accuracy_before"]),
+        after=_combined(trained, METRICS["accuracy_after"]),
+        accuracy=_combined(evaluated, METRICS["accuracy_before"]),
+        common=_combined(evaluated, METRICS["accuracy_common"]),
+        metrics={name: _combined(listed, metric) for name, metric in METRICS.items() if metric.chart or metric.per == "round"},
     )
 
 
-def _mean(rows: list[Row], name: str) -> float | None:
-    found: list[Any] = [value for row in rows if (value := getattr(row, name)) is not None]
-    return fmean(found) if found else None
+def _combined(rows: list[Row], metric: MetricDescriptor) -> float | None:
+    return metric.combined([value for row in rows if (value := getattr(row, metric.name)) is not None])

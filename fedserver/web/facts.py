@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from attune.fedserver.federation.journal import Span
-from attune.fedserver.web.condensed import Line, Total
+from attune.fedserver.web.condensed import Line, Totals
 
 Kind = Literal["server", "home", "folder", "simulation"]
 
@@ -31,7 +31,7 @@ class Facts:
     kind: Kind
     status: Mapping[str, Any]
     lines: Sequence[Line]
-    totals: Mapping[str, Total] = field(default_factory=dict)
+    totals: Mapping[str, Totals] = field(default_factory=dict)
     expires: Mapping[str, float] = field(default_factory=dict)
     spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
     faults: Sequence[Fault] = ()  # the last ones

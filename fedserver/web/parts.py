@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from attune.common.metrics import METRICS
 from attune.common.task import described
 from attune.fedserver.federation.journal import Span, Stage
 from attune.fedserver.view.verdict import gain_of
-from attune.fedserver.web.condensed import Total
 from attune.fedserver.web.facts import Facts
 
 RUN = (
@@ -17,8 +17,7 @@ RUN = (
     "metric", "constant", "no_better_than_constant", "paused", "reason", "troubles",
 )  # fmt: skip
 DEVICE = (
-    "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict", "accuracy_common", "accuracy_local",
-    "accuracy_constant", "accuracy_kept", "kept", "test_samples", "loss", "seconds",
+    "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict",
 )  # fmt: skip
 LISTED_ROUNDS = 60  # of which the page shows who took part
 SHOWN_SPANS = 60  # of each device
@@ -34,9 +33,8 @@ def parts(facts: Facts, actions: Sequence[str]) -> dict[str, Any]:
         "metric_told": described(status["metric"]),
         "actions": list(actions),
         "left_s": left_s(facts),
-        "bytes_up": sum(line.bytes_up for line in facts.lines),
-        "bytes_down": sum(line.bytes_down for line in facts.lines),
-        "seconds": sum(line.seconds or 0.0 for line in facts.lines),
+        "charts": [{"name": m.name, "title": m.title, "unit": m.unit, "chart": m.chart} for m in METRICS.values() if m.chart],
+        **{name: sum(line.metrics[name] or 0 for line in facts.lines) for name, m in METRICS.items() if m.per == "round"},
     }
     return {
         "run": run,
@@ -61,12 +59,9 @@ def _device(client: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
         stage, why = Stage.ABSENT, ""
     if client["state"] == REVOKED or (stage is Stage.ABSENT and not why):
         why = absence(client, facts)
-    found = (
-        {name: client.get(name) for name in DEVICE}
-        | facts.totals.get(client["name"], Total())._asdict()
-        | {"gain": gain_of(client)}
-    )
-    return found | {
+    return {name: client.get(name) for name in (*DEVICE, *METRICS)} | {
+        "gain": gain_of(client),
+        "totals": facts.totals.get(client["name"], {}),
         "stage": stage,
         "why": why,
         "revoked": client["state"] == REVOKED,
@@ -101,8 +96,9 @@ def _spans(spans: Sequence[Span]) -> list[list[Any]]:
 def _rounds(facts: Facts) -> list[dict[str, Any]]:
     """The names of who took part are said of the last rounds alone."""
     listed = len(facts.lines) - LISTED_ROUNDS
-    found = []
+    rounds = []
     for at, line in enumerate(facts.lines):
-        names = {"trained": line.trained, "evaluated": line.evaluated} if at >= listed else {"trained": (), "evaluated": ()}
-        found.append(asdict(line) | names | {"answers": len(line.trained)})
-    return found
+        fields = asdict(line)
+        names = {} if at >= listed else {"trained": (), "evaluated": ()}
+        rounds.append(fields | fields.pop("metrics") | names | {"answers": len(line.trained)})
+    return rounds

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from attune.common.metrics import METRICS
+from attune.fedserver.core.accuracy import mean_metrics
 from attune.fedserver.federation.journal import Stage
 from attune.fedserver.web.facts import Facts
 from attune.fedserver.web.parts import parts
@@ -33,11 +35,12 @@ class Collected:
         self._facts = facts
         found = parts(facts, ())
         self._run: Mapping[str, Any] = found["run"]
-        self._devices: list[Mapping[str, Any]] = found["devices"]
+        self._devices: list[dict[str, Any]] = found["devices"]
 
     def collect(self) -> Iterable[Metric]:
         yield from self._federation()
         yield from self._totals()
+        yield from self._reported()
         yield from self._each_device()
 
     def _federation(self) -> Iterable[Metric]:
@@ -66,8 +69,8 @@ class Collected:
     def _totals(self) -> Iterable[Metric]:
         lines = self._facts.lines
         moved = CounterMetricFamily("attune_moved_bytes", "Bytes of parameters that counted.", labels=("direction",))
-        moved.add_metric(("up",), sum(line.bytes_up for line in lines))
-        moved.add_metric(("down",), sum(line.bytes_down for line in lines))
+        moved.add_metric(("up",), self._run["bytes_up"])
+        moved.add_metric(("down",), self._run["bytes_down"])
         answers = CounterMetricFamily("attune_answers", "Answers that counted.", labels=("work",))
         answers.add_metric(("train",), sum(len(line.trained) for line in lines))
         answers.add_metric(("evaluate",), sum(len(line.evaluated) for line in lines))
@@ -77,9 +80,14 @@ class Collected:
         for level in ("warning", "error"):
             faults.add_metric((level,), self._facts.fault_totals.get(level, 0))
         yield from (moved, answers, work, faults)
-        loss = next((line.loss for line in reversed(lines) if line.loss is not None), None)
+        loss = next((value for line in reversed(lines) if (value := line.metrics["loss"]) is not None), None)
         if loss is not None:
             yield _one("attune_loss", "Mean training loss of the last round.", loss)
+
+    def _reported(self) -> Iterable[Metric]:
+        """Yield a gauge for each metric in `METRICS` that is a number: the mean of what the devices reported last."""
+        for name, mean in mean_metrics(self._devices).items():
+            yield _one(f"attune_reported_{name}", f"{METRICS[name].meaning}; mean over devices.", mean)
 
     def _each_device(self) -> Iterable[Metric]:
         listed = self._devices[:LISTED]
@@ -87,9 +95,9 @@ class Collected:
         for key, name, what in (
             ("accuracy", "attune_device_accuracy", "A fraction of the device's own test part, or the score of its task."),
             ("gain", "attune_device_gain", "Accuracy over that of a model trained alone, or of the common one."),
-            ("work_s", "attune_device_work_seconds", "Over all rounds."),
+            ("seconds", "attune_device_work_seconds", "Over all rounds."),
         ):
-            known = {device["name"]: device[key] for device in listed if device[key] is not None}
+            known = {device["name"]: value for device in listed if (value := (device | device["totals"])[key]) is not None}
             if known:
                 yield _by(name, what, "device", known)
         expires = {device["name"]: until for device in listed if (until := device["expires"]) is not None and until < FOREVER}

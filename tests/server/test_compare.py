@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from attune.common import aio
 from attune.common.errors import NoModel, SettingError
-from attune.common.metrics import Metrics
+from attune.common.metrics import METRICS
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Row
@@ -20,7 +20,7 @@ from attune.fedserver.view import compare, compare_text
 from attune.fedserver.view.summary import summarise
 from tests.pictures import check_pictures
 
-COLUMNS = ("round", "work", "client", "samples", *Metrics.__struct_fields__)
+COLUMNS = ("round", "work", "client", "samples", *METRICS)
 
 
 def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None):
@@ -57,6 +57,7 @@ def test_the_numbers_of_two_runs_by_hand(tmp_path):
     assert (second.devices, second.bytes, second.slowest_s) == (4, 12_000, 10.0), "2 + 3 seconds, in both orders"
     assert second.verdicts == {"better": 4}, "30 to 0"
     assert second.gives == 0.75
+    assert second.metrics["seconds"] == 3.5, "2, 3, 4 and 5 seconds"
     found = second.against_first
     assert (found.devices, found.better, found.worse, found.p, found.verdict) == (3, 2, 1, 1.0, "unclear")
     assert found.difference == pytest.approx(0.1)
@@ -112,4 +113,4 @@ def test_the_command_prints_json_and_draws(tmp_path):
     assert [(each.name, each.method) for each in found] == [("a", "fedavg"), ("b", "fedtp")]
     page = check_pictures(tmp_path / "out", {"compare"})
     assert page.row("x") == ["x", "0.5000", "0.7500"]
-    assert page.heads == ["Which run is better?", "Runs side by side", "Every device"]
+    assert page.heads == ["Which run is better?", "Runs side by side", "Every device", "Reports of the devices"]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from attune.common.config import RoundSettings
-from attune.common.metrics import Metrics
 from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, no_better_than, over_all, summary
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Row
@@ -61,9 +60,9 @@ def test_a_comparison_is_the_latest_evaluation():
 def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
     compared = Row(round=2, work="evaluate", client="a", accuracy_before=0.4, accuracy_common=0.2, kept="common")
     rows = [train(1, "a", 0.1, 0.5), compared, Row(round=3, work="train", client="a", loss=1.5, accuracy_before=0.6)]
-    assert latest_metrics(rows) == {"a": Metrics(loss=1.5, accuracy_before=0.6, accuracy_common=0.2, kept="common")}
+    assert latest_metrics(rows) == {"a": {"loss": 1.5, "accuracy_before": 0.6, "accuracy_common": 0.2, "kept": "common"}}
     later = Row(round=4, work="evaluate", client="a", accuracy_before=0.7)
-    assert latest_metrics([*rows, later]) == {"a": Metrics(loss=1.5, accuracy_before=0.7)}, "it compared with nothing"
+    assert latest_metrics([*rows, later]) == {"a": {"loss": 1.5, "accuracy_before": 0.7}}, "it compared with nothing"
 
 
 def shown(accuracy: float, constant: float | None, no_better: list[str], clients: Sequence[dict] = ()) -> list[str]:

@@ -58,8 +58,8 @@ function fill(item, device, run) {
   show(plot, [device.accuracy, device.interval, device.accuracy_common, device.accuracy_local, device.accuracy_constant], () => dots(device));
   show(verdict, [device.verdict, device.gain], ([word, given]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`] : "–"));
   show(samples, device.samples, (count) => String(count ?? "–"));
-  show(sent, [device.sent_bytes, device.fetched_bytes], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
-  show(work, device.work_s, (seconds) => span(seconds));
+  show(sent, [device.totals.bytes_up ?? 0, device.totals.bytes_down ?? 0], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
+  show(work, device.totals.seconds ?? 0, (seconds) => span(seconds));
   show(certificate, device.expires, (until) => expiry(until));
   show(action, [run.actions.includes("revoke"), device.revoked], ([can, gone]) => (can && !gone ? h("button", { class: "small danger", type: "button", "aria-label": `Revoke ${device.name}`, onclick: () => askRevoke(device.name) }, "Revoke") : ""));
 }

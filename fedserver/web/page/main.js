@@ -20,7 +20,7 @@ function render() {
   summary(parts.run, parts.devices);
   timeline(parts.timeline ?? {}, parts.devices);
   devices(parts.devices, parts.run);
-  rounds(parts.rounds ?? [], parts.devices, parts.run.metric);
+  rounds(parts.rounds ?? [], parts.devices, parts.run);
   faults(parts.faults ?? []);
   if (attendedAfter !== parts.run.round) {
     attendedAfter = parts.run.round;

@@ -7,20 +7,27 @@ const SERIES = [["before", "as served", "--downloading"], ["after", "after local
 const WIDE = [560, 190], NARROW = [290, 130], LEFT = 54, BOTTOM = 22, TOP = 8;
 const LISTED = 20;
 
-export function rounds(found, devices, metric) {
+// Charts of single metrics take their format by unit, and their colours in this order.
+const FORMATS = { bytes, s: (value) => span(value) };
+const COLOURS = ["--training", "--evaluating", "--sending", "--downloading"];
+
+export function rounds(found, devices, run) {
   const wide = $("charts").clientWidth >= WIDE[0] * 0.75; // on less, the words in a wide figure are too small to read
-  show($("charts"), [wide, found.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (found.length ? charts(found, metric, wide) : h("p", { class: "quiet" }, "No round is closed yet.")));
-  show($("round-table"), found.slice(-LISTED), (lines) => table(lines));
+  show($("charts"), [wide, run.charts, found.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (found.length ? charts(found, run, wide) : h("p", { class: "quiet" }, "No round is closed yet.")));
+  show($("round-table"), [found.slice(-LISTED), run.charts], ([lines, metrics]) => table(lines, metrics));
   show($("part"), [found.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
 }
 
-function charts(found, metric, wide) {
+function charts(found, run, wide) {
   const present = SERIES.filter(([name]) => found.some((line) => line[name] !== null));
+  const metrics = run.charts.map((metric, index) => ({ ...metric, colour: COLOURS[index % COLOURS.length] }));
   return [
-    chart(`${title(metric)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide }),
-    chart("Training loss", found, [{ name: "loss", colour: "--training" }], { format: (v) => v.toPrecision(2) }),
-    chart("Bytes up and down", found, [{ name: "bytes_up", label: "up", colour: "--sending" }, { name: "bytes_down", label: "down", colour: "--downloading" }], { format: bytes }),
-    chart("Seconds of the slowest device", found, [{ name: "seconds", colour: "--evaluating" }], { format: (v) => span(v) }),
+    chart(`${title(run.metric)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide }),
+    ...[...new Set(metrics.map((metric) => metric.chart))].map((heading) => {
+      const series = metrics.filter((metric) => metric.chart === heading);
+      const labelled = series.map(({ name, title: label, colour }) => ({ name, label: series.length > 1 ? label : undefined, colour }));
+      return chart(heading, found, labelled, { format: FORMATS[series[0].unit] ?? ((v) => v.toPrecision(2)) });
+    }),
   ];
 }
 
@@ -46,9 +53,9 @@ function curve(points, colour) {
   return s("g", {}, s("path", { d: path, fill: "none", stroke: `var(${colour})`, "stroke-width": 2, "stroke-linejoin": "round" }), ...marks);
 }
 
-function table(lines) {
-  const heads = ["Round", "Answers", "Loss", "As served", "After training", "Evaluated", "Up", "Down", "Seconds"];
-  const cells = (line) => [line.answers, share(line.loss), share(line.before), share(line.after), share(line.accuracy), bytes(line.bytes_up), bytes(line.bytes_down), span(line.seconds)];
+function table(lines, metrics) {
+  const heads = ["Round", "Answers", "As served", "After training", "Evaluated", ...metrics.map((metric) => title(metric.title))];
+  const cells = (line) => [line.answers, share(line.before), share(line.after), share(line.accuracy), ...metrics.map(({ name, unit }) => (FORMATS[unit] ?? share)(line[name]))];
   return h("table", {}, h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col", class: "number" }, head)))),
     h("tbody", {}, ...[...lines].reverse().map((line) => h("tr", {}, h("th", { scope: "row", class: "number" }, String(line.round)), ...cells(line).map((cell) => h("td", { class: "number" }, String(cell)))))));
 }

@@ -1,0 +1,107 @@
+"""A metric with a descriptor is in every view: nothing else has to be written for it."""
+
+from __future__ import annotations
+
+import csv
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from attune.common.config import TrainSettings
+from attune.common.metrics import METRICS, MetricDescriptor, Metrics, metric_rows
+from attune.common.plan import ModelSpec, Plan
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.records import Device, Row
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.compare import Run, compared
+from attune.fedserver.view.export import write_tables
+from attune.fedserver.view.plot_metrics import metrics
+from attune.fedserver.view.status import status
+from attune.fedserver.view.summary import summarise
+from attune.fedserver.view.writers import points
+from attune.fedserver.web.condensed import Condensed
+from attune.fedserver.web.facts import Facts
+from attune.fedserver.web.parts import parts
+from attune.fedserver.web.prometheus import exposition
+
+WARMTH = MetricDescriptor("warmth", "warmth of the device", "Temperature of the processor", "K", "lower", chart="Warmth")
+EFFORT = MetricDescriptor("effort", "energy", "Energy of the work", "J", "lower", "round", "sum")
+PLAN = Plan("federation", 7, ModelSpec("mlr", "tabular", (4,), 2), [0, 1], "fedavg", {}, TrainSettings())
+
+
+class LongerRow(Row, frozen=True, kw_only=True):
+    warmth: float | None = None
+    effort: float | None = None
+
+
+ROWS = [
+    LongerRow(round=1, work="train", client="anna", warmth=300.0, effort=5.0),
+    LongerRow(round=1, work="train", client="ben", warmth=320.0, effort=7.0),
+    LongerRow(round=2, work="train", client="anna", warmth=310.0, effort=9.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def with_the_new_metrics(monkeypatch):
+    for metric in (WARMTH, EFFORT):
+        monkeypatch.setitem(METRICS, metric.name, metric)
+
+
+@pytest.fixture
+def snapshot():
+    return Snapshot({}, None, Record(round=2), (Device("anna", "k"), Device("ben", "l")), (), tuple(ROWS))
+
+
+@pytest.fixture
+def facts(snapshot):
+    condensed = Condensed()
+    condensed.add(ROWS)
+    return Facts("home", status(snapshot, set()), condensed.lines, condensed.totals)
+
+
+def test_every_field_has_one_descriptor_in_the_same_order():
+    assert [name for name in METRICS if name not in ("warmth", "effort")] == list(Metrics.__struct_fields__)
+
+
+def test_it_is_in_the_reference_table():
+    assert ("warmth", "Temperature of the processor", "K", "lower is better", "device") in metric_rows()
+
+
+def test_it_is_in_the_export(snapshot, tmp_path):
+    write_tables(snapshot, PLAN, tmp_path)
+    lines = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [line["warmth"] for line in lines] == ["300.0", "320.0", "310.0"]
+    saved = msgspec.json.decode((tmp_path / "status.json").read_bytes())
+    assert [client["warmth"] for client in saved["clients"]] == [310.0, 320.0]
+
+
+def test_it_is_in_the_status(snapshot):
+    assert [(client["warmth"], client["effort"]) for client in status(snapshot, set())["clients"]] == [
+        (310.0, 9.0),
+        (320.0, 7.0),
+    ]
+
+
+def test_prometheus_sees_the_mean_over_devices(facts):
+    families = {family.name: family for family in text_string_to_metric_families(exposition(facts).decode())}
+    warmth = families["attune_reported_warmth"]
+    assert (warmth.documentation, warmth.samples[0].value) == ("Temperature of the processor; mean over devices.", 315.0)
+
+
+def test_the_dashboard_has_it_by_device_and_draws_it_by_round(facts):
+    page = parts(facts, ())
+    assert {"name": "warmth", "title": "warmth of the device", "unit": "K", "chart": "Warmth"} in page["run"]["charts"]
+    assert [line["warmth"] for line in page["rounds"]] == [310.0, 310.0]
+    assert [device["warmth"] for device in page["devices"]] == [310.0, 320.0]
+    assert [device["totals"]["effort"] for device in page["devices"]] == [14.0, 7.0]
+    assert page["run"]["effort"] == 21.0
+
+
+def test_pictures_and_publish_have_it():
+    section = metrics(ROWS)
+    assert ["warmth", "training", 1, 2, 310.0, 300.0, 320.0] in section.table.rows
+    run = Run("r", "", summarise(ROWS, resolve({}), "mlr", 2), ROWS)
+    assert ("reports/warmth/train", 310.0, 1) in list(points(run))
+    assert compared([run])[0].metrics["warmth"] == 315.0
