@@ -1,4 +1,4 @@
-"""The finished model, offline: what it answers, how good it is, as a file or a service for other programs."""
+"""The finished model, offline: what it answers, how good it is, as a file for other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.errors import AttuneError, SettingError
-from attune.fedclient.cli.options import data_option, home_of, home_option, server_option, token_file_option, token_in
+from attune.fedclient.cli.options import data_option, home_of, home_option, server_option
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
@@ -158,21 +158,3 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None) 
     samples = load_shard(data).test_x if data is not None else None
     difference = write(Model.load(folder), out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
-
-
-@click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 picks a free one.")
-@token_file_option
-@server_option()
-@home_option
-def serve(host: str, port: int, token_file: str | None, server: str | None, home: Path | None) -> None:
-    """Predictions of the finished model over HTTP, offline: POST /predict, GET /model, GET /healthz."""
-    folder = home_of(home, server, None).model
-    from attune.fedclient.model.artifact import Model
-    from attune.fedclient.model.serve import Place
-    from attune.fedclient.model.serve import serve as run
-
-    place = Place(host, port, token_in(None, token_file) or "")
-    place.check()
-    run(Model.load(folder), place, click.echo)

@@ -36,7 +36,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 COMMANDS = (
     own.join, own.doctor, own.verify,
-    model.evaluate, model.predict, model.plot, model.export, model.serve,
+    model.evaluate, model.predict, model.plot, model.export,
     data.shard,
 )  # fmt: skip
 

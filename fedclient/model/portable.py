@@ -114,7 +114,7 @@ def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> 
         if not difference <= TOLERANCE:
             raise NoModel(
                 f"the exported model's outputs differ from the original's by up to {difference:.2g}, so no file was "
-                "kept: use `fedclient predict` or `fedclient serve`"
+                "kept: use `fedclient predict`"
             )
     return difference
 
@@ -160,8 +160,7 @@ def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Pat
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SettingError(
-            f"the model of {model.info.name} ({model.info.title}) cannot be exported: {first}. "
-            "Use `fedclient predict` or `fedclient serve`"
+            f"the model of {model.info.name} ({model.info.title}) cannot be exported: {first}. Use `fedclient predict`"
         ) from error
 
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import shutil
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +65,31 @@ def test_an_onnx_file_predicts_as_the_model(tmp_path, kind, architecture, blend)
     assert portable.export(model, tmp_path / "out.onnx") <= portable.TOLERANCE
     x = np.random.default_rng(1).normal(2, 3, (21, *SHAPES[kind])).astype(np.float32)
     assert labels_by(portable._run_onnx, tmp_path / "out.onnx", x, model) == model.predict(x)
+
+
+@needs_onnx
+def test_the_server_in_the_documents_answers_as_the_model(tmp_path, monkeypatch):
+    model = finished(tmp_path, blend=True)
+    portable.export(model, tmp_path / "model.onnx")
+    shutil.copy(tmp_path / "model" / "model.json", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    [code] = [
+        block
+        for page in (Path(__file__).parents[2] / "docs").rglob("*.md")
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        if "InferenceSession" in block
+    ]
+    program, started, _ = code.partition("ThreadingHTTPServer((")
+    assert started
+    names: dict[str, type[BaseHTTPRequestHandler]] = {}
+    exec(program, names)  # noqa: S102
+    x = np.random.default_rng(0).normal(2, 3, (9, 5)).astype(np.float32)
+    with ThreadingHTTPServer(("127.0.0.1", 0), names["Predict"]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        body = json.dumps({"x": x.tolist()}).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", body, timeout=60) as reply:
+            assert json.load(reply) == {"labels": model.predict(x)}
+        server.shutdown()
 
 
 def test_a_file_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ import attune
 from attune.common.errors import SettingError, ShapeMismatch
 from attune.fedclient.model import artifact, portable
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.model.serve import answer, describe
 
 QUICK = {"train.lr": 0.05, "train.batch_size": 16, "train.local_epochs": 3}
 
@@ -45,7 +44,7 @@ def test_every_device_beats_the_constant_answer_and_stacked_devices_are_the_same
     assert plain.status["metric"] == {"regression": "R2", "multilabel": "label accuracy"}[task]
 
 
-def test_predictions_are_in_the_unit_of_y_and_survive_saving_serving_and_exporting(tmp_path):
+def test_predictions_are_in_the_unit_of_y_and_survive_saving_and_exporting(tmp_path):
     """Of a blend, which has the weights of both models."""
     result = run("regression")
     model, (x, y) = result.model("site0"), device(0, "regression")
@@ -55,9 +54,6 @@ def test_predictions_are_in_the_unit_of_y_and_survive_saving_serving_and_exporti
     folder = artifact.save(tmp_path / "model", model.info, {name: each.tensors for name, each in model.members.items()})
     again = Model.load(folder)
     assert again.predict(x[:3]) == model.predict(x[:3])
-    served = json.loads(json.dumps(answer(again, json.dumps({"x": x[:2].tolist()}).encode())))
-    assert np.array(served["labels"]) == pytest.approx(found[:2])
-    assert describe(again)["metric"].startswith("R2 (more is better")
     assert portable.export(again, tmp_path / "out.pt2") <= portable.TOLERANCE
     assert portable._run_program(tmp_path / "out.pt2", x[:5]) == pytest.approx(found[:5], rel=1e-4)
 
