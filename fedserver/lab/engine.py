@@ -10,8 +10,8 @@ from typing import get_args
 
 from attune.common.errors import UpdateRefused
 from attune.common.faults import SERVER, fail_at
-from attune.common.methods.method import PartKind, assign, options_of
-from attune.common.methods.registry import method_of
+from attune.common.methods.method import PartKind, assign
+from attune.common.methods.registry import configured_in
 from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
@@ -61,16 +61,16 @@ class Engine:
         body = body_of(model)
         self.body_digest = body.digest if body else ""
         forget(model)
-        method = method_of(plan)
-        assignment = assign(method, model)
+        configured = configured_in(plan)
+        assignment = assign(configured.method, model)
         initial = tensors_of(model)
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
         version = closed + 1 if slots else 0
         self._vaults = {part: Vault(blobs, part, slots, version, area) for part in parts}
         # To be made anew: what they hold of a staged state goes with it.
-        self._make = partial(aggregators_for, method, plan.method_options, model, self._vaults.__getitem__, plan.seed, make)
+        self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
-        self._settings = options_of(method, plan.method_options).aggregators
+        self._settings = configured.aggregators
         self._norms: dict[tuple[str, str, str], float] = {}  # of (part, client, digest) since the present state became true
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # of them, who did not count in some part

@@ -81,9 +81,9 @@ class ThreadLab:
             check_size(plan.model, self._max_model_bytes)
         if not slots:
             from attune.common.methods.fit import check_model
-            from attune.common.methods.registry import method_of
+            from attune.common.methods.registry import configured_in
 
-            check_model(plan.model, method_of(plan), plan.method_options, plan.seed)
+            check_model(plan.model, configured_in(plan), plan.seed)
         self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
+from attune.fedserver.core.planning import ResolvedSettings, resolve
 from attune.fedserver.core.records import Device, Row, Slot
 
 Role = Literal["device", "operator"]
@@ -79,6 +81,11 @@ class Snapshot:
     refusals: tuple[Refusal, ...] = ()  # the latest first
     run: str = ""  # of several over one fleet; empty: the first
     leaving: bool = False  # blobs of the run before are still to be removed
+
+    @cached_property
+    def settings(self) -> ResolvedSettings:
+        """The overrides over all defaults, typed; parsed once for each snapshot. Errors: SettingError."""
+        return resolve(self.overrides or {})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import msgspec
 
 from attune.common.errors import NoModel, SettingError
 from attune.common.statistics import finding, mcnemar
-from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
 from attune.fedserver.core.records import Row
 from attune.fedserver.home import Home
@@ -104,7 +103,7 @@ def _read(name: str, where: str, place: Home) -> Run:
     found = snapshot(home)
     if found.plan is None or not found.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
-    settings, closed = planning.resolve(found.overrides or {}), found.record.round
+    settings, closed = found.settings, found.record.round
     summary = summarise(found.rows, settings, found.plan.model.name, closed, found.plan.task)
     return Run(name or _called(path), str(path), summary, list(found.rows))
 

@@ -11,7 +11,6 @@ from typing_extensions import Self
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
-from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
@@ -37,7 +36,7 @@ class Drawn:
             raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
         self._look, self._blobs, self._where, self.rows = look, blobs, where, found.rows
         self.closed = found.record.round
-        settings, plan = planning.resolve(found.overrides or {}), found.plan
+        settings, plan = found.settings, found.plan
         self.summary = summarise(found.rows, settings, plan.model.name, self.closed, plan.task)
         if labels is None:
             self.groups = by_classes({device.name: device.labels for device in found.devices if device.labels})

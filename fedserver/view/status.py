@@ -10,7 +10,6 @@ from attune.common.config import RoundSettings
 from attune.common.interval import interval_of
 from attune.common.metrics import METRICS
 from attune.common.task import TASKS, TaskName
-from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Phase, Record
@@ -40,7 +39,7 @@ def status(
     reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
     troubles: what keeps that server from carrying a step out; it tries again by itself. now: unix time.
     """
-    settings = planning.resolve(found.overrides or {})
+    settings = found.settings
     record, devices = found.record, found.devices
     revoked = {device.name for device in devices if device.revoked}
     rows = [row for row in found.rows if row.client not in revoked]
