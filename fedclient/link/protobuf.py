@@ -8,7 +8,7 @@ import msgspec
 
 from attune.common.metrics import CHOICES
 from attune.common.pb import federation_pb2 as pb
-from attune.common.peer_text import clean
+from attune.common.text import clean
 from attune.fedclient import messages
 
 

@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError
 from attune.common import aio
 from attune.common.errors import Unreachable
 from attune.common.grpc_errors import from_rpc
-from attune.common.peer_text import clean
+from attune.common.text import clean
 from attune.fedclient.link.port import Broken
 
 C = TypeVar("C")

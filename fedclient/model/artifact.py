@@ -21,13 +21,13 @@ from attune.common.config import TrainSettings
 from attune.common.durable import PUBLIC, committed_folder, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
-from attune.common.json_text import from_json
 from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.task import TaskName
+from attune.common.text import from_json
 from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard

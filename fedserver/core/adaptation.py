@@ -13,7 +13,7 @@ MOVES_ALL = frozenset({"hypernetwork", "all"})  # settings under which what all 
 
 
 @dataclass(frozen=True)
-class Adaptation:
+class AdaptationSpec:
     """One way of fitting a method to new devices."""
 
     trains: tuple[str, ...]  # kinds of tensors that a device trains, "personal" for what its objective keeps; empty: all
@@ -21,7 +21,7 @@ class Adaptation:
     common: bool  # whether what all devices have in common moves on the server as well
 
 
-def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> Adaptation | None:
+def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> AdaptationSpec | None:
     """Return how newcomers are fitted; None if the method has nothing of a device's own, so that there is nothing to fit.
 
     Raises:
@@ -33,14 +33,14 @@ def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> Adaptation | No
     embeddings = generated.embeddings if generated is not None else "none"
     common = adapt in MOVES_ALL
     if adapt == "all":
-        return Adaptation((), sent, common)
+        return AdaptationSpec((), sent, common)
     if adapt != "personal":
         if embeddings == "none":
             raise SettingError(f'round.adapt = "{adapt}": method {method.name} generates nothing; take "personal"')
         if embeddings == "fixed" and not common:
             raise SettingError('round.adapt = "embedding": embeddings are fixed (method.embedding); take "hypernetwork"')
-        return Adaptation(("generated",), ("generated",), common)
+        return AdaptationSpec(("generated",), ("generated",), common)
     moved = {kind for selector, kind in method.parts if selector != "@head" or objective.uses_head}
     own = [kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and embeddings == "fixed")]
     trains = (*own, "personal") if objective.keeps_own else tuple(own)
-    return Adaptation(trains, tuple(kind for kind in sent if kind in own), common) if trains else None
+    return AdaptationSpec(trains, tuple(kind for kind in sent if kind in own), common) if trains else None

@@ -14,7 +14,7 @@ from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, che
 from attune.common.methods.registry import configured_from, method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
-from attune.fedserver.core.adaptation import Adaptation, adaptation_of
+from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
@@ -39,7 +39,7 @@ class ResolvedSettings:
     server: ServerSettings
     data: DataSettings
     seed: int
-    adaptation: Adaptation | None  # of newcomers; None: the method has nothing of a device's own
+    adaptation: AdaptationSpec | None  # of newcomers; None: the method has nothing of a device's own
 
     @property
     def method(self) -> Method:

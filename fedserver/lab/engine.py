@@ -22,8 +22,8 @@ from attune.common.wire.encodings import AS_THEY_LIE, decoded, encoded_manifest
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot, Smaller
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
@@ -212,11 +212,13 @@ class Engine:
         slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
-    def aggregate(self, entries: Mapping[str, Entry], founders: Collection[str] = ()) -> Outcome:
+    def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = ()) -> Outcome:
         """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
         return self._staged(entries, None, founders)
 
-    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Collection[str] = ()) -> Outcome:
+    def adapt(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Collection[str] = ()
+    ) -> Outcome:
         """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
         return self._staged(entries, adaptation, founders)
 
@@ -226,7 +228,9 @@ class Engine:
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
 
-    def _staged(self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]) -> Outcome:
+    def _staged(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
+    ) -> Outcome:
         try:
             metrics = self._close(entries, adaptation, founders)
         except NotFinite as error:
@@ -256,7 +260,9 @@ class Engine:
         self._note_recipe(None, {}, [])
         return Outcome({}, self.staged_slots())
 
-    def _note_recipe(self, adaptation: Adaptation | None, entries: Mapping[str, Entry], made: Sequence[Slot]) -> None:
+    def _note_recipe(
+        self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]
+    ) -> None:
         """How the staged state was made; of one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
@@ -265,7 +271,7 @@ class Engine:
         fail_at(SERVER, self._next_recipe.round, "aggregated")
 
     def _close(
-        self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
     ) -> dict[str, float]:
         self._take_back()
         self._bounded, self._without_vote = {}, set()
@@ -285,7 +291,7 @@ class Engine:
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
-    def _updates(self, part: PartKind, entries: Mapping[str, Entry], votes: bool, stack: ExitStack) -> list[Update]:
+    def _updates(self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack) -> list[Update]:
         """A cohort's updates of a part, bounded against one another; where it `votes`, without those that have none."""
         settings, updates = self._settings[part], []
         weight = weights({name: float(entry.row.samples or 0) for name, entry in entries.items()}, settings.bound_samples)

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.common.json_text import from_json
 from attune.common.pb import federation_pb2 as pb
-from attune.common.peer_text import clean
 from attune.common.plan import Profile
+from attune.common.text import clean, from_json
 from attune.fedserver.core.messages import BlobRef, Farewell, Notice, Order, ToDevice, Update, Welcome
 
 WORK = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}

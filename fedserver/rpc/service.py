@@ -10,9 +10,9 @@ from attune.common import aio
 from attune.common.errors import AttuneError, SettingError, Unreachable
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb import federation_pb2_grpc
-from attune.common.peer_text import clean
 from attune.common.protocol import PROTOCOL
 from attune.common.pulse import Pulse
+from attune.common.text import clean
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates

@@ -12,11 +12,10 @@ import msgspec
 from attune.common.errors import NoModel, SettingError
 from attune.common.statistics import finding, mcnemar
 from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
-from attune.fedserver.view.saved import read_rows, read_summary
-from attune.fedserver.view.summary import Summary, summarise
+from attune.fedserver.view.summary import Summary, read_rows, read_summary, summarise
 
 
 class Against(msgspec.Struct, frozen=True):
@@ -66,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     path: str
     summary: Summary
-    rows: list[Row]
+    rows: list[Report]
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -157,7 +156,7 @@ def against(found: Mapping[str, float], first: Mapping[str, float]) -> Against |
     return Against(len(both), better, worse, p, fmean(differences), finding(better, worse, p))
 
 
-def slowest(rows: Sequence[Row]) -> float | None:
+def slowest(rows: Sequence[Report]) -> float | None:
     """Seconds: of every order of a round the device that took longest, summed; None where nobody said."""
     orders: dict[tuple[int, str], float] = {}
     for row in rows:

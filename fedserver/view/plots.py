@@ -19,8 +19,7 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices, plot_metrics
 from attune.fedserver.view.beside import snapshot
-from attune.fedserver.view.saved import read_summary
-from attune.fedserver.view.summary import Summary, summarise
+from attune.fedserver.view.summary import Summary, read_summary, summarise
 
 T = TypeVar("T")
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them

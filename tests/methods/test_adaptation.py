@@ -18,7 +18,7 @@ from attune.fedclient.work.build import objective_class, objective_for, predicto
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.trainer import Trainer
-from attune.fedserver.core.adaptation import Adaptation, adaptation_of
+from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 
 IMAGES = ModelSpec("vit", "images", (4, 4, 1), 3, options={"width": 8, "heads": 2, "depth": 1, "patch": 2})
 NORMED = ModelSpec("convnet-bn", "images", (16, 16, 1), 3)
@@ -52,7 +52,7 @@ def test_a_methods_own_rule(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavg+ft", "per-fedavg", "fedmcsa-mcsa", "pfedgp"])
 def test_methods_with_nothing_personal_have_nothing_to_fit_but_can_go_on_training(name: str) -> None:
     assert adaptation_of(configure(get(name), {}), "personal") is None
-    assert adaptation_of(configure(get(name), {}), "all") == Adaptation((), ("shared",), common=True)
+    assert adaptation_of(configure(get(name), {}), "all") == AdaptationSpec((), ("shared",), common=True)
 
 
 @pytest.mark.parametrize("name", names())
@@ -60,7 +60,7 @@ def test_embedding_and_hypernetwork_are_for_methods_that_generate(name: str) -> 
     method = get(name)
     for adapt, common in (("embedding", False), ("hypernetwork", True)):
         if "generated" in method.kinds:
-            assert adaptation_of(configure(method, {}), adapt) == Adaptation(("generated",), ("generated",), common)
+            assert adaptation_of(configure(method, {}), adapt) == AdaptationSpec(("generated",), ("generated",), common)
         else:
             with pytest.raises(SettingError, match=f'"{adapt}".*{name.replace("+", ".")}'):
                 adaptation_of(configure(method, {}), adapt)

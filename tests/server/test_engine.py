@@ -8,7 +8,7 @@ import torch
 from attune.common.errors import UpdateRefused
 from attune.common.methods.registry import configured_in
 from attune.fedserver.core.adaptation import adaptation_of
-from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab import engine
 from attune.fedserver.lab.recipe import name_of
 from tests.raising import malformed
@@ -152,6 +152,9 @@ def test_an_adaptation_on_the_device_alone_leaves_the_state_as_it_is(bench):
     tiny = bench("fedper", "vit")
     before = tiny.digests()
     adaptation = adaptation_of(configured_in(tiny.plan), "personal")
-    assert tiny.engine.adapt({"z": Entry(Row(round=1, work="train", client="z", samples=4), {})}, adaptation).metrics == {}
+    assert (
+        tiny.engine.adapt({"z": AcceptedUpdate(Report(round=1, work="train", client="z", samples=4), {})}, adaptation).metrics
+        == {}
+    )
     assert tiny.engine.staged_slots() == []
     assert tiny.digests() == before
