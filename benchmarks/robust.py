@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from attune import simulate
+from attune.common.exchange.messages import Order
 from attune.common.seeds import derive
-from attune.fedclient.messages import Order
 from attune.fedclient.work.learner import Learner
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import partition

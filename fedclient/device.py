@@ -31,10 +31,11 @@ from attune.common.errors import (
     Unreachable,
     WireError,
 )
+from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
+from attune.common.json_text import from_json
 from attune.common.models.options import cautions
 from attune.common.plan import Plan, run_name
-from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.allowed import check_plan
 from attune.fedclient.console import Console
@@ -161,7 +162,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_software(), self.shard.profile, handle)
+            await self.link.control(Hello(_software(), msgspec.json.encode(self.shard.profile)), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -238,14 +239,14 @@ class Device:
         newest = self.store.orders(self.link.name).newest()
         return self.store.put_aside(run, newest.sequence if newest is not None else 0)
 
-    def _start(self, order: messages.Order) -> None:
+    def _start(self, order: Order) -> None:
         newest = self._ready().newest
         self.options.limits.check_order(self.store.spent() + (newest.sequence if newest is not None else 0))
         stop = threading.Event()
         self.job = Job(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)
 
-    def _set_deadline(self, order: messages.Order) -> None:
+    def _set_deadline(self, order: Order) -> None:
         """The job at hand ends when the order's deadline, which counts from now, has passed, or the device's own limit."""
         if self.job is None:
             return
@@ -265,7 +266,7 @@ class Device:
             self.job.task.cancel()
             self.job = None
 
-    async def _work(self, order: messages.Order, stop: threading.Event) -> None:
+    async def _work(self, order: Order, stop: threading.Event) -> None:
         from attune.fedclient.work.trainer import Cancelled
 
         try:
@@ -283,7 +284,7 @@ class Device:
         self.console.result(result)
         await self.events.put(messages.WorkDone(order.id))
 
-    async def _result_of(self, order: messages.Order, stop: threading.Event) -> Result:
+    async def _result_of(self, order: Order, stop: threading.Event) -> Result:
         slot = self._ready()
         try:
             while True:
@@ -298,7 +299,7 @@ class Device:
         finally:
             slot.rest()
 
-    async def _carried_out(self, slot: LearnerSlot, order: messages.Order, stop: threading.Event) -> Result:
+    async def _carried_out(self, slot: LearnerSlot, order: Order, stop: threading.Event) -> Result:
         from attune.fedclient.link.transfer import fetch, together
 
         learner = slot.take()
@@ -315,7 +316,7 @@ class Device:
         progress = self._progress_of(order)
         return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
 
-    def _progress_of(self, order: messages.Order) -> Any:
+    def _progress_of(self, order: Order) -> Any:
         loop, name = asyncio.get_running_loop(), f"round {order.round}"
 
         def tell(done: float) -> None:

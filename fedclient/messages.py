@@ -1,60 +1,15 @@
-"""What a device's session is told (events), what it answers (effects), and the order and the result that travel with them."""
+"""A device's result, and what its session is told (events, with the server's messages among them) and answers (effects)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import msgspec
 
+from attune.common.exchange.messages import Order, ToDevice
 from attune.common.metrics import Choice, Metrics
 from attune.common.task import TaskName
-
-
-@dataclass(frozen=True)
-class BlobRef:
-    """One part's tensors, by the digest of their bytes. version: how many rounds were closed when they were made."""
-
-    part: str
-    digest: str  # ALGORITHM:HEX
-    size: int  # bytes
-    version: int = 0
-    data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
-    encoding: str = ""  # of the tensors; empty: none
-    smaller: BlobRef | None = None  # the same value in fewer bytes; then `digest` is that of the value itself
-    base: str = ""  # of `smaller`: the digest of the older value from which it is the change; empty: it needs none
-
-    @property
-    def sent(self) -> BlobRef:
-        """What is fetched for it."""
-        return self.smaller or self
-
-    @property
-    def whole(self) -> BlobRef:
-        """The value itself."""
-        return replace(self, smaller=None, base="")
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the server wants done; `id` survives restarts of either side."""
-
-    id: str
-    round: int
-    train: bool  # else evaluate only
-    downloads: tuple[BlobRef, ...] = ()
-    returns: tuple[str, ...] = ()
-    cold_start: tuple[BlobRef, ...] = ()  # what a device of which nothing is known is served, to compare with
-    trains: tuple[str, ...] = ()  # kinds of tensors that move; none: all
-    deadline_s: float = 0.0  # left when the order came; 0: none
-    encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
-    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them; none: unknown
-
-    @property
-    def whole(self) -> Order:
-        """All values as they are."""
-        downloads, cold_start = (tuple(ref.whole for ref in refs) for refs in (self.downloads, self.cold_start))
-        return replace(self, downloads=downloads, cold_start=cold_start)
 
 
 class Unfit(Exception):
@@ -68,27 +23,6 @@ class Part(msgspec.Struct, frozen=True):
     digest: str  # ALGORITHM:HEX
     size: int  # bytes
     version: int = 0  # of the value that its training began from
-
-
-@dataclass(frozen=True)
-class UploadTarget:
-    """One blob of an update on its way: `size` bytes with this digest, as one part of the answer to the order."""
-
-    order_id: str
-    part: str
-    digest: str  # ALGORITHM:HEX
-    size: int  # bytes
-    offset: int = 0  # where this stream of bytes starts
-
-
-@dataclass(frozen=True)
-class Update:
-    """What is handed in for an order, whose blobs are uploaded or (small ones) in it."""
-
-    order_id: str
-    parts: tuple[BlobRef, ...]
-    samples: int
-    metrics: Metrics
 
 
 class Result(Metrics, frozen=True, kw_only=True):
@@ -148,26 +82,6 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Noticed:
-    text: str
-
-
-@dataclass(frozen=True)
-class Welcomed:
-    plan_json: bytes
-
-
-@dataclass(frozen=True)
-class Ordered:
-    order: Order
-
-
-@dataclass(frozen=True)
-class Finished:
-    message: str
-
-
-@dataclass(frozen=True)
 class Broke:
     """The stream is gone, or could not be opened. Seconds since the server was last heard, and for how long it was open."""
 
@@ -219,9 +133,7 @@ class Expired:
     order_id: str
 
 
-Event = (
-    Opened | Noticed | Welcomed | Ordered | Finished | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused | Expired
-)
+Event = Opened | ToDevice | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused | Expired
 
 # --- effects: what to do ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from attune.common.exchange.messages import Farewell, Notice, Order, Welcome
 from attune.fedclient.backoff import CONNECT_TIMEOUT_S, backoff_s
 from attune.fedclient.messages import (
     Broke,
@@ -17,13 +18,9 @@ from attune.fedclient.messages import (
     Event,
     Expired,
     Extend,
-    Finished,
     GiveUp,
     Keep,
-    Noticed,
     Opened,
-    Order,
-    Ordered,
     Prepare,
     Reconnect,
     Refuse,
@@ -35,7 +32,6 @@ from attune.fedclient.messages import (
     Start,
     StopSending,
     StopWork,
-    Welcomed,
     WorkDone,
     WorkFailed,
     Yield,
@@ -73,20 +69,20 @@ class Session:
         return f"<Session {phase}, sending {self.sending}, finished {self.finished}, breaks {self.breaks}>"
 
     def on(self, event: Event) -> list[Effect]:
-        """The effects of `event`, in order. After Finished nothing has any effect, unless the device stays."""
+        """The effects of `event`, in order. After Farewell nothing has any effect, unless the device stays."""
         if self.over:
             return []
         match event:
             case Opened():
                 back, self.lost = self.lost, False
                 return [Say("connected again")] if back else []
-            case Noticed(text):
+            case Notice(text):
                 return [Say(text)]
-            case Welcomed(plan_json):
+            case Welcome(plan_json):
                 return self._welcomed(plan_json)
-            case Ordered(order):
-                return self._ordered(order)
-            case Finished(message):
+            case Order():
+                return self._ordered(event)
+            case Farewell(message):
                 before, self.kept, self.over = self.kept, True, not self.stay
                 return [] if before else [*self._stop(), Keep(message)]
             case Broke(reason, silent_s, lived_s):

@@ -153,13 +153,10 @@ class Federation:
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
         server = InProcess(members, updates, coordinator, blobs, self._troubled, worker.look)
-        inline = coordinator.settings.server.inline_bytes
         consoles = {name: Heard(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
-                Device(
-                    self._common, shard, self._world.stores[name], LocalLink(name, server, inline), consoles[name], worker
-                ).run()
+                Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
             )
             for name, shard in self._shards.items()
         ]

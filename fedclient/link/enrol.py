@@ -13,6 +13,8 @@ import grpc
 from grpc.aio import AioRpcError
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreachable
+from attune.common.exchange.messages import EnrolRequest, IssuedCertificate
+from attune.common.exchange.protobuf import ENROL
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
@@ -26,14 +28,11 @@ from attune.common.identity.credential import (
 )
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
-from attune.common.pb.federation_pb2 import Certificate, EnrolRequest
-from attune.common.pb.federation_pb2_grpc import FederationStub
 from attune.fedclient.address import Address
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.home import DeviceInfo, Home, Identity
 from attune.fedclient.link.diagnose import diagnose
 
-_stub: Any = FederationStub  # generated without types
 CALL_S = 30.0
 DIAGNOSIS_S = 5.0
 
@@ -91,7 +90,7 @@ async def _certify(
 ) -> Identity:
     """A certificate for `key`, checked and kept."""
     token = JoinToken.parse(token_text)
-    request = EnrolRequest(name=check_name(record.name), csr_der=csr_der(key, record.name))
+    request = EnrolRequest(check_name(record.name), csr_der(key, record.name))
     answer = await _ask(address, token, request, connect_timeout_s, say)
     credential = Credential(key, answer.certificate_pem)
     token.check_authority(answer.ca_pem)
@@ -105,7 +104,7 @@ async def _certify(
 
 async def _ask(
     address: Address, token: JoinToken, request: EnrolRequest, connect_timeout_s: float, say: Callable[[str], None]
-) -> Certificate:
+) -> IssuedCertificate:
     anchor, bootstrap = token.trust_anchor_pem(), token.bootstrap()
     started, failures = time.monotonic(), 0
     while True:
@@ -114,7 +113,8 @@ async def _ask(
             str(address), channel_credentials(anchor, bootstrap), channel_options(anchor)
         ) as channel:
             try:
-                answer: Certificate = await _stub(channel).Enrol(request, timeout=CALL_S)
+                ask: Any = channel.unary_unary(ENROL.path, ENROL.request.write, ENROL.reply.read)
+                answer: IssuedCertificate = await ask(request, timeout=CALL_S)
                 return answer
             except AioRpcError as error:
                 named = from_rpc(error)

@@ -9,29 +9,35 @@ from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 import grpc
-import msgspec
 
 from attune.common import aio
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
+from attune.common.exchange.messages import (
+    Beat,
+    DownloadRequest,
+    Hello,
+    IssuedCertificate,
+    Progress,
+    Receipt,
+    ToServer,
+    Trouble,
+    Update,
+    UploadTarget,
+    Welcome,
+)
+from attune.common.exchange.protobuf import CONNECT, DOWNLOAD, RENEW, SUBMIT, TARGET, UPLOAD, UPLOAD_OFFSET
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
-from attune.common.pb import federation_pb2 as pb
-from attune.common.pb.federation_pb2_grpc import BlobsStub, FederationStub
-from attune.common.plan import Profile
-from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN, UPLOAD_KEY
+from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.fedclient.address import Address
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued
 from attune.fedclient.link.port import Broken, Handle
-from attune.fedclient.link.protobuf import event_of, target_message, update_message
 from attune.fedclient.link.wire import Wire
-from attune.fedclient.messages import Opened, Update, UploadTarget
+from attune.fedclient.messages import Opened
 from attune.fedclient.thrift import Allowance
-
-_federation: Any = FederationStub  # generated without types
-_blobs: Any = BlobsStub
 
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 CONNECT_MS = 5000  # for a connection and its handshake
@@ -54,7 +60,7 @@ class GrpcLink:
         self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
         self.inline_bytes, self.waits = 0, False
-        self._outbox: asyncio.Queue[pb.DeviceMessage | None] = asyncio.Queue(OUTBOX)
+        self._outbox: asyncio.Queue[ToServer | Beat | None] = asyncio.Queue(OUTBOX)
         self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,9 +94,9 @@ class GrpcLink:
         if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(timezone.utc)):
             return False
         key = new_key()
-        request = pb.RenewRequest(csr_der=csr_der(key, self.identity.name))
-        with self._wire.call(_federation(self._wire.channel).Renew(request, timeout=self.stall_s)) as call:
-            answer: pb.Certificate = await call
+        renew = self._wire.unary(RENEW)
+        with self._wire.call(renew(csr_der(key, self.identity.name), timeout=self.stall_s)) as call:
+            answer: IssuedCertificate = await call
         credential = Credential(key, answer.certificate_pem)
         try:
             check_issued(credential, self.identity.ca_pem, self.identity.name)
@@ -112,31 +118,30 @@ class GrpcLink:
 
     # --- the control stream
 
-    async def control(self, software: str, profile: Profile, handle: Handle) -> NoReturn:
+    async def control(self, hello: Hello, handle: Handle) -> NoReturn:
         self._outbox, self._pulse = asyncio.Queue(OUTBOX), Pulse()
         self._over.clear()
         self.inline_bytes, self.waits = 0, False
-        profile_json = msgspec.json.encode(profile)
-        hello = pb.Hello(protocol=PROTOCOL, software=software, profile_json=profile_json)
-        hello.inline_bytes, hello.encodings[:] = INLINE_BYTES, SPOKEN
         waiting = asyncio.get_running_loop().call_later(FIRST_WORD_S, self._gone)
         tasks: list[asyncio.Task[None]] = []
         try:
-            with self._wire.call(_federation(self._wire.channel).Connect()) as call:
-                await call.write(pb.DeviceMessage(hello=hello))
+            with self._wire.call(self._wire.streams(CONNECT)()) as call:
+                await call.write(hello)
                 self.open.set()
                 tasks.append(asyncio.create_task(_speak(call, self._outbox)))
                 await handle(Opened())
                 while (message := await call.read()) is not grpc.aio.EOF:
                     waiting.cancel()
                     self._pulse.heard()
-                    if message.HasField("beat") and not self._pulse.paced:
-                        tasks.append(self._keep_pace(message.beat.every_s))
-                    if message.HasField("welcome"):
-                        self.inline_bytes = min(message.welcome.inline_bytes, INLINE_BYTES)
-                        self.waits = message.welcome.waits
-                    if (event := event_of(message)) is not None:
-                        await handle(event)
+                    if message is None:  # a kind of message that a newer server may send
+                        continue
+                    if isinstance(message, Beat):
+                        if not self._pulse.paced:
+                            tasks.append(self._keep_pace(message.every_s))
+                        continue
+                    if isinstance(message, Welcome):
+                        self.inline_bytes, self.waits = min(message.inline_bytes, hello.inline_bytes), message.waits
+                    await handle(message)
         finally:
             self.open.clear()
             self._over.set()
@@ -148,11 +153,10 @@ class GrpcLink:
     def _keep_pace(self, every_s: float) -> asyncio.Task[None]:
         """From now on this side beats as the server does, and gives up a server that is silent."""
         self._pulse.keep(every_s)
-        beat = pb.DeviceMessage(beat=pb.Beat(every_s=every_s))
 
         def say() -> None:
             if self._outbox.empty():
-                self._tell(beat)
+                self._tell(Beat(every_s))
 
         say()
         return asyncio.create_task(self._pulse.watch(say, self._gone))
@@ -164,20 +168,20 @@ class GrpcLink:
         replacing.add_done_callback(self._tasks.discard)
 
     def progress(self, order_id: str, done: float) -> None:
-        self._tell(pb.DeviceMessage(progress=pb.Progress(order_id=order_id, done=done)))
+        self._tell(Progress(order_id, done))
 
     def trouble(self, order_id: str, reason: str) -> None:
-        self._tell(pb.DeviceMessage(trouble=pb.Trouble(order_id=order_id, reason=reason[:500])))
+        self._tell(Trouble(order_id, reason))
 
     async def decline(self, reason: str) -> None:
         """The last word on the stream: the server answers it by ending the stream, so that it has been heard by then."""
-        self._tell(pb.DeviceMessage(trouble=pb.Trouble(reason=reason[:500])))
+        self._tell(Trouble("", reason))
         self._tell(None)
         with contextlib.suppress(TimeoutError):
             async with aio.timeout(LAST_WORD_S):
                 await self._over.wait()
 
-    def _tell(self, message: pb.DeviceMessage | None) -> None:
+    def _tell(self, message: ToServer | Beat | None) -> None:
         if self.open.is_set():
             with contextlib.suppress(asyncio.QueueFull):
                 self._outbox.put_nowait(message)
@@ -185,11 +189,8 @@ class GrpcLink:
     # --- bulk
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
-        download = self._wire.channel.unary_stream(
-            "/attune.v1.Blobs/Download", request_serializer=pb.DownloadRequest.SerializeToString, response_deserializer=None
-        )
-        request = pb.DownloadRequest(digest=digest, offset=offset)
-        with self._pulse.transfer(), self._wire.call(download(request)) as call:
+        download = self._wire.receiving(DOWNLOAD)
+        with self._pulse.transfer(), self._wire.call(download(DownloadRequest(digest, offset))) as call:
             while True:
                 async with aio.timeout(self.stall_s):
                     frame = await call.read()
@@ -200,16 +201,12 @@ class GrpcLink:
                 await self._allowance.spend(len(frame))
 
     async def upload_offset(self, target: UploadTarget) -> int:
-        with self._wire.call(_blobs(self._wire.channel).UploadOffset(target_message(target), timeout=self.stall_s)) as call:
-            reply: pb.UploadOffsetReply = await call
-        return int(reply.offset)
+        with self._wire.call(self._wire.unary(UPLOAD_OFFSET)(target, timeout=self.stall_s)) as call:
+            return int(await call)
 
     async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
-        upload = self._wire.channel.stream_unary(
-            "/attune.v1.Blobs/Upload", request_serializer=None, response_deserializer=pb.UploadReply.FromString
-        )
-        metadata = ((UPLOAD_KEY, target_message(target).SerializeToString()),)
-        with self._pulse.transfer(), self._wire.call(upload(metadata=metadata)) as call:
+        metadata = ((UPLOAD_KEY, TARGET.write(target)),)
+        with self._pulse.transfer(), self._wire.call(self._wire.sending(UPLOAD)(metadata=metadata)) as call:
             # Where the server has answered before the end, its answer says why.
             with contextlib.suppress(asyncio.InvalidStateError):
                 for frame in frames:
@@ -219,19 +216,19 @@ class GrpcLink:
                     await self._allowance.spend(len(frame))
                 await call.done_writing()
             async with aio.timeout(self.stall_s):
-                reply = await call
-        if reply.received < target.size:
-            raise Broken(f"the server has {reply.received} of {target.size} bytes")
+                received = await call
+        if received < target.size:
+            raise Broken(f"the server has {received} of {target.size} bytes")
 
     async def submit(self, update: Update) -> bool:
-        with self._wire.call(_federation(self._wire.channel).Submit(update_message(update), timeout=self.stall_s)) as call:
-            receipt: pb.Receipt = await call
-        if receipt.status == pb.Receipt.STATUS_UNSPECIFIED:
-            raise AttuneError(f"the server answered an update with a receipt of no known kind: {receipt.message}")
-        return bool(receipt.status == pb.Receipt.STATUS_ACCEPTED)
+        with self._wire.call(self._wire.unary(SUBMIT)(update, timeout=self.stall_s)) as call:
+            receipt: Receipt | None = await call
+        if receipt is None:
+            raise AttuneError("the server answered an update with a receipt of no known kind")
+        return not receipt.late
 
 
-async def _speak(call: Any, outbox: asyncio.Queue[pb.DeviceMessage | None]) -> None:
+async def _speak(call: Any, outbox: asyncio.Queue[ToServer | Beat | None]) -> None:
     """Says what is in the outbox until the stream ends, which whoever reads it hears as well. None: nothing more is said."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await outbox.get()) is not None:

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
+
 from attune.common.errors import AttuneError, DiskFull, OrderClosed, Stalled, UnknownBlob, UploadBusy, UploadTakenOver
+from attune.common.exchange.messages import BlobRef, Update, UploadTarget
 from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
 from attune.common.wire.frames import read_frames
@@ -14,7 +17,7 @@ from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.common.wire.pace import paced_frames
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persist, together
-from attune.fedclient.messages import BlobRef, Part, Result, SendRefused, Sent, Update, UploadTarget
+from attune.fedclient.messages import Part, Result, SendRefused, Sent
 from attune.fedclient.work.orders import OrderStore
 
 RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
@@ -92,8 +95,8 @@ class _Attempt:
         parts = []
         for part in result.parts:
             data = b"".join(read_frames(self._orders.blob(result.order_id, part.part), 0)) if self._inline else b""
-            parts.append(BlobRef(part.part, part.digest, part.size, part.version, data, result.encodings.get(part.part, "")))
-        return Update(result.order_id, tuple(parts), result.samples, metrics_of(result))
+            parts.append(BlobRef(part.part, part.digest, part.size, part.version, result.encodings.get(part.part, ""), data))
+        return Update(result.order_id, tuple(parts), result.samples, msgspec.json.encode(metrics_of(result)))
 
     async def _upload(self, part: Part) -> None:
         ask, damaged, sent = self._resume, 0, self._sent[part.part]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from attune.common.errors import Unreachable
-from attune.common.plan import Profile
+from attune.common.exchange.messages import Hello, ToDevice, Update, UploadTarget, Welcome
 from attune.fedclient.link.port import Broken, Handle
-from attune.fedclient.messages import Event, Opened, Update, UploadTarget
+from attune.fedclient.messages import Opened
 
 SAID = 16  # messages that may wait for the server; what is said beyond that is dropped
 
@@ -18,18 +18,18 @@ SAID = 16  # messages that may wait for the server; what is said beyond that is 
 class LocalStream(Protocol):
     """The server's end of a control stream."""
 
-    async def next(self) -> Event | None:
-        """What the server says next; None at the end. Errors: what the stream was ended with."""
-
-    async def close(self) -> None:
-        """The device has hung up."""
+    async def next(self) -> ToDevice | None:
+        """Return the server's next message; None at the end. Errors: what the stream was ended with."""
 
 
 class LocalServer(Protocol):
     """What a server offers a device that it knows by `name`. A ConnectionError stands for every failure of a transport."""
 
-    async def connect(self, name: str, software: str, profile: Profile) -> LocalStream:
-        """A device's new stream, in place of an older one."""
+    async def connect(self, name: str, hello: Hello) -> LocalStream:
+        """Open a device's new stream, in place of an older one."""
+
+    def disconnect(self, name: str, stream: Any) -> None:
+        """Take note that the device has hung up the stream that `connect` returned."""
 
     async def progress(self, name: str, order_id: str, done: float) -> None: ...
 
@@ -57,32 +57,34 @@ def _breaking() -> Iterator[None]:
 
 
 class LocalLink:
-    """The device `name` of `server`. inline_bytes: of blobs that the server takes within an update."""
+    """The link of the device `name` to `server`."""
 
-    def __init__(self, name: str, server: LocalServer, inline_bytes: int = 0) -> None:
+    def __init__(self, name: str, server: LocalServer) -> None:
         self.name, self.open = name, asyncio.Event()
-        self.inline_bytes, self.waits = inline_bytes, False
+        self.inline_bytes, self.waits = 0, False  # in one process nothing is on its way while something else is done
         self._server = server
         self._said: asyncio.Queue[tuple[str, float | str]] = asyncio.Queue(SAID)
 
     def __repr__(self) -> str:
         return f"<LocalLink of {self.name}, {'open' if self.open.is_set() else 'closed'}>"
 
-    async def control(self, software: str, profile: Profile, handle: Handle) -> NoReturn:
+    async def control(self, hello: Hello, handle: Handle) -> NoReturn:
         self._said = asyncio.Queue(SAID)
         with _breaking():
-            stream = await self._server.connect(self.name, software, profile)
+            stream = await self._server.connect(self.name, hello)
         speaking = asyncio.create_task(self._speak(self._said))
         try:
             self.open.set()
             await handle(Opened())
             with _breaking():
-                while (event := await stream.next()) is not None:
-                    await handle(event)
+                while (message := await stream.next()) is not None:
+                    if isinstance(message, Welcome):
+                        self.inline_bytes = message.inline_bytes
+                    await handle(message)
         finally:
             self.open.clear()
             speaking.cancel()
-            await stream.close()
+            self._server.disconnect(self.name, stream)
         raise Broken("the server closed the connection")
 
     async def _speak(self, said: asyncio.Queue[tuple[str, float | str]]) -> None:

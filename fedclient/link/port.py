@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
-from attune.common.plan import Profile
-from attune.fedclient.messages import Event, Update, UploadTarget
+from attune.common.exchange.messages import Hello, Update, UploadTarget
+from attune.fedclient.messages import Event
 
 FINAL = (
     CertificateRefused,
@@ -49,7 +49,7 @@ class Link(Protocol):
     def name(self) -> str:
         """Under which the server knows the device."""
 
-    async def control(self, software: str, profile: Profile, handle: Handle) -> NoReturn:
+    async def control(self, hello: Hello, handle: Handle) -> NoReturn:
         """Opens the control stream and hands over what comes, Opened first. Errors: Broken, or what the server named."""
 
     def progress(self, order_id: str, done: float) -> None:

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from attune.common.errors import DiskFull, UnknownBlob, WireError
+from attune.common.exchange.messages import BlobRef
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.malformed import DigestMismatch
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.link.buffer import ReceiveBuffer
 from attune.fedclient.link.port import Broken, Link
-from attune.fedclient.messages import BlobRef, Unfit
+from attune.fedclient.messages import Unfit
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
 ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had

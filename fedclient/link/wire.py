@@ -12,8 +12,9 @@ from grpc.aio import AioRpcError
 
 from attune.common import aio
 from attune.common.errors import Unreachable
+from attune.common.exchange.protobuf import Call
 from attune.common.grpc_errors import from_rpc
-from attune.common.text import clean
+from attune.common.peer_text import clean
 from attune.fedclient.link.port import Broken
 
 C = TypeVar("C")
@@ -27,6 +28,22 @@ class Wire:
 
     def __repr__(self) -> str:
         return f"<Wire, {len(self._calls)} calls{', cut' if self._cut_by else ''}>"
+
+    def unary(self, call: Call) -> Any:
+        """Return what makes a call with one request and one reply."""
+        return self.channel.unary_unary(call.path, call.request.write, call.reply.read)
+
+    def receiving(self, call: Call) -> Any:
+        """Return what makes a call whose replies are a stream."""
+        return self.channel.unary_stream(call.path, call.request.write, call.reply.read)
+
+    def sending(self, call: Call) -> Any:
+        """Return what makes a call whose requests are a stream."""
+        return self.channel.stream_unary(call.path, call.request.write, call.reply.read)
+
+    def streams(self, call: Call) -> Any:
+        """Return what makes a call with streams both ways."""
+        return self.channel.stream_stream(call.path, call.request.write, call.reply.read)
 
     @contextlib.contextmanager
     def call(self, call: C) -> Iterator[C]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attune.common.errors import Forbidden
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.header import Manifest
-from attune.fedclient.messages import BlobRef, Order
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ import torch
 
 from attune.common import hardware
 from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.faults import fail_at
-from attune.common.methods.method import assign
-from attune.common.methods.registry import configured_in
+from attune.common.methods.method import assign, options_of
+from attune.common.methods.registry import method_from_options
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import components, tensors_of
@@ -31,7 +32,7 @@ from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.messages import BlobRef, Order, Result
+from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
@@ -68,17 +69,18 @@ class Learner:
         hooks: Hooks = NONE,
     ) -> None:
         self.plan, self.name, self.orders = plan, name, orders
-        configured = configured_in(plan)
-        method = configured.method
+        options = {**plan.method_options, "name": plan.method}
+        method = method_from_options(options)
+        settings = options_of(method, options)
         if hooks.train is not None:
-            check_loop(configured)
+            check_loop(method, options)
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
         self.own = baselines.own_name(method, self.part_of)
-        has_rival = self.own == "personalized" and baselines.has_common(self.part_of, configured.objective)
-        self.returns: dict[str, str] = {kind: part.returns for kind, part in configured.aggregators.items()}
-        objective, predictor = objective_for(configured), predictor_for(configured)
-        self.dial = dial_of(configured.dial, self.part_of, components(model))
+        has_rival = self.own == "personalized" and baselines.has_common(self.part_of, settings.objective)
+        self.returns: dict[str, str] = {kind: part.returns for kind, part in settings.aggregators.items()}
+        objective, predictor = objective_for(method, options), predictor_for(method, options)
+        self.dial = dial_of(settings.dial, self.part_of, components(model))
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # else it is what the device has anyway
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
@@ -155,7 +157,7 @@ class Learner:
             return self.newest
         check_order_id(order.id)
         started = time.monotonic()
-        returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.train else {}
+        returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.work == "train" else {}
         self._check_trains(order)
         self._check_encodings(order)
         fetched = self._rebuilt(order, fetched)
@@ -163,7 +165,7 @@ class Learner:
         result = Result(
             order_id=order.id,
             round=order.round,
-            trained=order.train,
+            trained=order.work == "train",
             own=self.own,
             task=self.plan.task,
             samples=len(self.data.train_x),
@@ -176,14 +178,14 @@ class Learner:
         )
         beside = {RECEIVED: received} if self.keeps_received else {}
         seeds, local = self._seeds(order.round), self.baselines.local
-        if order.train:
+        if order.work == "train":
             result, theta, local = yield from self._trained(result, theta, received, order, progress, cancelled)
         else:
             held = Held(theta, received, self._common(order, fetched, received), self.trained)
             result, kept = yield from self.evaluation.compared(result, held, order.prior, seeds, cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         trained = self.trained
-        if order.train and self.keeps_trained:
+        if order.work == "train" and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
         written = {part: self._written(part, names, theta, received, order) for part, names in returns.items()}
         parts, owed = {part: each.tensors for part, each in written.items()}, dict(self.owed)

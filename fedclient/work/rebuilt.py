@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from attune.common.errors import WireError
+from attune.common.exchange.messages import BlobRef
 from attune.common.wire.encodings import decoded
 from attune.common.wire.files import digest_of_tensors
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Tensors, manifest_of
-from attune.fedclient.messages import BlobRef, Unfit
+from attune.fedclient.messages import Unfit
 
 
 def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -> Tensors:

@@ -22,10 +22,11 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import Options
 
 if TYPE_CHECKING:
+    from attune.common.exchange.messages import BlobRef, Order
     from attune.common.metrics import Choice
     from attune.common.wire.header import Manifest
     from attune.fedclient.data.prepare import Standardiser
-    from attune.fedclient.messages import BlobRef, Order, Result
+    from attune.fedclient.messages import Result
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import Progress, Tensors
 

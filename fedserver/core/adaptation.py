@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from attune.common.errors import SettingError
-from attune.common.methods.method import ConfiguredMethod, PartKind
+from attune.common.methods.method import Method, PartKind, options_of
+from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 
 Adapt = Literal["personal", "embedding", "hypernetwork", "all"]
 MOVES_ALL = frozenset({"hypernetwork", "all"})  # settings under which what all devices have in common moves as well
 
 
 @dataclass(frozen=True)
-class AdaptationSpec:
+class Adaptation:
     """One way of fitting a method to new devices."""
 
     trains: tuple[str, ...]  # kinds of tensors that a device trains, "personal" for what its objective keeps; empty: all
@@ -21,26 +23,25 @@ class AdaptationSpec:
     common: bool  # whether what all devices have in common moves on the server as well
 
 
-def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> AdaptationSpec | None:
-    """Return how newcomers are fitted; None if the method has nothing of a device's own, so that there is nothing to fit.
+def adaptation_of(method: Method, options: Mapping[str, Any], adapt: Adapt) -> Adaptation | None:
+    """None if the method has nothing of a device's own, so that there is nothing to fit.
 
-    Raises:
-        SettingError: If an embedding is to be fitted and there is none, or it is fixed.
+    Errors: SettingError where an embedding is to be fitted and there is none, or it is fixed.
     """
-    method, objective = configured.method, configured.objective
     sent: tuple[PartKind, ...] = tuple(sorted(kind for kind in method.kinds if kind != "private"))
-    generated = configured.aggregators.get("generated")
+    generated = options_of(method, options).aggregators.get("generated")
     embeddings = generated.embeddings if generated is not None else "none"
     common = adapt in MOVES_ALL
     if adapt == "all":
-        return AdaptationSpec((), sent, common)
+        return Adaptation((), sent, common)
     if adapt != "personal":
         if embeddings == "none":
             raise SettingError(f'round.adapt = "{adapt}": method {method.name} generates nothing; take "personal"')
         if embeddings == "fixed" and not common:
             raise SettingError('round.adapt = "embedding": embeddings are fixed (method.embedding); take "hypernetwork"')
-        return AdaptationSpec(("generated",), ("generated",), common)
+        return Adaptation(("generated",), ("generated",), common)
+    objective = OBJECTIVES[method.objective]
     moved = {kind for selector, kind in method.parts if selector != "@head" or objective.uses_head}
     own = [kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and embeddings == "fixed")]
     trains = (*own, "personal") if objective.keeps_own else tuple(own)
-    return AdaptationSpec(trains, tuple(kind for kind in sent if kind in own), common) if trains else None
+    return Adaptation(trains, tuple(kind for kind in sent if kind in own), common) if trains else None

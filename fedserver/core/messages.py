@@ -1,4 +1,4 @@
-"""What travels between the server's rooms: events and effects of the round, its record, orders, and what devices are told.
+"""What travels between the server's rooms: events and effects of the round, its record, and the ids of orders.
 
 `now` is seconds of a monotonic clock, the same one in all events of a process. Times that people are shown are unix times.
 """
@@ -6,21 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
+from typing import cast
 
 import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
-from attune.common.metrics import Choice
-from attune.common.plan import Plan
-
-
-class StrEnum(str, Enum):
-    """As enum.StrEnum, which Python 3.10 does not have: `str`, `format` and `%` give the value."""
-
-    __str__ = str.__str__
+from attune.common.exchange.messages import WorkName
+from attune.fedserver.core.enums import StrEnum
 
 
 class Phase(StrEnum):
@@ -66,7 +60,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class DeviceProgressed:
+class Progressed:
     """A device says that it is further with its order."""
 
     name: str
@@ -112,32 +106,20 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class StepFailed:
+class Failed:
     """The step that was under way cannot be carried out."""
 
     reason: str
 
 
-Event = (
-    Resumed
-    | Connected
-    | Disconnected
-    | Reported
-    | DeviceProgressed
-    | Excused
-    | Expelled
-    | Paused
-    | Tick
-    | Aggregated
-    | StepFailed
-)
+Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Paused | Tick | Aggregated | Failed
 
 
 @dataclass(frozen=True)
 class Open:
     """Send orders: for training, or (work "evaluate") to evaluate the state after the closed `round`."""
 
-    work: str
+    work: WorkName
     round: int
     devices: tuple[str, ...]
 
@@ -157,12 +139,14 @@ class GoBack:
 
 
 @dataclass(frozen=True)
-class FinishDevices:
+class Finish:
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Receipt:
+class Acknowledge:
+    """The answer to a device's update."""
+
     name: str
     accepted: bool
 
@@ -181,7 +165,7 @@ class AskAgain:
     devices: tuple[str, ...]
 
 
-Effect = Open | Aggregate | GoBack | FinishDevices | Receipt | PassOver | AskAgain
+Effect = Open | Aggregate | GoBack | Finish | Acknowledge | PassOver | AskAgain
 
 
 def together(effects: Iterable[Effect]) -> list[Effect]:
@@ -225,21 +209,21 @@ class Record(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, phase=self.failed_in, reason="") if self.phase is Phase.FAILED else self
 
     @property
-    def open_orders(self) -> tuple[str, int]:
+    def open_orders(self) -> tuple[WorkName, int]:
         """The work and the round of the orders that are (or would be) out."""
         if self.revive().phase in (Phase.EVALUATING, Phase.DONE):
             return "evaluate", self.round
         return "train", self.round + 1
 
 
-# --- orders and updates
+# --- orders
 
 
 @dataclass(frozen=True)
 class OrderId:
     """`work` is "train" (for the round after the last closed one) or "evaluate" (of the state after `round`)."""
 
-    work: str
+    work: WorkName
     round: int
     client: str
 
@@ -255,87 +239,4 @@ class OrderId:
             raise UpdateRefused(f"{client} answered {text[:80]!r}, which is no order of this server")
         if name != client:
             raise UpdateRefused(f"{client} answered an order for another device: {text[:80]!r}")
-        return cls(work, int(number), client)
-
-
-@dataclass(frozen=True)
-class BlobRef:
-    """One part's tensors, by the digest of their bytes.
-
-    version: how many rounds were closed when the value was made; of an update, that of the value its training began from.
-    """
-
-    part: str
-    digest: str
-    size: int  # bytes
-    version: int
-    encoding: str = ""  # of the tensors; empty: safetensors
-    data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
-    smaller: BlobRef | None = None  # the same value in fewer bytes; then `digest` is that of the value itself
-    base: str = ""  # of `smaller`: the digest of the older value from which it is the change; empty: it needs none
-
-    @property
-    def sent(self) -> BlobRef:
-        """What a device is expected to take."""
-        return self.smaller or self
-
-    def carrying(self, data: bytes) -> BlobRef:
-        """With the bytes of what is sent."""
-        return replace(self, smaller=replace(self.smaller, data=data)) if self.smaller else replace(self, data=data)
-
-
-@dataclass(frozen=True)
-class Order:
-    """One piece of work for one device. trains: the kinds of tensors that move in training; none named: all."""
-
-    id: OrderId
-    deadline_s: float  # left when it is sent
-    downloads: tuple[BlobRef, ...] = ()
-    returns: tuple[str, ...] = ()
-    trains: tuple[str, ...] = ()
-    cold_start: tuple[BlobRef, ...] = ()
-    encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
-    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as others found them; none: unknown
-
-    def carrying(self, data: Mapping[str, bytes]) -> Order:
-        """The same order with these blobs (digest -> bytes) in it, each once."""
-        left = dict(data)
-        downloads, cold_start = (
-            tuple(ref.carrying(left.pop(ref.sent.digest, b"")) for ref in refs) for refs in (self.downloads, self.cold_start)
-        )
-        return replace(self, downloads=downloads, cold_start=cold_start)
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a device hands in: its order's id as it said it, and the parts that it has uploaded."""
-
-    order_id: str
-    parts: tuple[BlobRef, ...]
-    samples: int
-    metrics_json: bytes  # common.metrics.Metrics, not read yet
-
-
-@dataclass(frozen=True)
-class Welcome:
-    """What the federation has fixed. inline_bytes: of blobs that the server takes within an update."""
-
-    plan: Plan
-    inline_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something for the person at the device."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """The last state is durable and evaluated: the device keeps its model and goes."""
-
-    text: str
-
-
-ToDevice = Welcome | Notice | Order | Farewell
+        return cls(cast(WorkName, work), int(number), client)

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Literal
 
 from attune.common.errors import OrderClosed, UnknownBlob
+from attune.common.exchange.messages import BlobRef, Order, WorkName
 from attune.common.methods.method import Evaluate
 from attune.common.metrics import Choice
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.messages import BlobRef, Order, OrderId
-from attune.fedserver.core.records import DeviceRecord, Smaller
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Device, Smaller
 
 MISSES = 2  # changes in a row that a device had no use for; after one it may have been started again
 
@@ -53,7 +54,9 @@ class OrderBook:
         sent = [instead[blob.digest].blob for blob in whole if blob.digest in instead]
         self._offers[order.client] = {blob.digest: blob for blob in (*whole, *sent)}
         self._orders[order.client] = Order(
-            id=order,
+            id=str(order),
+            round=order.round,
+            work=order.work,
             deadline_s=deadline_s,
             downloads=_refs(blobs, version, instead, changes),
             returns=tuple(returns),
@@ -66,15 +69,14 @@ class OrderBook:
 
     def order(self, name: str, order_id: str) -> Order:
         """The open order that a device answers. Errors: OrderClosed if it is open no longer, UpdateRefused if it never was."""
-        asked = OrderId.parse(order_id, name)
-        order = self._orders.get(name)
-        if order is None or order.id != asked:
+        asked, order = OrderId.parse(order_id, name), self._orders.get(name)
+        if order is None or order.id != str(asked):
             raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
         return order
 
-    def work(self, name: str) -> str:
+    def work(self, name: str) -> WorkName:
         """What this device's open order, which there must be, tells it to do: "train" or "evaluate"."""
-        return self._orders[name].id.work
+        return self._orders[name].work
 
     def offer(self, name: str, digest: str) -> Blob:
         """A blob that this device was offered, and asks for. Errors: UnknownBlob, also for another device's."""
@@ -112,7 +114,7 @@ def _refs(blobs: Mapping[str, Blob], version: int, instead: Mapping[str, Smaller
     return tuple(refs)
 
 
-def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:
+def needs_download(device: Device | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:
     """Whether an order starts from what the server serves, or from what the device has.
 
     Where all devices train, one that is not in the cohort goes on from its own state until its next update was answered;

@@ -12,7 +12,10 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
+from attune.common.exchange.messages import Farewell, Notice, Welcome, WorkName
 from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
 from attune.common.task import TASKS, TaskName
@@ -141,7 +144,7 @@ class Coordinator:
         if counts is None:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
             taken = step(self._rules, self.round, event, self.clock.unix())
-            self.round, counts = taken.state, events.Receipt(order.client, accepted=True) in taken.effects
+            self.round, counts = taken.state, events.Acknowledge(order.client, accepted=True) in taken.effects
         if (stage := self.journal.stage(order.client)) is not None and stage is not Stage.ABSENT:
             self.journal.enter(order.client, Stage.WAITING)
         return counts
@@ -181,7 +184,7 @@ class Coordinator:
         """No plan can be made of what the connected devices declare: everybody is told, and others are waited for."""
         self.troubles.set(PLANNING, str(error))
         for name in self.streams.profiles():
-            self.streams.send(name, events.Notice(f"the server cannot begin: {for_devices(error)}"))
+            self.streams.send(name, Notice(f"the server cannot begin: {for_devices(error)}"))
         if not self.planless.done():
             self.planless.set_result(error)
 
@@ -198,7 +201,11 @@ class Coordinator:
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
         for name in profiles:
-            self.streams.send(name, events.Welcome(plan, self.settings.server.inline_bytes))
+            self.streams.send(name, self.welcome(plan))
+
+    def welcome(self, plan: Plan) -> Welcome:
+        """Return what a device is told first."""
+        return Welcome(msgspec.json.encode(plan), self.settings.server.inline_bytes, waits=True)
 
     # --- events and their effects
 
@@ -248,7 +255,7 @@ class Coordinator:
         counts = False
         for effect in effects:
             match effect:
-                case events.Receipt(_, accepted):
+                case events.Acknowledge(_, accepted):
                     counts = accepted
                     if accepted and self.round.record.phase is events.Phase.DONE:
                         await self._commit_evaluation(self.round.record)
@@ -258,7 +265,7 @@ class Coordinator:
                     self.turns.start(self._close_round(number, frozenset(cohort)))
                 case events.GoBack(number, why):
                     self.turns.start(self._close_round(number, frozenset(), why))
-                case events.FinishDevices(devices):
+                case events.Finish(devices):
                     self._finish(devices)
                 case events.PassOver(devices):
                     await self._standing.pass_over(devices)
@@ -267,8 +274,9 @@ class Coordinator:
         self._set_timer()
         return counts
 
-    async def _open(self, work: str, number: int, devices: Sequence[str]) -> None:
-        span_s = left_s(self._rules, self.round, self.clock.monotonic())
+    async def _open(self, work: WorkName, number: int, devices: Sequence[str]) -> None:
+        # Where the clock stands, one thing is done after the other and nobody is late: 0, no deadline.
+        span_s = 0.0 if self.clock.stands else left_s(self._rules, self.round, self.clock.monotonic())
         await self.troubles.overcome(
             f"opening round {number}",
             lambda: self._orders.open(sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
@@ -340,7 +348,7 @@ class Coordinator:
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices:
-            self.streams.send(name, events.Farewell(f"all {self.settings.round.rounds} rounds are done"))
+            self.streams.send(name, Farewell(f"all {self.settings.round.rounds} rounds are done"))
         if self.round.record.phase is events.Phase.DONE:  # else newcomers are given rounds of their own first
             self.finished.set()
 
@@ -352,7 +360,7 @@ class Coordinator:
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
-        self.round = step(self._rules, self.round, events.StepFailed(str(self.error)), self.clock.unix()).state
+        self.round = step(self._rules, self.round, events.Failed(str(self.error)), self.clock.unix()).state
         with contextlib.suppress(Exception):  # what failed may be the ledger itself
             await self._ledger.put_record(self.round.record)
             self._saved_record = self.round.record

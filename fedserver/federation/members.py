@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, ShapeMismatch, UpdateRefused
-from attune.common.plan import Profile
+from attune.common.exchange.messages import Hello, Notice, read_profile
 from attune.common.protocol import CHANGE
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
@@ -45,22 +45,21 @@ class Members:
     def __repr__(self) -> str:
         return f"Members({self._streams!r})"
 
-    def connect(
-        self, name: str, profile: Profile, software: str, inline_bytes: int = 0, encodings: Collection[str] = ()
-    ) -> Stream:
-        """A device's new stream; it owns the device's orders from now on. inline_bytes: of blobs that it takes in an order.
-        encodings: of parts, that it can write, and what it can do with them.
+    def connect(self, name: str, hello: Hello) -> Stream:
+        """Open a device's new stream, which owns the device's orders from now on.
 
-        Errors: SettingError, ShapeMismatch, UndeclaredLabels for a profile that cannot be or does not fit.
+        Raises:
+            SettingError, ShapeMismatch, UndeclaredLabels: The profile cannot be, or does not fit.
         """
-        self._settings.encodings.check_device(name, encodings)
+        profile = read_profile(hello.profile_json, name)
+        self._settings.encodings.check_device(name, hello.encodings)
         self._coordinator.barred.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
             schema.check_fits(profile, self._coordinator.plan, name)
         else:
             schema.check_declared(profile, self._settings.data, name)
-        stream = Stream(name, profile, software, inline_bytes, CHANGE in encodings)
+        stream = Stream(name, profile, hello.software, hello.inline_bytes, CHANGE in hello.encodings)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
         self._arrived.append((stream, note))
         if len(self._arrived) == 1:
@@ -93,7 +92,7 @@ class Members:
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
         self._journal.enter(name, Stage.WAITING)
         if self._coordinator.plan is not None:
-            self._streams.send(name, events.Welcome(self._coordinator.plan, self._settings.server.inline_bytes))
+            self._streams.send(name, self._coordinator.welcome(self._coordinator.plan))
         return True
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
@@ -129,11 +128,11 @@ class Members:
         record = self._coordinator.round.record
         missing = self._settings.round.min_clients - len(self._streams)
         if record.phase is events.Phase.WAITING and missing > 0:
-            stream.send(events.Notice(f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
+            stream.send(Notice(f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
         elif record.phase is events.Phase.DONE and self._settings.round.adapt_rounds and not self._settings.adaptation:
-            stream.send(events.Notice(NOTHING_PERSONAL.format(self._settings.method.name)))
+            stream.send(Notice(NOTHING_PERSONAL.format(self._settings.method.name)))
         elif record.phase is events.Phase.TRAINING and stream.name not in record.devices:
-            stream.send(events.Notice(f"round {record.round + 1} is under way; waiting for the next"))
+            stream.send(Notice(f"round {record.round + 1} is under way; waiting for the next"))
 
     def disconnect(self, stream: Stream) -> None:
         """The stream is gone. An older stream of a device that has reconnected changes nothing."""
@@ -170,12 +169,12 @@ class Members:
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             order = self._coordinator.book.order(name, order_id)
-            self._journal.enter(name, WORK[order.id.work])
+            self._journal.enter(name, WORK[order.work])
             stream = self._streams.get(name)
             if stream is not None and stream.progress != quarter:
                 stream.progress = quarter
                 await self._update(name, progress=quarter)
-            await self._coordinator.dispatch(events.DeviceProgressed(name, self._clock.monotonic()))
+            await self._coordinator.dispatch(events.Progressed(name, self._clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order; without an order, that it takes no part at all."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
+from attune.common.exchange.messages import ToDevice
 from attune.common.plan import Profile
-from attune.fedserver.core.messages import ToDevice
 
 MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, LimitExceeded, OrderClosed, UnknownBlob, UpdateRefused
+from attune.common.exchange.messages import Order, Receipt, Update, UploadTarget
 from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
 from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
-from attune.fedserver.core.messages import Order, OrderId, Update
-from attune.fedserver.core.records import DeviceRecord, Report
+from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.records import Device, Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.arrivals import Arrivals
 from attune.fedserver.federation.coordinator import Coordinator
@@ -26,7 +27,7 @@ from attune.fedserver.federation.troubles import can_pass
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.stores.sink import Sink
-from attune.fedserver.stores.uploads import Target, Uploads
+from attune.fedserver.stores.uploads import Uploads
 
 UPLOADS = "taking uploads in"  # the name of a trouble
 
@@ -44,7 +45,7 @@ class Updates:
 
     # --- uploads
 
-    async def open(self, name: str, target: Target) -> Sink:
+    async def open(self, name: str, target: UploadTarget) -> Sink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
         self.barred.check(name)
         max_bytes = self._check(name, target)
@@ -55,13 +56,13 @@ class Updates:
         self._coordinator.journal.enter(name, Stage.SENDING)
         return sink
 
-    async def write(self, name: str, target: Target, sink: Sink, frames: Sequence[bytes]) -> None:
+    async def write(self, name: str, target: UploadTarget, sink: Sink, frames: Sequence[bytes]) -> None:
         """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
         self.barred.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
-    async def complete(self, name: str, target: Target, sink: Sink) -> None:
+    async def complete(self, name: str, target: UploadTarget, sink: Sink) -> None:
         """Checks the digest.
 
         Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
@@ -69,7 +70,7 @@ class Updates:
         self.barred.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
-        _arrived(OrderId.parse(target.order, name))
+        _arrived(OrderId.parse(target.order_id, name))
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:
@@ -81,14 +82,14 @@ class Updates:
             raise
         self._coordinator.troubles.clear(UPLOADS)
 
-    def offset(self, name: str, target: Target) -> int:
+    def offset(self, name: str, target: UploadTarget) -> int:
         """How many bytes of an announced blob are here."""
         self._check(name, target)
         return self._uploads.offset(name, target)
 
-    def _check(self, name: str, target: Target) -> int:
+    def _check(self, name: str, target: UploadTarget) -> int:
         """The largest size this blob may have. Errors: OrderClosed, UpdateRefused."""
-        order = self._coordinator.book.order(name, target.order)
+        order = self._coordinator.book.order(name, target.order_id)
         if target.part not in order.returns:
             raise UpdateRefused(
                 f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(order.returns) or 'metrics only'}"
@@ -98,8 +99,8 @@ class Updates:
 
     # --- updates
 
-    async def submit(self, name: str, update: Update) -> str:
-        """Takes an update in; returns why it is late, or nothing if it counts.
+    async def submit(self, name: str, update: Update) -> Receipt:
+        """Take an update in.
 
         What it names may still be on its way: then this waits for it. Errors: UpdateRefused and WireError, naming what is
         wrong; UnknownBlob (upload again); DiskFull.
@@ -107,42 +108,42 @@ class Updates:
         await self.arrivals.wait(name, [ref.digest for ref in update.parts])
         return await self._coordinator.turns.carry(self._submit_alone(name, update))
 
-    async def _submit_alone(self, name: str, update: Update) -> str:
+    async def _submit_alone(self, name: str, update: Update) -> Receipt:
         async with self._alone[name]:  # a device that lost its stream sends again while its first call is still at work
             return await self._submit(name, update)
 
-    async def _submit(self, name: str, update: Update) -> str:
+    async def _submit(self, name: str, update: Update) -> Receipt:
         self.barred.check(name)
         try:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:
-            return str(closed)
-        loss = None
+            return Receipt(late=str(closed))
+        order_id, loss = OrderId(order.work, order.round, name), None
         if name not in self._coordinator.round.reported:
-            loss = (await self._accept(order, update)).loss
-        if await self._coordinator.report(order.id, loss):
-            return ""
-        await self._executors.disk(self._coordinator.inbox.discard, order.id)
-        return f"round {order.id.round} is closed"
+            loss = (await self._accept(order_id, order, update)).loss
+        if await self._coordinator.report(order_id, loss):
+            return Receipt()
+        await self._executors.disk(self._coordinator.inbox.discard, order_id)
+        return Receipt(late=f"round {order.round} is closed")
 
-    async def _accept(self, order: Order, update: Update) -> Report:
+    async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Row:
         """Into the inbox, with what the device reports; or refused, and the round does not wait for it any longer."""
-        name, here = order.id.client, dict[str, Blob]()
+        name, here = order_id.client, dict[str, Blob]()
         try:
-            row = row_of(order.id, update, await self._ledger.device(name), self._coordinator.task)
+            row = row_of(order_id, update, await self._ledger.device(name), self._coordinator.task)
             sent = {ref.part: ref.digest for ref in update.parts}
             if sorted(sent) != sorted(order.returns):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
             if wrong := [ref.part for ref in update.parts if ref.encoding != order.encodings.get(ref.part, "")]:
                 raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
-            await self._take_in(order, update)
+            await self._take_in(order_id, update)
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             here |= blobs
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
-            values = await self._unpacked(order, blobs)
+            values = await self._unpacked(name, order, blobs)
             await asyncio.gather(self._check_blobs(name, values), self._executors.disk(self._uploads.sync, values.values()))
             with self._told_of_full_disk():
-                await self._executors.disk(self._coordinator.inbox.accept, order.id, row, values)
+                await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -156,27 +157,27 @@ class Updates:
         await self._executors.disk(self._uploads.discard, [blob for part, blob in blobs.items() if blob != values[part]])
         return row
 
-    async def _unpacked(self, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Blob]:
+    async def _unpacked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Blob]:
         """The values that the blobs stand for: what is checked, kept and aggregated."""
-        lab, name, served = self._coordinator.lab, order.id.client, {ref.part for ref in order.downloads}
+        lab, served = self._coordinator.lab, {ref.part for ref in order.downloads}
         with self._told_of_full_disk():
             return {
                 part: await lab.unpack(name, part, blob, order.encodings.get(part, ""), part in served)
                 for part, blob in blobs.items()
             }
 
-    async def _take_in(self, order: Order, update: Update) -> None:
+    async def _take_in(self, order_id: OrderId, update: Update) -> None:
         """The blobs that came within the update, as if they were uploaded."""
         limit = self._coordinator.settings.server.inline_bytes
         if sum(len(ref.data) for ref in update.parts) > limit:
-            raise LimitExceeded(f"{order.id.client} sent more than {limit} bytes of blobs within its update: upload them")
+            raise LimitExceeded(f"{order_id.client} sent more than {limit} bytes of blobs within its update: upload them")
         for ref in update.parts:
             if ref.data:
-                target = Target(str(order.id), ref.part, ref.digest, ref.size)
-                max_bytes = self._check(order.id.client, target)
+                target = UploadTarget(str(order_id), ref.part, ref.digest, ref.size)
+                max_bytes = self._check(order_id.client, target)
                 with self._told_of_full_disk():
-                    await self._executors.disk(self._uploads.bring, order.id.client, target, max_bytes, ref.data)
-                _arrived(order.id)
+                    await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
+                _arrived(order_id)
 
     async def _check_blobs(self, name: str, blobs: Mapping[str, Blob]) -> None:
         max_norm = self._coordinator.settings.server.max_update_norm
@@ -188,10 +189,10 @@ def _arrived(order: OrderId) -> None:
     fail_at(SERVER, order.round, "upload-whole")
 
 
-def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:
+def row_of(order: OrderId, update: Update, device: Device | None, task: TaskName = "classes") -> Row:
     """What is kept of a report. Errors: UpdateRefused for more samples than declared, and metrics that cannot be."""
     declared = device.samples if device is not None and device.samples is not None else 0
     if not 0 <= update.samples <= declared:
         raise UpdateRefused(f"{order.client} claims {update.samples} samples; it declared {declared} when it connected")
     measured = msgspec.structs.asdict(read_metrics(update.metrics_json, order.client, task)) | {"bytes_up": 0}
-    return Report(round=order.round, work=order.work, client=order.client, samples=update.samples, **measured)
+    return Row(round=order.round, work=order.work, client=order.client, samples=update.samples, **measured)

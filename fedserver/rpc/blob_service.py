@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError
 
 from attune.common import aio
 from attune.common.errors import LimitExceeded, Stalled, UpdateRefused
-from attune.common.pb import federation_pb2 as pb
+from attune.common.exchange.messages import DownloadRequest, UploadTarget
+from attune.common.exchange.protobuf import BLOBS, DOWNLOAD, TARGET, UPLOAD, UPLOAD_OFFSET
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.common.wire.frames import FRAME_BYTES, read_frames
@@ -24,7 +25,6 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
 from attune.fedserver.rpc.pulses import Pulses
-from attune.fedserver.stores.uploads import Target
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
 BATCH_FRAMES = 2  # frames handed to a disk thread at a time, while as many more are on their way
@@ -40,18 +40,15 @@ class BlobService:
         self._executors, self._pulses = executors, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            "attune.v1.Blobs",
-            {
-                "Download": grpc.unary_stream_rpc_method_handler(self.download, pb.DownloadRequest.FromString, None),
-                "Upload": grpc.stream_unary_rpc_method_handler(self.upload, None, pb.UploadReply.SerializeToString),
-                "UploadOffset": grpc.unary_unary_rpc_method_handler(
-                    self.upload_offset, pb.UploadTarget.FromString, pb.UploadOffsetReply.SerializeToString
-                ),
-            },
-        )
+        offset = UPLOAD_OFFSET
+        handlers = {
+            DOWNLOAD.name: grpc.unary_stream_rpc_method_handler(self.download, DOWNLOAD.request.read, DOWNLOAD.reply.write),
+            UPLOAD.name: grpc.stream_unary_rpc_method_handler(self.upload, UPLOAD.request.read, UPLOAD.reply.write),
+            offset.name: grpc.unary_unary_rpc_method_handler(self.upload_offset, offset.request.read, offset.reply.write),
+        }
+        return grpc.method_handlers_generic_handler(BLOBS, handlers)
 
-    async def download(self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext) -> None:
+    async def download(self, request: DownloadRequest, context: grpc.aio.ServicerContext) -> None:
         name = caller().name
         blob = self._book.offer(name, request.digest)
         pace, pulse = Pace(), self._pulses.of(name)
@@ -72,7 +69,7 @@ class BlobService:
                 await _given_up(ahead)
         self._journal.enter(name, WORK[self._book.work(name)])
 
-    async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> pb.UploadReply:
+    async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> int:
         name = caller().name
         target = _target_of(context, name)
         pulse = self._pulses.of(name)
@@ -93,10 +90,10 @@ class BlobService:
             finally:
                 await _given_up(written)
             await self._updates.complete(name, target, sink)
-        return pb.UploadReply(received=target.size)
+        return target.size
 
-    async def upload_offset(self, request: pb.UploadTarget, context: grpc.aio.ServicerContext) -> pb.UploadOffsetReply:
-        return pb.UploadOffsetReply(offset=self._updates.offset(caller().name, _target(request)))
+    async def upload_offset(self, target: UploadTarget, context: grpc.aio.ServicerContext) -> int:
+        return self._updates.offset(caller().name, target)
 
 
 async def _given_up(task: asyncio.Future[Any]) -> None:
@@ -130,15 +127,12 @@ async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> 
     return batch
 
 
-def _target_of(context: grpc.aio.ServicerContext, name: str) -> Target:
+def _target_of(context: grpc.aio.ServicerContext, name: str) -> UploadTarget:
     for key, value in context.invocation_metadata() or ():
         if key == UPLOAD_KEY:
             try:
-                return _target(pb.UploadTarget.FromString(value))
+                target: UploadTarget = TARGET.read(value)
+                return target
             except DecodeError:
                 break
     raise UpdateRefused(f"{name} opened an upload without saying what it is ({UPLOAD_KEY})")
-
-
-def _target(message: pb.UploadTarget) -> Target:
-    return Target(message.order_id, message.part, message.digest, message.size, message.offset)

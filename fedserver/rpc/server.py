@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from attune.common.config import ServerSettings
 from attune.common.errors import PortInUse, TooMany
-from attune.common.pb import federation_pb2, federation_pb2_grpc
+from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver.core.advice import HANDSHAKE
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
@@ -64,13 +64,13 @@ class Door:
         options = server_options(handshake_s=settings.handshake_s, connections=self._doorkeeper.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
-        federation_pb2_grpc.add_FederationServicer_to_server(FederationService(members, updates, registrar, pulses), server)
+        federation = FederationService(members, updates, registrar, pulses)
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.journal)
-        server.add_generic_rpc_handlers((transfers.handler(),))
+        server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, desk, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [descriptor.full_name for file in (federation_pb2, admin_pb2, health_pb2) for descriptor in _services(file)]
-        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+        names = [descriptor.full_name for file in (admin_pb2, health_pb2) for descriptor in _services(file)]
+        reflection.enable_server_reflection([*SERVICES, *names, reflection.SERVICE_NAME], server)
 
     def listen(self, host: str, port: int) -> int:
         """Binds the port, or a free one for 0; which it is. Errors: PortInUse."""

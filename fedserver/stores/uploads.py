@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import get_args
 
 from attune.common.errors import UnknownBlob, UpdateRefused, UploadTakenOver
+from attune.common.exchange.messages import UploadTarget
 from attune.common.methods.method import PartKind
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import check_digest, file_name, from_file_name
@@ -18,17 +18,6 @@ PARTS = tuple(kind for kind in get_args(PartKind) if kind != "private")
 WHOLE = ".complete"  # ends the name of an upload whose digest was right
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a device says it will send: `size` bytes with `digest`, as one part of the answer to `order`."""
-
-    order: str
-    part: str
-    digest: str
-    size: int
-    offset: int = 0
-
-
 class Uploads:
     """Called from several disk threads. Each device's part has a lock, so that a take-over never meets a write half-way."""
 
@@ -37,7 +26,7 @@ class Uploads:
         self._open: dict[tuple[str, str], Sink] = {}
         self._locks: dict[tuple[str, str], Lock] = {}
 
-    def sink(self, client: str, target: Target, max_bytes: int) -> Sink:
+    def sink(self, client: str, target: UploadTarget, max_bytes: int) -> Sink:
         """What to append to, at its present length. Whoever held it before is cut off, and other digests of the part go.
 
         Errors: LimitExceeded, DiskFull, UpdateRefused for a part or digest that is none.
@@ -62,7 +51,7 @@ class Uploads:
             self._check_current(client, part, sink)
             sink.write(frames)
 
-    def bring(self, client: str, target: Target, max_bytes: int, data: bytes) -> None:
+    def bring(self, client: str, target: UploadTarget, max_bytes: int, data: bytes) -> None:
         """A whole blob at once. Errors: those of `sink`, `write` and `complete`."""
         sink = self.sink(client, target, max_bytes)
         self.write(client, target.part, sink, [data[sink.offset :]])
@@ -73,7 +62,7 @@ class Uploads:
         for blob in blobs:
             self._blobs.sync(blob)
 
-    def offset(self, client: str, target: Target) -> int:
+    def offset(self, client: str, target: UploadTarget) -> int:
         """How many bytes of the target are here."""
         name = self._name(client, target.part, target.digest)
         whole = self._blobs.size(_whole(name))

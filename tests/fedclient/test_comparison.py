@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.model.artifact import Model, save_model
 from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.learner import Learner
@@ -64,14 +64,14 @@ def rule(learner, sign):
 
 def evaluate(learner, own, common, number=1, prior=None):
     refs = BlobRef("shared", f"own{number}", 1), BlobRef("shared", f"common{number}", 1)
-    order = Order(f"evaluate-{number}-kiel", number, False, (refs[0],), (), (refs[1],), prior=prior or {})
+    order = Order(f"evaluate-{number}-kiel", number, "evaluate", (refs[0],), (), (refs[1],), prior=prior or {})
     assert [ref.digest for ref, _ in learner.missing(order)][-1] == f"own{number}"
     fetched = {refs[0].digest: rule(learner, own), refs[1].digest: rule(learner, common)}
     return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
 
 
 def train(learner, number):
-    return learner.carry_out(Order(f"train-{number}-kiel", number, True), {}, 0, lambda done: None, lambda: False)
+    return learner.carry_out(Order(f"train-{number}-kiel", number, "train"), {}, 0, lambda done: None, lambda: False)
 
 
 def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost(make, monkeypatch):
@@ -167,7 +167,7 @@ def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
     assert common.accuracies.keys() == {"common", "local"}
     alone = make("local", "b", baseline="local")
     train(alone, 1)
-    result = alone.carry_out(Order("evaluate-1-kiel", 1, False), {}, 0, lambda done: None, lambda: False)
+    result = alone.carry_out(Order("evaluate-1-kiel", 1, "evaluate"), {}, 0, lambda done: None, lambda: False)
     assert (result.own, result.kept, comparisons_of(result), result.weights) == ("local", "local", [], {})
     assert result.accuracy == result.accuracy_local == result.accuracy_before
 
@@ -181,7 +181,7 @@ def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has)
     """A head that never leaves a device is to a stranger as it began."""
     learner = make(method, method, model="dnn")
     ref = BlobRef("attended" if method == "fedamp" else "shared", "stranger", 1)
-    order = Order("evaluate-1-kiel", 1, False, cold_start=() if method == "local" else (ref,))
+    order = Order("evaluate-1-kiel", 1, "evaluate", cold_start=() if method == "local" else (ref,))
     assert [found.digest for found, _ in learner.missing(order)] == (["stranger"] if has else [])
     fetched = {"stranger": {name: learner.theta[name] for name in learner.part_of}}
     result = learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
@@ -192,11 +192,11 @@ def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has)
 def test_a_blob_that_is_served_and_common_is_fetched_once(make):
     learner = make("ditto")
     ref = BlobRef("shared", "same", 1)
-    order = Order("evaluate-1-kiel", 1, False, (ref,), (), (ref,))
+    order = Order("evaluate-1-kiel", 1, "evaluate", (ref,), (), (ref,))
     assert [missing for missing, _ in learner.missing(order)] == [ref]
     result = learner.carry_out(order, {"same": rule(learner, 1)}, 0, lambda done: None, lambda: False)
     assert result.accuracy_common == 1.0
-    again = Order("evaluate-2-kiel", 2, False, (), (), (ref,))
+    again = Order("evaluate-2-kiel", 2, "evaluate", (), (), (ref,))
     assert learner.missing(again) == []
     assert learner.carry_out(again, {}, 0, lambda done: None, lambda: False).accuracy_common == result.accuracy_common
 

@@ -11,13 +11,13 @@ import torch
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
-from attune.common.methods.method import configure
+from attune.common.exchange.messages import BlobRef, Order
+from attune.common.methods.method import options_of
 from attune.common.methods.registry import method_from_options
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import dialled, price, searched
 from attune.fedclient.work.job import alone
@@ -128,10 +128,10 @@ def test_likelihood_and_price_by_hand():
 def test_a_device_that_predicts_with_a_model_of_its_own_has_nothing_to_dial():
     for name in ("fedmcsa", "fedavg+mcsa", "fedtp+mcsa"):
         method = method_from_options({"name": name})
-        assert configure(method, {"dial": True}).dial
-        assert configure(method, {}).dial is None
+        assert options_of(method, {"dial": True}).dial
+        assert options_of(method, {}).dial is None
     with pytest.raises(SettingError, match=r"method.dial: .*pfedme\+mcsa.* model of its own"):
-        configure(method_from_options({"name": "pfedme+mcsa"}), {"dial": True})
+        options_of(method_from_options({"name": "pfedme+mcsa"}), {"dial": True})
 
 
 @pytest.fixture
@@ -162,8 +162,9 @@ def ordered(learner, number, *, train=False, serves=(), common=None, parts=None)
     """Carries out an order that serves these (part, tensors), and names this common model."""
     blobs = [(BlobRef(part, f"{part}-{number}-{at}", 1), tensors) for at, (part, tensors) in enumerate(serves)]
     compared = [] if common is None else [(BlobRef(part, f"c-{part}-{number}", 1), t) for part, t in by_part(learner, common)]
+    work = "train" if train else "evaluate"
     order = Order(
-        f"{'train' if train else 'evaluate'}-{number}-kiel", number, train, tuple(ref for ref, _ in blobs),
+        f"{work}-{number}-kiel", number, work, tuple(ref for ref, _ in blobs),
         ("attended",) if train else (), tuple(ref for ref, _ in compared),
     )  # fmt: skip
     fetched = {ref.digest: tensors for ref, tensors in (*blobs, *compared)}

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from attune.common import aio, faults
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShardError
+from attune.common.exchange.messages import Order
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient import fleet, shards
@@ -20,7 +21,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
-from attune.fedclient.messages import Order, Result
+from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work.worker import Awake
 from tests.fedclient import conftest
@@ -199,7 +200,7 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
         slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake, made_here)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
-            order = Order(f"train-{number}-kiel", number, True, (), (part,))
+            order = Order(f"train-{number}-kiel", number, "train", (), (part,))
             slot.awake().carry_out(order, {}, 0, lambda done: None, lambda: False)
             slot.rest()
             assert (slot._learner is None) is not keep

@@ -11,6 +11,7 @@ import torch
 
 from attune.common.config import TrainSettings
 from attune.common.errors import DiskFull, Forbidden, HomeMismatch, WireError
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
@@ -20,7 +21,6 @@ from attune.common.wire.int8 import SCALES
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders, check_order_id
 from attune.fedclient.work.trainer import Cancelled
@@ -70,7 +70,7 @@ def test_fedtp_hands_in_values_of_what_is_shared_and_the_change_of_what_was_gene
         served(learner, "shared", 0.5),
         served(learner, "generated", 0.25),
     )
-    order = Order("train-1-kiel", 1, True, (shared, generated), ("shared", "generated"))
+    order = Order("train-1-kiel", 1, "train", (shared, generated), ("shared", "generated"))
     assert learner.missing(order) == [(ref, learner.expected(ref.part)) for ref in (shared, generated)]
     result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
     values, change = handed_in(learner, result, "shared"), handed_in(learner, result, "generated")
@@ -91,27 +91,27 @@ def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
     private = [name for name, kind in learner.part_of.items() if kind == "private"]
     assert private
     ref, tensors = served(learner, "shared")
-    first = carry_out(learner, Order("train-1-kiel", 1, True, (ref,), ("shared",)), {ref.digest: tensors})
+    first = carry_out(learner, Order("train-1-kiel", 1, "train", (ref,), ("shared",)), {ref.digest: tensors})
     assert not set(handed_in(learner, first, "shared")) & set(private)
     mine = {name: learner.theta[name].clone() for name in private}
     again = make("vanilla-personalized")
     assert all(again.theta[name].equal(mine[name]) for name in private), "a restart goes on from the commit"
     back, tensors = served(again, "shared", 0.0)
-    carry_out(again, Order("evaluate-1-kiel", 1, False, (back,)), {back.digest: tensors})
+    carry_out(again, Order("evaluate-1-kiel", 1, "evaluate", (back,)), {back.digest: tensors})
     assert all(again.theta[name].equal(mine[name]) for name in private)
     assert all(not again.theta[name].any() for name in tensors)
     for asked in ("private", "generated", "nonsense"):
         with pytest.raises(Forbidden):
             again.expected(asked)
         with pytest.raises(Forbidden):
-            carry_out(again, Order("train-2-kiel", 2, True, (), (asked,)))
+            carry_out(again, Order("train-2-kiel", 2, "train", (), (asked,)))
 
 
 def test_an_order_says_which_tensors_move_and_hands_in_the_change_of_those(make):
     """A newcomer's order under FedTP: what is shared is bit for bit what was received."""
     learner = make()
     (shared, shared_tensors), (generated, generated_tensors) = served(learner, "shared", 0.5), served(learner, "generated")
-    order = Order("train-41-kiel", 41, True, (shared, generated), ("generated",), trains=("generated",))
+    order = Order("train-41-kiel", 41, "train", (shared, generated), ("generated",), trains=("generated",))
     result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
     assert all(learner.theta[name].equal(tensor) for name, tensor in shared_tensors.items())
     change = handed_in(learner, result, "generated")
@@ -119,9 +119,9 @@ def test_an_order_says_which_tensors_move_and_hands_in_the_change_of_those(make)
     before = dict(learner.theta)
     for kind in ("private", "personal", "nonsense"):
         with pytest.raises(Forbidden, match=kind):
-            carry_out(learner, Order("train-42-kiel", 42, True, trains=("generated", kind)))
+            carry_out(learner, Order("train-42-kiel", 42, "train", trains=("generated", kind)))
     assert all(learner.theta[name].equal(before[name]) for name in before)
-    carry_out(make("fedrod", home="two-heads"), Order("train-1-kiel", 1, True, trains=("personal",)))
+    carry_out(make("fedrod", home="two-heads"), Order("train-1-kiel", 1, "train", trains=("personal",)))
 
 
 def test_the_first_weights_are_those_of_the_plans_seed(make):
@@ -139,7 +139,7 @@ def test_a_restart_between_two_orders_changes_nothing(make):
                 ref, tensors = served(learner, "attended", 0.9)
                 refs, fetched = (ref,), {ref.digest: tensors}
             # The second order serves nothing: prox centre and weights are what the device has kept.
-            carry_out(learner, Order(f"train-{number}-kiel", number, True, refs, ("attended",)), fetched)
+            carry_out(learner, Order(f"train-{number}-kiel", number, "train", refs, ("attended",)), fetched)
             if restart:
                 learner = make("fedmcsa", home=home, mu=0.5)
         return learner
@@ -154,7 +154,7 @@ def test_other_names_and_rounds_draw_other_batches(make):
     ends = []
     for home, name, round_ in (("a", "kiel", 1), ("b", "kiel", 1), ("c", "bonn", 1), ("d", "kiel", 2)):
         learner = make("fedavg", name=name, home=home)
-        result = carry_out(learner, Order("train-x", round_, True, (), ("shared",)))
+        result = carry_out(learner, Order("train-x", round_, "train", (), ("shared",)))
         ends.append(result.parts[0].digest)
     assert ends[0] == ends[1]
     assert len(set(ends)) == 3
@@ -162,7 +162,7 @@ def test_other_names_and_rounds_draw_other_batches(make):
 
 def test_an_order_that_is_committed_is_not_done_again(make):
     learner = make("fedavg")
-    order = Order("train-1-kiel", 1, True, (), ("shared",))
+    order = Order("train-1-kiel", 1, "train", (), ("shared",))
     assert carry_out(learner, order) is carry_out(learner, order)
     assert learner.newest.sequence == 1
 
@@ -171,7 +171,7 @@ def test_cancelled_work_changes_nothing(make):
     learner = make("fedavg")
     before = dict(learner.theta)
     with pytest.raises(Cancelled):
-        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)), cancelled=lambda: True)
+        carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",)), cancelled=lambda: True)
     assert all(learner.theta[name] is before[name] for name in before)
     assert learner.orders.newest() is None
 
@@ -179,7 +179,7 @@ def test_cancelled_work_changes_nothing(make):
 def test_only_the_newest_order_and_the_one_before_are_kept_and_crumbs_are_swept_up(make, tmp_path):
     learner = make("fedavg")
     for number in (1, 2):
-        carry_out(learner, Order(f"train-{number}-kiel", number, True, (), ("shared",)))
+        carry_out(learner, Order(f"train-{number}-kiel", number, "train", (), ("shared",)))
     orders = tmp_path / "home"
     assert sorted(path.name for path in orders.iterdir()) == ["train-1-kiel", "train-2-kiel"]
     (orders / ".filling-train-3-kiel").mkdir()
@@ -190,7 +190,7 @@ def test_only_the_newest_order_and_the_one_before_are_kept_and_crumbs_are_swept_
 
 def test_damaged_state_is_named_and_not_thrown_away(make, tmp_path):
     learner = make("fedavg")
-    carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",)))
     update = tmp_path / "home" / "train-1-kiel" / "update.json"
     update.write_bytes(b"{")
     with pytest.raises(HomeMismatch, match=r"update\.json is damaged"):
@@ -200,7 +200,7 @@ def test_damaged_state_is_named_and_not_thrown_away(make, tmp_path):
 
 def test_state_of_another_model_is_refused(make, tmp_path):
     learner = make("fedavg")
-    result = carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    result = carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",)))
     learner.orders.commit(msgspec.structs.replace(result, order_id="x", sequence=2), {"w": torch.zeros(3)}, {}, {})
     with pytest.raises(HomeMismatch, match="not of this federation's model"):
         make("fedavg")
@@ -211,7 +211,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(make, tmp_path, monkeypatc
     from pathlib import Path
 
     learner = make("fedavg")
-    carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",)))
+    carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",)))
     real = Path.rename
 
     def full(self, target):
@@ -221,7 +221,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(make, tmp_path, monkeypatc
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(DiskFull):
-        carry_out(learner, Order("train-2-kiel", 2, True, (), ("shared",)))
+        carry_out(learner, Order("train-2-kiel", 2, "train", (), ("shared",)))
     monkeypatch.undo()
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["train-1-kiel"]
     assert learner.newest.order_id == make("fedavg").newest.order_id == "train-1-kiel"
@@ -244,7 +244,7 @@ def test_expected_manifest_is_that_of_the_part(make):
 def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
     spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"dropout": 0.0})
     plan = Plan("f", 3, spec, [0, 1], "fedavg", {}, TrainSettings(lr=0.05, batch_size=4, local_epochs=2))
-    order = Order("train-1-kiel", 1, True, (), ("shared",))
+    order = Order("train-1-kiel", 1, "train", (), ("shared",))
     ends = []
     for kind in ("cpu", "cuda", "cuda"):
         learner = Learner(plan, prepare(images, plan), "kiel", Orders(tmp_path / f"{kind}{len(ends)}"), torch.device(kind))
@@ -263,7 +263,7 @@ def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, meth
     """fedper keeps its head, which no part has; of what fedtp generates the change is handed in, so the state has it too."""
     learner = make(method)
     returns = tuple(sorted(files - {"state"}))
-    result = carry_out(learner, Order("train-1-kiel", 1, True, (), returns))
+    result = carry_out(learner, Order("train-1-kiel", 1, "train", (), returns))
     folder = tmp_path / "home" / "train-1-kiel"
     written = {path.stem: read_tensors(path) for path in folder.glob("*.safetensors")}
     assert written.keys() - {"received"} == files
@@ -277,7 +277,7 @@ def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, meth
 @pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
 def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part):
     exact, lossy = make(method, home="exact"), make(method, home="lossy")
-    order = Order("train-1-kiel", 1, True, (), (part,))
+    order = Order("train-1-kiel", 1, "train", (), (part,))
     expected = handed_in(exact, carry_out(exact, order), part)
     result = carry_out(lossy, replace(order, encodings={part: "bf16"}))
     sent = handed_in(lossy, result, part)
@@ -292,7 +292,7 @@ def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part)
 @pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
 def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
     exact, lossy = make(method, home="exact"), make(method, home="lossy")
-    first, second = (Order(f"train-{n}-kiel", n, True, (served(exact, part)[0],), (part,)) for n in (1, 2))
+    first, second = (Order(f"train-{n}-kiel", n, "train", (served(exact, part)[0],), (part,)) for n in (1, 2))
     weights = served(exact, part)[1]
     fetched = {f"{part}1.0": weights}
     base = None if part == "generated" else weights
@@ -318,14 +318,14 @@ def test_what_an_update_lacks_is_made_up_for_once(make):
     """An order that comes again is answered with the same bytes; an evaluation, and a plain update, keep what is owed."""
     learner = make("fedavg")
     ref, weights = served(learner, "shared")
-    order = Order("train-1-kiel", 1, True, (ref,), ("shared",), encodings={"shared": "int8"})
+    order = Order("train-1-kiel", 1, "train", (ref,), ("shared",), encodings={"shared": "int8"})
     result = carry_out(learner, order, {ref.digest: weights})
     owed = learner.owed
     again = make("fedavg")
     assert carry_out(again, order).parts == result.parts
     assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
-    carry_out(again, Order("evaluate-1-kiel", 1, False, (ref,)), {ref.digest: weights})
-    carry_out(again, Order("train-2-kiel", 2, True, (ref,), ("shared",)), {ref.digest: weights})
+    carry_out(again, Order("evaluate-1-kiel", 1, "evaluate", (ref,)), {ref.digest: weights})
+    carry_out(again, Order("train-2-kiel", 2, "train", (ref,), ("shared",)), {ref.digest: weights})
     last = make("fedavg")
     assert owed.keys() == last.owed.keys()
     assert all(torch.equal(last.owed[name], error) for name, error in owed.items())
@@ -334,12 +334,12 @@ def test_what_an_update_lacks_is_made_up_for_once(make):
 def test_a_change_from_what_was_not_served_fails_the_order_alone(make):
     learner = make("fedavg")
     with pytest.raises(WireError, match="a change from what it does not serve"):
-        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encodings={"shared": "int8"}))
+        carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",), encodings={"shared": "int8"}))
     assert learner.orders.newest() is None
 
 
 def test_an_encoding_that_this_device_does_not_know_fails_the_order_alone(make):
     learner = make("fedavg")
     with pytest.raises(WireError, match=r"int4.*update fedclient"):
-        carry_out(learner, Order("train-1-kiel", 1, True, (), ("shared",), encodings={"shared": "int4"}))
+        carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",), encodings={"shared": "int4"}))
     assert learner.orders.newest() is None

@@ -8,20 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attune.common.exchange.messages import BlobRef, Farewell, Notice, Order, Welcome
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.messages import (
-    BlobRef,
     Broke,
     Displaced,
     Expired,
     Extend,
-    Finished,
     GiveUp,
     Keep,
-    Noticed,
     Opened,
-    Order,
-    Ordered,
     Prepare,
     Reconnect,
     Refuse,
@@ -33,15 +29,14 @@ from attune.fedclient.messages import (
     Start,
     StopSending,
     StopWork,
-    Welcomed,
     WorkDone,
     WorkFailed,
     Yield,
 )
 from attune.fedclient.session import Session
 
-ONE = Order("train-1-kiel", 1, True, (BlobRef("shared", "ab", 10),), ("shared",))
-TWO = Order("train-2-kiel", 2, True)
+ONE = Order("train-1-kiel", 1, "train", (BlobRef("shared", "ab", 10),), ("shared",))
+TWO = Order("train-2-kiel", 2, "train")
 LATE = "the round closed before this update arrived; waiting for the next"
 
 
@@ -53,36 +48,36 @@ def play(session, *script):
 
 def begun(finished=None):
     session = Session(finished)
-    play(session, (Opened(), []), (Welcomed(b"plan"), [Prepare(b"plan")]))
+    play(session, (Opened(), []), (Welcome(b"plan"), [Prepare(b"plan")]))
     return session
 
 
 def test_a_quiet_life():
     play(
         begun(),
-        (Noticed("waiting for 1 more device"), [Say("waiting for 1 more device")]),
-        (Ordered(ONE), [Start(ONE)]),
+        (Notice("waiting for 1 more device"), [Say("waiting for 1 more device")]),
+        (ONE, [Start(ONE)]),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
         (Sent(ONE.id, late=False), []),
-        (Ordered(TWO), [Start(TWO)]),
+        (TWO, [Start(TWO)]),
         (WorkDone(TWO.id), [Send(TWO.id, resume=False)]),
         (Sent(TWO.id, late=True), [Say(LATE)]),
-        (Finished("over"), [Keep("over")]),
-        (Ordered(ONE), []),
+        (Farewell("over"), [Keep("over")]),
+        (ONE, []),
     )
 
 
 def test_a_stream_that_breaks_while_training_does_not_disturb_it():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (Broke("refused", 0.3), [Reconnect(0.4)]),
         (Opened(), [Say("connected again")]),
-        (Welcomed(b"plan"), []),
-        (Ordered(ONE), []),
+        (Welcome(b"plan"), []),
+        (ONE, []),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
-        (Ordered(ONE), []),
+        (ONE, []),
         (Sent(ONE.id, late=False), []),
     )
 
@@ -90,33 +85,33 @@ def test_a_stream_that_breaks_while_training_does_not_disturb_it():
 def test_work_that_ends_while_there_is_no_stream_is_handed_in_when_it_is_asked_for():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (WorkDone(ONE.id), []),
         (Opened(), [Say("connected again")]),
-        (Ordered(ONE), [Send(ONE.id, resume=True)]),
+        (ONE, [Send(ONE.id, resume=True)]),
     )
 
 
 def test_work_that_ends_before_a_new_stream_has_asked_for_it_waits_too():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (Opened(), [Say("connected again")]),
         (WorkDone(ONE.id), []),
-        (Ordered(TWO), [Start(TWO)]),
+        (TWO, [Start(TWO)]),
     )
 
 
 def test_a_break_stops_the_sending_until_the_server_asks_again():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), StopSending(ONE.id), Reconnect(0.2)]),
         (Opened(), [Say("connected again")]),
-        (Ordered(ONE), [Send(ONE.id, resume=True)]),
+        (ONE, [Send(ONE.id, resume=True)]),
         (Sent(ONE.id, late=False), []),
     )
 
@@ -124,69 +119,69 @@ def test_a_break_stops_the_sending_until_the_server_asks_again():
 def test_work_that_fails_without_a_stream_is_tried_again_when_it_is_asked_for():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory")]),
         (Opened(), [Say("connected again")]),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
     )
 
 
 def test_a_device_that_was_restarted_after_its_commit_only_hands_in():
-    play(begun(finished=ONE.id), (Ordered(ONE), [Send(ONE.id, resume=True)]), (Sent(ONE.id, late=False), []))
+    play(begun(finished=ONE.id), (ONE, [Send(ONE.id, resume=True)]), (Sent(ONE.id, late=False), []))
 
 
 def test_a_lost_receipt_is_asked_for_again():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
         (Sent(ONE.id, late=False), []),
-        (Ordered(ONE), [Send(ONE.id, resume=True)]),
+        (ONE, [Send(ONE.id, resume=True)]),
     )
 
 
 def test_another_order_replaces_the_work_and_the_sending():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
-        (Ordered(TWO), [StopWork(ONE.id), Start(TWO)]),
+        (ONE, [Start(ONE)]),
+        (TWO, [StopWork(ONE.id), Start(TWO)]),
         (WorkFailed(ONE.id, "stopped"), []),
         (WorkDone(TWO.id), [Send(TWO.id, resume=False)]),
-        (Ordered(ONE), [StopSending(TWO.id), Start(ONE)]),
+        (ONE, [StopSending(TWO.id), Start(ONE)]),
         (Sent(TWO.id, late=False), []),
     )
 
 
 def test_work_that_was_replaced_too_late_still_counts_as_finished():
     session = begun()
-    play(session, (Ordered(ONE), [Start(ONE)]), (Ordered(TWO), [StopWork(ONE.id), Start(TWO)]), (WorkDone(ONE.id), []))
+    play(session, (ONE, [Start(ONE)]), (TWO, [StopWork(ONE.id), Start(TWO)]), (WorkDone(ONE.id), []))
     assert session.finished == ONE.id
-    play(session, (Ordered(ONE), [StopWork(TWO.id), Send(ONE.id, resume=True)]))
+    play(session, (ONE, [StopWork(TWO.id), Send(ONE.id, resume=True)]))
 
 
 def test_failed_work_is_reported_and_the_device_stays():
     play(
         begun(),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
         (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory"), ReportTrouble(ONE.id, "no memory")]),
-        (Ordered(ONE), [Start(ONE)]),
+        (ONE, [Start(ONE)]),
     )
 
 
 def test_a_refused_update_is_said_loudly_and_the_device_waits():
     session = begun()
-    play(session, (Ordered(ONE), [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
+    play(session, (ONE, [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
     (said,) = session.on(SendRefused(ONE.id, "norm 1e9", known=True))
     assert isinstance(said, Say)
     assert "REFUSED" in said.text
     assert "norm 1e9" in said.text
-    play(session, (Ordered(TWO), [Start(TWO)]))
+    play(session, (TWO, [Start(TWO)]))
 
 
 def test_an_upload_that_is_given_up_is_told_to_the_server_which_waits_for_it():
     session = begun()
-    play(session, (Ordered(ONE), [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
+    play(session, (ONE, [Start(ONE)]), (WorkDone(ONE.id), [Send(ONE.id, resume=False)]))
     said, report = session.on(SendRefused(ONE.id, "the bytes are damaged"))
     assert isinstance(said, Say)
     assert report == ReportTrouble(ONE.id, "update refused: the bytes are damaged")
@@ -196,7 +191,7 @@ def test_work_that_outlives_the_deadline_is_stopped_and_reported():
     timed = replace(ONE, deadline_s=60.0)
     play(
         begun(),
-        (Ordered(timed), [Start(timed)]),
+        (timed, [Start(timed)]),
         (
             Expired(ONE.id),
             [
@@ -206,7 +201,7 @@ def test_work_that_outlives_the_deadline_is_stopped_and_reported():
             ],
         ),
         (Expired(ONE.id), []),
-        (Ordered(TWO), [Start(TWO)]),
+        (TWO, [Start(TWO)]),
     )
 
 
@@ -214,8 +209,8 @@ def test_an_order_that_comes_again_has_its_deadline_anew_and_a_late_one_is_none_
     timed, longer = replace(ONE, deadline_s=60.0), replace(ONE, deadline_s=600.0)
     play(
         begun(),
-        (Ordered(timed), [Start(timed)]),
-        (Ordered(longer), [Extend(longer)]),
+        (timed, [Start(timed)]),
+        (longer, [Extend(longer)]),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
         (Expired(ONE.id), []),
         (Sent(ONE.id, late=False), []),
@@ -223,29 +218,29 @@ def test_an_order_that_comes_again_has_its_deadline_anew_and_a_late_one_is_none_
 
 
 def test_the_end_stops_what_is_going_on():
-    play(begun(), (Ordered(ONE), [Start(ONE)]), (Finished("over"), [StopWork(ONE.id), Keep("over")]))
+    play(begun(), (ONE, [Start(ONE)]), (Farewell("over"), [StopWork(ONE.id), Keep("over")]))
 
 
 def test_an_order_before_the_plan_is_refused():
-    assert isinstance(Session().on(Ordered(ONE))[0], Refuse)
+    assert isinstance(Session().on(ONE)[0], Refuse)
 
 
 def test_another_plan_stops_the_work_and_is_prepared_whoever_prepares_it_says_whether_it_is_another_run():
     session = begun()
-    play(session, (Ordered(ONE), [Start(ONE)]), (Welcomed(b"another"), [StopWork(ONE.id), Prepare(b"another")]))
-    assert session.on(Ordered(ONE)) == [Start(ONE)], "an order of the last run with the same id is another one"
+    play(session, (ONE, [Start(ONE)]), (Welcome(b"another"), [StopWork(ONE.id), Prepare(b"another")]))
+    assert session.on(ONE) == [Start(ONE)], "an order of the last run with the same id is another one"
 
 
 def test_one_that_stays_keeps_each_runs_model_once_and_never_gives_up():
     session = Session(connect_timeout_s=5.0, stay=True)
     play(
         session,
-        (Welcomed(b"plan"), [Prepare(b"plan")]),
-        (Finished("over"), [Keep("over")]),
+        (Welcome(b"plan"), [Prepare(b"plan")]),
+        (Farewell("over"), [Keep("over")]),
         (Broke("gone", 100.0, 9.0), [Say("gone (trying again)"), Reconnect(0.2)]),
-        (Welcomed(b"plan"), []),
-        (Finished("over"), []),
-        (Welcomed(b"next"), [Prepare(b"next")]),
+        (Welcome(b"plan"), []),
+        (Farewell("over"), []),
+        (Welcome(b"next"), [Prepare(b"next")]),
         (Broke("gone", 100.0, 9.0), [GiveUp("gone")]),
     )
 
@@ -272,10 +267,10 @@ def test_the_back_off_doubles_up_to_ten_seconds():
     assert [backoff_s(n) for n in (1, 2, 3, 6, 7, 5000)] == [0.2, 0.4, 0.8, 6.4, 10.0, 10.0]
 
 
-orders = st.integers(1, 4).map(lambda n: Order(f"train-{n}-kiel", n, True))
+orders = st.integers(1, 4).map(lambda n: Order(f"train-{n}-kiel", n, "train"))
 events = st.one_of(
     st.just(Opened()),
-    st.builds(Ordered, orders),
+    orders,
     st.builds(Broke, st.just("cut"), st.just(0.0)),
     st.builds(WorkDone, orders.map(lambda order: order.id)),
     st.builds(WorkFailed, orders.map(lambda order: order.id), st.just("why")),
@@ -308,7 +303,7 @@ def test_one_thing_at_a_time_whatever_happens(script):
 
 
 def test_another_process_that_takes_over_ends_this_one():
-    play(begun(), (Ordered(ONE), [Start(ONE)]), (Displaced("newer", 1.0), [StopWork(ONE.id), Yield("newer")]))
+    play(begun(), (ONE, [Start(ONE)]), (Displaced("newer", 1.0), [StopWork(ONE.id), Yield("newer")]))
 
 
 def test_a_stream_of_its_own_that_comes_up_late_does_not_end_a_device_but_twice_is_another_process():

@@ -15,24 +15,24 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf.message import DecodeError, Message
 
 from attune.common.errors import AttuneError
+from attune.common.exchange.messages import read_profile
+from attune.common.exchange.protobuf import TO_DEVICE, TO_SERVER, UPDATE
 from attune.common.identity.certificates import authority_certificate
 from attune.common.identity.credential import load_key, new_key
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.common.metrics import read_metrics
 from attune.common.pb import federation_pb2 as pb
-from attune.common.text import LONGEST, clean
+from attune.common.peer_text import LONGEST, clean
 from attune.common.wire.digest import check_digest
 from attune.common.wire.header import Limits, layout_in
-from attune.fedclient.link.protobuf import event_of
 from attune.fedserver.core import schema
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.core.records import Device
 from attune.fedserver.federation.members import quarter_of
 from attune.fedserver.federation.updates import row_of
 from attune.fedserver.identity.authority import Authority, request_key
 from attune.fedserver.pb import admin_pb2
-from attune.fedserver.rpc.messages import profile_of, update_of
 
 Target = Callable[[bytes], None]
 WHO = "mallory"
@@ -40,7 +40,7 @@ LIMITS = Limits(max_blob_bytes=1 << 20, max_header_bytes=1 << 16, max_tensors=25
 _KEY = load_key(new_key())
 AUTHORITY = Authority(authority_certificate(_KEY.public_key(), _KEY).public_bytes(Encoding.PEM), _KEY)
 NOW = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
-DEVICE = DeviceRecord(WHO, "", samples=20)
+DEVICE = Device(WHO, "", samples=20)
 
 
 def header(data: bytes) -> None:
@@ -75,12 +75,13 @@ def _plain(text: str) -> None:
 
 def _hello(hello: pb.Hello) -> None:
     _plain(clean(hello.software))
-    profile = profile_of(hello, WHO)
+    profile = read_profile(hello.profile_json, WHO)
     schema.check_possible(profile, WHO)
     schema.agree({WHO: profile, "ada": profile})
 
 
 def _device_message(message: pb.DeviceMessage) -> None:
+    TO_SERVER.read(message.SerializeToString())
     match message.WhichOneof("message"):
         case "hello":
             _hello(message.hello)
@@ -92,7 +93,7 @@ def _device_message(message: pb.DeviceMessage) -> None:
 
 
 def _update(message: pb.Update) -> None:
-    update = update_of(message)
+    update = UPDATE.read(message.SerializeToString())
     for ref in update.parts:
         check_digest(ref.digest, WHO)
     read_metrics(update.metrics_json, WHO)
@@ -110,7 +111,7 @@ def _enrol(message: pb.EnrolRequest) -> None:
 
 
 def _server_message(message: pb.ServerMessage) -> None:
-    event_of(message)
+    TO_DEVICE.read(message.SerializeToString())
     if message.HasField("notice"):
         _plain(clean(message.notice.text))
 

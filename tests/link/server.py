@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import msgspec
 
 from attune.common.errors import AttuneError, UnknownBlob
+from attune.common.exchange import protobuf as exchange
+from attune.common.exchange.messages import Hello, ToDevice, Update, UploadTarget, Welcome
 from attune.common.grpc_errors import abort
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
-from attune.common.plan import Profile
 from attune.common.wire.digest import digest_of
 from attune.fedclient.address import Address
 from attune.fedclient.home import Identity
 from attune.fedclient.link.grpc_link import GrpcLink
-from attune.fedclient.messages import BlobRef, Event, Finished, Noticed, Ordered, Update, UploadTarget, Welcomed
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, server_options
 
@@ -31,17 +30,14 @@ CUT = ConnectionResetError("the cable was pulled")
 
 class Stream:
     def __init__(self) -> None:
-        self.unsent: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+        self.unsent: asyncio.Queue[ToDevice | Exception | None] = asyncio.Queue()
         self.closed = asyncio.Event()
 
-    async def next(self) -> Event | None:
+    async def next(self) -> ToDevice | None:
         said = await self.unsent.get()
         if isinstance(said, Exception):
             raise said
         return said
-
-    async def close(self) -> None:
-        self.closed.set()
 
 
 @dataclass
@@ -55,7 +51,7 @@ class Scripted:
     offered: dict[str, bytes] = field(default_factory=dict)
     here: dict[str, bytearray] = field(default_factory=dict)  # digest -> what was uploaded
     streams: list[Stream] = field(default_factory=list)
-    hellos: list[tuple[str, str, Profile]] = field(default_factory=list)
+    hellos: list[tuple[str, Hello]] = field(default_factory=list)
     said: list[tuple[str, object]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)  # at which uploads began
     submits: list[Update] = field(default_factory=list)
@@ -66,10 +62,13 @@ class Scripted:
         self.offered[digest_of(data)] = data
         return digest_of(data)
 
-    async def connect(self, name: str, software: str, profile: Profile) -> Stream:
-        self.hellos.append((name, software, profile))
+    async def connect(self, name: str, hello: Hello) -> Stream:
+        self.hellos.append((name, hello))
         self.streams.append(Stream())
         return self.streams[-1]
+
+    def disconnect(self, name: str, stream: Stream) -> None:
+        stream.closed.set()
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         self.said.append((order_id, done))
@@ -166,9 +165,10 @@ class OverGrpc(FederationServicer):
         await self._server.stop(None)
 
     async def Connect(self, requests: Any, context: Any) -> None:
-        hello = (await context.read()).hello
+        hello = exchange.TO_SERVER.read((await context.read()).SerializeToString())
+        assert isinstance(hello, Hello)
         self.peers.append(context.peer())
-        stream = await self.scripted.connect("kiel", hello.software, msgspec.json.decode(hello.profile_json, type=Profile))
+        stream = await self.scripted.connect("kiel", hello)
         if self.every_s:
             await context.write(pb.ServerMessage(beat=pb.Beat(every_s=self.every_s)))
         listening = asyncio.create_task(self._listen(context))
@@ -181,7 +181,7 @@ class OverGrpc(FederationServicer):
         finally:
             listening.cancel()
             beating.cancel()
-            await stream.close()
+            self.scripted.disconnect("kiel", stream)
 
     async def _beat(self, context: Any) -> None:
         while self.every_s:
@@ -208,7 +208,7 @@ class OverGrpc(FederationServicer):
 
     async def _upload(self, frames: Any, context: Any) -> pb.UploadReply:
         sent = pb.UploadTarget.FromString(dict(context.invocation_metadata())["attune-upload-bin"])
-        target = UploadTarget(sent.order_id, sent.part, sent.digest, sent.size, sent.offset)
+        target = exchange.TARGET.read(sent.SerializeToString())
         try:
             whole = self.scripted.begin(target)
             while (frame := await context.read()) is not grpc.aio.EOF:
@@ -219,14 +219,11 @@ class OverGrpc(FederationServicer):
             raise
 
     async def _offset(self, sent: pb.UploadTarget, context: Any) -> pb.UploadOffsetReply:
-        target = UploadTarget(sent.order_id, sent.part, sent.digest, sent.size)
+        target = exchange.TARGET.read(sent.SerializeToString())
         return pb.UploadOffsetReply(offset=await self.scripted.upload_offset("kiel", target))
 
     async def Submit(self, sent: pb.Update, context: Any) -> pb.Receipt:
-        from attune.common.metrics import read_metrics
-
-        parts = tuple(BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.data, ref.encoding) for ref in sent.parts)
-        update = Update(sent.order_id, parts, sent.samples, read_metrics(sent.metrics_json, "kiel"))
+        update = exchange.UPDATE.read(sent.SerializeToString())
         try:
             in_time = await self.scripted.submit("kiel", update)
         except (AttuneError, ConnectionError) as error:
@@ -240,41 +237,9 @@ async def _end(context: Any, error: Exception) -> None:
     await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
 
-def _message(event: Event, says: dict[str, Any]) -> pb.ServerMessage:
-    match event:
-        case Welcomed(plan_json):
-            return pb.ServerMessage(welcome=pb.Welcome(plan_json=plan_json, **says))
-        case Noticed(text):
-            return pb.ServerMessage(notice=pb.Notice(text=text))
-        case Finished(text):
-            return pb.ServerMessage(finish=pb.Finish(message=text))
-        case Ordered(order):
-            refs = [[_ref(ref) for ref in some] for some in (order.downloads, order.cold_start)]
-            return pb.ServerMessage(
-                order=pb.Order(
-                    id=order.id,
-                    round=order.round,
-                    work=pb.WORK_TRAIN if order.train else pb.WORK_EVALUATE,
-                    downloads=refs[0],
-                    cold_start=refs[1],
-                    returns=[pb.Return(part=part, encoding=order.encodings.get(part, "")) for part in order.returns],
-                    trains=order.trains,
-                    deadline_s=order.deadline_s,
-                    prior=order.prior,
-                )
-            )
-    raise AssertionError(event)
-
-
-def _ref(ref: BlobRef) -> pb.BlobRef:
-    smaller = None if ref.smaller is None else _ref(ref.smaller)
-    return pb.BlobRef(
-        part=ref.part,
-        digest=ref.digest,
-        size=ref.size,
-        version=ref.version,
-        data=ref.data,
-        encoding=ref.encoding,
-        smaller=smaller,
-        base=ref.base,
-    )
+def _message(said: ToDevice, says: dict[str, Any]) -> pb.ServerMessage:
+    """`says`: what this server says of itself, in its welcome."""
+    message = pb.ServerMessage.FromString(exchange.TO_DEVICE.write(said))
+    for name, value in says.items() if isinstance(said, Welcome) else ():
+        setattr(message.welcome, name, value)
+    return message

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.messages import BlobRef, Farewell, Order, Welcome
+from attune.common.metrics import read_metrics
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
@@ -26,7 +28,6 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.home import Home
 from attune.fedclient.link.port import Link
-from attune.fedclient.messages import BlobRef, Finished, Order, Ordered, Welcomed
 from attune.fedclient.options import Options
 from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
@@ -88,7 +89,7 @@ def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inli
     options = Options(data=folder, server=Address("127.0.0.1", 1), device="cpu")
     home, shard, console = Home(tmp_path / "home"), LazyShard.held(load_shard(folder)), Said()
     digests = [digest_of(each) for each in value]
-    sent = BlobRef("shared", digest_of(change), len(change), 1, change if inline else b"", "zstd")
+    sent = BlobRef("shared", digest_of(change), len(change), 1, "zstd", change if inline else b"")
     refs = (
         BlobRef("shared", digests[0], len(value[0])),
         BlobRef("shared", digests[1], len(value[1]), 1, smaller=sent, base=digests[0] if base == "held" else base),
@@ -102,15 +103,15 @@ def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inli
             running = asyncio.create_task(device.run())
             await until(lambda: server.streams or running.done())
             say = server.streams[0].unsent.put_nowait
-            say(Welcomed(msgspec.json.encode(PLAN)))
+            say(Welcome(msgspec.json.encode(PLAN)))
             down = []
             for number, ref in enumerate(refs, 1):
-                say(Ordered(Order(f"train-{number}-kiel", number, True, (ref,), ("shared",))))
+                say(Order(f"train-{number}-kiel", number, "train", (ref,), ("shared",)))
                 await until(lambda number=number: len(server.submits) == number or running.done() or troubles(server))
                 assert len(server.submits) == number, (troubles(server), console.lines)
-                down.append(server.submits[-1].metrics.bytes_down)
+                down.append(read_metrics(server.submits[-1].metrics_json, "kiel").bytes_down)
             received = device.slot.awake().received
-            say(Finished("over"))
+            say(Farewell("over"))
             await running
             return down, console.lines, received
 

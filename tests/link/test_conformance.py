@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from attune.common.errors import (
@@ -22,35 +23,29 @@ from attune.common.errors import (
     UpdateRefused,
     UploadTakenOver,
 )
+from attune.common.exchange.messages import BlobRef, Farewell, Hello, Notice, Order, Update, UploadTarget, Welcome
 from attune.common.metrics import Metrics
 from attune.common.plan import Profile
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
 from attune.fedclient.link.port import Broken, Link
-from attune.fedclient.messages import (
-    BlobRef,
-    Event,
-    Finished,
-    Noticed,
-    Opened,
-    Order,
-    Ordered,
-    Update,
-    UploadTarget,
-    Welcomed,
-)
+from attune.fedclient.messages import Event, Opened
 from tests.link.server import CUT, Scripted
 
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
+HELLO = Hello("attune 0", msgspec.json.encode(PROFILE))
 DATA = os.urandom(50_000)
 TARGET = UploadTarget("train-1-kiel", "shared", digest_of(DATA), len(DATA))
 UPDATE = Update(
-    "train-1-kiel", (BlobRef("shared", TARGET.digest, len(DATA), 3, encoding="bf16"),), 20, Metrics(loss=0.5, test_samples=5)
+    "train-1-kiel",
+    (BlobRef("shared", TARGET.digest, len(DATA), 3, "bf16"),),
+    20,
+    msgspec.json.encode(Metrics(loss=0.5, test_samples=5)),
 )
-SERVED = BlobRef("shared", "sha256:ab", 10, 2, b"ten bytes!")
+SERVED = BlobRef("shared", "sha256:ab", 10, 2, data=b"ten bytes!")
 ORDER = Order(
-    "train-1-kiel", 1, True, (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0, encodings={"shared": "bf16"},
-    prior={"common": 0.75, "local": 0.25},
+    "train-1-kiel", 1, "train", (SERVED,), ("shared",), (), ("shared", "private"), deadline_s=60.0,
+    encodings={"shared": "bf16"}, prior={"common": 0.75, "local": 0.25},
 )  # fmt: skip
 
 
@@ -62,7 +57,7 @@ async def stream(link: Link) -> AsyncIterator[tuple[list[Event], asyncio.Task[No
     async def handle(event: Event) -> None:
         heard.append(event)
 
-    task = asyncio.create_task(link.control("attune 0", PROFILE, handle))
+    task = asyncio.create_task(link.control(HELLO, handle))
     try:
         await asyncio.wait([task, asyncio.create_task(link.open.wait())], return_when=asyncio.FIRST_COMPLETED)
         yield heard, task
@@ -81,7 +76,7 @@ def frames(data: bytes) -> Any:
 
 
 def test_events_come_in_order_and_the_end_of_the_stream_is_a_break(play):
-    said = [Welcomed(b"plan"), Noticed("welcome"), Ordered(ORDER), Finished("over")]
+    said = [Welcome(b"plan"), Notice("welcome"), ORDER, Farewell("over")]
 
     async def scenario(link: Link, server: Scripted) -> None:
         async with stream(link) as (heard, task):
@@ -94,7 +89,7 @@ def test_events_come_in_order_and_the_end_of_the_stream_is_a_break(play):
             assert heard == [Opened(), *said]
             assert not link.open.is_set()
             await server.streams[0].closed.wait()
-        assert server.hellos == [("kiel", "attune 0", PROFILE)]
+        assert server.hellos == [("kiel", HELLO)]
 
     play(scenario)
 

@@ -9,6 +9,7 @@ import sys
 import msgspec
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.messages import BlobRef, Farewell, Order, Welcome
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
@@ -20,7 +21,6 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.home import Home
 from attune.fedclient.link.port import Link
-from attune.fedclient.messages import BlobRef, Finished, Order, Ordered, Welcomed
 from attune.fedclient.options import Options
 from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
@@ -41,14 +41,14 @@ def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
 
     async def scenario(link: Link, server: Scripted):
         server.offer((tmp_path / "served.safetensors").read_bytes())
-        order = Order("train-1-kiel", 1, True, (BlobRef("shared", served.digest, served.size),), ("shared",))
+        order = Order("train-1-kiel", 1, "train", (BlobRef("shared", served.digest, served.size),), ("shared",))
         with home.locked(), Worker() as worker:
             life = asyncio.create_task(Device(options, shard, FolderStore(home), link, Console(), worker).run())
             await until(lambda: server.streams or life.done())
-            for said in (Welcomed(msgspec.json.encode(plan)), Ordered(order)):
+            for said in (Welcome(msgspec.json.encode(plan)), order):
                 server.streams[0].unsent.put_nowait(said)
             await until(lambda: server.submits or life.done())
-            server.streams[0].unsent.put_nowait(Finished("over"))
+            server.streams[0].unsent.put_nowait(Farewell("over"))
             return await life, server
 
     path, server = play(scenario)

@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from attune.common.errors import UnknownBlob, UpdateRefused
+from attune.common.exchange.messages import BlobRef, Update, Welcome
 from attune.common.wire.malformed import DigestMismatch
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, fetch
-from attune.fedclient.messages import BlobRef, Result, SendRefused, Sent, Update, Welcomed
+from attune.fedclient.messages import Result, SendRefused, Sent
 from attune.fedclient.work.state import Orders
 from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted
@@ -131,10 +132,10 @@ def test_a_blob_within_the_order_is_checked_as_one_that_is_downloaded(play, comm
     data = orders.blob(ORDER, "shared").read_bytes()
 
     async def scenario(link: Link, server: Scripted):
-        found = await fetch(link, BlobRef("shared", part.digest, part.size, 0, data), manifest_of(TENSORS), print)
+        found = await fetch(link, BlobRef("shared", part.digest, part.size, data=data), manifest_of(TENSORS), print)
         for wrong in (data[:-1] + b"!", data[:-1], data + b"!"):
             with pytest.raises(Exception, match="shared from the server"):
-                await fetch(link, BlobRef("shared", part.digest, part.size, 0, wrong), manifest_of(TENSORS), print)
+                await fetch(link, BlobRef("shared", part.digest, part.size, data=wrong), manifest_of(TENSORS), print)
         return found
 
     assert play(scenario)["head.weight"].equal(TENSORS["head.weight"])
@@ -147,7 +148,7 @@ def test_what_the_server_says_of_itself_counts_for_its_stream(play) -> None:
         server.says = {"inline_bytes": 5_000, "waits": True}
         async with stream(link) as (_, task):
             await until(lambda: server.streams)
-            for said in (Welcomed(b"plan"), None):
+            for said in (Welcome(b"plan"), None):
                 server.streams[-1].unsent.put_nowait(said)
             with pytest.raises(Broken):
                 await task

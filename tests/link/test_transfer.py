@@ -20,6 +20,7 @@ from attune.common.errors import (
     UploadTakenOver,
     WireError,
 )
+from attune.common.exchange.messages import BlobRef
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.encodings import encode
 from attune.common.wire.header import Manifest
@@ -28,7 +29,7 @@ from attune.common.wire.tensors import manifest_of
 from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Link
 from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch
-from attune.fedclient.messages import BlobRef, SendRefused, Sent
+from attune.fedclient.messages import SendRefused, Sent
 from attune.fedclient.work.rebuilt import rebuilt
 from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted

@@ -11,13 +11,12 @@ import pytest
 from grpc.aio import AioRpcError, Metadata
 
 from attune.common import aio
-from attune.common.plan import Profile
+from attune.common.exchange.messages import Hello
 from attune.fedclient.link.port import Broken
 from attune.fedclient.link.transfer import persist, together
 from attune.fedclient.link.wire import Wire
 from tests.link.server import OverGrpc, Scripted
 
-PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 CUT = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "cut")
 
 
@@ -121,7 +120,7 @@ def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):
             while True:
                 tries += 1
                 with contextlib.suppress(Broken):
-                    await link.control("test", PROFILE, handle)
+                    await link.control(Hello("test", b"{}"), handle)
                 if not opened.is_set():
                     await link.diagnosis()
                 if tries == 1:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.registry import get, names
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
@@ -14,7 +15,6 @@ from attune.common.wire.files import read_tensors
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
-from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.model import artifact
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.base import PERSONAL
@@ -65,7 +65,7 @@ def order(learner, number, train=True, scale=None):
         own = [name for name, kind in learner.part_of.items() if kind == part]
         fetched[refs[-1].digest] = {name: learner.theta[name] * scale for name in own}
     work = "train" if train else "evaluate"
-    return Order(f"{work}-{number}-kiel", number, train, tuple(refs), tuple(parts) if train else ()), fetched
+    return Order(f"{work}-{number}-kiel", number, work, tuple(refs), tuple(parts) if train else ()), fetched
 
 
 def carry_out(learner, *args, **kwargs):

@@ -8,6 +8,7 @@ import torch
 
 from attune.common.config import TrainSettings
 from attune.common.errors import ShapeMismatch
+from attune.common.exchange.messages import Order
 from attune.common.methods.method import PartKind
 from attune.common.methods.registry import get, names
 from attune.common.models.registry import build, default_spec
@@ -15,7 +16,6 @@ from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
-from attune.fedclient.messages import Order
 from attune.fedclient.model import artifact
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
@@ -96,7 +96,7 @@ def test_a_device_counts_sequences_and_its_finished_model_labels_every_position_
     plan = Plan("f", 3, spec(), [4, 3, 2, 1, 0], method, options(method), TrainSettings(lr=0.1, batch_size=8, local_epochs=2))
     orders = Orders(tmp_path / "home" / "orders")
     learner = Learner(plan, prepare(shard, plan), "kiel", orders, torch.device("cpu"))
-    result = learner.carry_out(Order("train-1-kiel", 1, True, (), ()), {}, 0, lambda done: None, lambda: False)
+    result = learner.carry_out(Order("train-1-kiel", 1, "train", (), ()), {}, 0, lambda done: None, lambda: False)
     assert (result.samples, result.test_samples) == (16, 8)
     home = Home(tmp_path / "home")
     artifact.save_model(learner, home.model)
@@ -110,7 +110,7 @@ def test_a_device_counts_sequences_and_its_finished_model_labels_every_position_
 def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_path):
     plan = Plan("f", 3, spec(), list(range(LETTERS)), "fedavg", {}, TrainSettings(local_epochs=1))
     learner = Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / "home" / "orders"), torch.device("cpu"))
-    learner.carry_out(Order("train-1-kiel", 1, True, (), ()), {}, 0, lambda done: None, lambda: False)
+    learner.carry_out(Order("train-1-kiel", 1, "train", (), ()), {}, 0, lambda done: None, lambda: False)
     home = Home(tmp_path / "home")
     artifact.save_model(learner, home.model)
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])

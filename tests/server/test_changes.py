@@ -6,17 +6,17 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from attune.common.exchange.messages import Order, Receipt
 from attune.common.protocol import ENCODINGS, SPOKEN
 from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.tensors import manifest_of
-from attune.fedserver.core.messages import Order, OrderId
+from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import MISSES, OrderBook
 from attune.fedserver.core.records import Smaller
-from attune.fedserver.rpc.messages import encode as message_of
 from tests.server.bench import Bench, plan
 from tests.server.conftest import World
-from tests.server.test_coordinator import PROFILE, Server, next_order, process
+from tests.server.test_coordinator import Server, hello, id_of, next_order, process
 from tests.server.test_encoding import ZSTD, handed_in
 from tests.server.test_inline import updates_of
 
@@ -100,7 +100,7 @@ def test_a_base_that_is_damaged_is_none(tmp_path) -> None:
 
 async def second_orders(server: Server, spoken: tuple[str, ...] = SPOKEN, inline_bytes: int = 1 << 20) -> list[list[Order]]:
     """The orders of two rounds, of two devices."""
-    streams = [server.members.connect(name, PROFILE, "test", inline_bytes, spoken) for name in ("a", "b")]
+    streams = [server.members.connect(name, hello(inline_bytes, spoken)) for name in ("a", "b")]
     rounds = [[await next_order(stream) for stream in streams]]
     await hand_in(server, rounds[0])
     rounds.append([await next_order(stream) for stream in streams])
@@ -111,13 +111,14 @@ async def hand_in(server: Server, orders: list[Order]) -> None:
     for name, order, scale in zip("ab", orders, (1e-3, 2e-3), strict=True):
         held = held_by(server, order)
         data = save(encode({key: tensor + scale for key, tensor in held.items()}, "zstd", held).tensors)
-        assert await updates_of(server).submit(name, handed_in(order, data, "zstd")) == ""
+        assert await updates_of(server).submit(name, handed_in(order, data, "zstd")) == Receipt()
 
 
 def held_by(server: Server, order: Order):
     """The value that an order serves, read from the state."""
-    served = server.coordinator.lab._started.serve([order.id.client])
-    return read_tensors(server.blobs.open(served[order.id.client]["shared"]))
+    client = id_of(order).client
+    served = server.coordinator.lab._started.serve([client])
+    return read_tensors(server.blobs.open(served[client]["shared"]))
 
 
 WIDE = {**ZSTD, "model": {"name": "dnn", "hidden": [64]}, "round": {**ZSTD["round"], "rounds": 3}}
@@ -131,7 +132,7 @@ def test_the_second_order_names_the_change_from_what_the_first_one_served(world:
             assert before.base == "" and before.smaller is not None, "all of it, compressed"
             assert ref.base == before.digest and ref.smaller.data and not ref.data
             assert ref.smaller.size < before.smaller.size < before.size == ref.size
-            said = message_of(two).order.downloads[0]
+            said = two.downloads[0]
             assert (said.digest, said.base, said.smaller.digest) == (ref.digest, ref.base, ref.smaller.digest)
 
     process(world, scenario, WIDE)
@@ -151,7 +152,7 @@ def test_whoever_was_not_served_the_last_value_is_sent_all_of_it(world: World) -
     async def scenario(server: Server) -> None:
         _, second = await second_orders(server)
         await server.ledger.update_device("b", fetched=-1)
-        streams = [server.members.connect(name, PROFILE, "again", 0, SPOKEN) for name in ("a", "b")]
+        streams = [server.members.connect(name, hello(0, SPOKEN)) for name in ("a", "b")]
         a, b = [(await next_order(stream)).downloads[0] for stream in streams]
         assert a.base == second[0].downloads[0].base != ""
         assert (b.digest, b.base) == (a.digest, "") and b.smaller.encoding == "zstd"
@@ -161,7 +162,7 @@ def test_whoever_was_not_served_the_last_value_is_sent_all_of_it(world: World) -
 
 def test_downloads_alone_can_be_made_smaller(world: World) -> None:
     async def scenario(server: Server) -> None:
-        streams = [server.members.connect(name, PROFILE, "test", 0, SPOKEN) for name in ("a", "b")]
+        streams = [server.members.connect(name, hello(0, SPOKEN)) for name in ("a", "b")]
         for order in [await next_order(stream) for stream in streams]:
             assert order.downloads[0].smaller.encoding == "zstd" and order.encodings == {"shared": "int8"}
 

@@ -16,11 +16,12 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy
+from attune.common.exchange.messages import Hello, Order
 from attune.common.plan import Profile
 from attune.common.wire.files import TensorFile, write_tensors
-from attune.fedserver.core.messages import Order, OrderId, Phase
+from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import Report
+from attune.fedserver.core.records import Row
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation import troubles
 from attune.fedserver.federation.coordinator import Coordinator
@@ -44,6 +45,10 @@ SETTINGS = {
 }
 
 
+def hello(inline_bytes: int = 0, encodings: Sequence[str] = ()) -> Hello:
+    return Hello("test", msgspec.json.encode(PROFILE), tuple(encodings), inline_bytes)
+
+
 @dataclass
 class Server:
     coordinator: Coordinator
@@ -52,10 +57,10 @@ class Server:
     blobs: Blobs
 
     def connect(self, *names: str) -> list[Stream]:
-        return [self.members.connect(name, PROFILE, "test") for name in names]
+        return [self.members.connect(name, hello()) for name in names]
 
     async def answer(self, order: OrderId) -> bool:
-        row = Report(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
+        row = Row(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
         self.coordinator.inbox.accept(order, row, {})
         return await self.coordinator.report(order)
 
@@ -94,8 +99,12 @@ async def next_order(stream: Stream) -> Order:
     raise AssertionError("the stream ended without an order")
 
 
+def id_of(order: Order) -> OrderId:
+    return OrderId.parse(order.id, order.id.split("-", 2)[2])
+
+
 async def first_orders(server: Server) -> list[OrderId]:
-    return [(await next_order(stream)).id for stream in server.connect("a", "b")]
+    return [id_of(await next_order(stream)) for stream in server.connect("a", "b")]
 
 
 def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_after_a_restart(world: World) -> None:
@@ -105,17 +114,17 @@ def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_aft
 
     async def found(server: Server, order: Order, best: float) -> None:
         likelihood = {"likelihood_common": -300.0, "likelihood_local": best}
-        row = Report(round=order.id.round, work="evaluate", client=order.id.client, samples=10, **likelihood)
-        server.coordinator.inbox.accept(order.id, row, {})
-        await server.coordinator.report(order.id)
+        row = Row(round=order.round, work="evaluate", client=id_of(order).client, samples=10, **likelihood)
+        server.coordinator.inbox.accept(id_of(order), row, {})
+        await server.coordinator.report(id_of(order))
 
     async def first(server: Server) -> None:
         streams = server.connect("a", "b")
         for stage in ("train", "evaluate", "train"):
             orders = [await next_order(stream) for stream in streams]
-            assert [(order.id.work, order.prior) for order in orders] == [(stage, {})] * 2
+            assert [(order.work, order.prior) for order in orders] == [(stage, {})] * 2
             for order in orders:
-                await (found(server, order, -1.0) if stage == "evaluate" else server.answer(order.id))
+                await (found(server, order, -1.0) if stage == "evaluate" else server.answer(id_of(order)))
         orders = [await next_order(stream) for stream in streams]
         assert all(order.prior == pytest.approx({"common": 1 / 3, "local": 2 / 3}) for order in orders)
         await found(server, orders[0], -900.0)
@@ -123,7 +132,7 @@ def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_aft
     async def second(server: Server) -> None:
         [stream] = server.connect("b")
         order = await next_order(stream)
-        assert (str(order.id), order.prior) == ("evaluate-2-b", pytest.approx({"common": 1 / 3, "local": 2 / 3}))
+        assert (order.id, order.prior) == ("evaluate-2-b", pytest.approx({"common": 1 / 3, "local": 2 / 3}))
 
     process(world, first, settings)
     process(world, second, settings)
@@ -169,7 +178,7 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
             assert not coordinator.ready.is_set() and coordinator.round.record.round == 0
             go_on.set()
             await resumed
-            assert [(await next_order(stream)).id.round for stream in streams] == [1, 1]
+            assert [(await next_order(stream)).round for stream in streams] == [1, 1]
         finally:
             await coordinator.stop()
             executors.shutdown()
@@ -230,7 +239,7 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
             await server.coordinator.turn(asyncio.sleep, 0)  # its welcome had its turn before
             assert "a" in server.coordinator.round.connected
         go_on.set()
-        assert (await next_order(again)).id.round == 2
+        assert (await next_order(again)).round == 2
 
     process(world, scenario)
 
@@ -249,7 +258,7 @@ def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: Worl
 
         monkeypatch.setattr(server.coordinator._orders, "open", counted)
         again = server.connect("a", "b")
-        assert [(await next_order(stream)).id.round for stream in again] == [1, 1]
+        assert [(await next_order(stream)).round for stream in again] == [1, 1]
 
     process(world, scenario)
     assert opened == [("a", "b")]
@@ -357,16 +366,16 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
     async def scenario(server: Server) -> None:
         answering, hanging = server.connect("a", "b")
         for _ in range(3):  # the first round opens before "b" has come
-            await server.answer((await next_order(answering)).id)
+            await server.answer(id_of(await next_order(answering)))
         last = await next_order(answering)  # of the first round that does not ask the one that hangs
         assert "not asked" in await note(server)
         assert "2 orders in a row" in await note(server)
-        assert ((await next_order(hanging)).id.round, last.id.round) == (2, 4)
+        assert ((await next_order(hanging)).round, last.round) == (2, 4)
         assert server.coordinator.round.record.devices == ("a",)
         server.members.disconnect(hanging)
         server.connect("b")
-        await server.answer(last.id)
-        assert (await next_order(answering)).id.round == 5
+        await server.answer(id_of(last))
+        assert (await next_order(answering)).round == 5
         assert server.coordinator.round.record.devices == ("a", "b")
         assert await note(server) == ""
 
@@ -444,16 +453,14 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
             for name, stream in streams.items():
                 order = await next_order(stream)
                 served = (await coordinator.lab.serve([name]))[name]["shared"]
-                row = Report(
-                    round=order.id.round, work=order.id.work, client=name, samples=10, accuracy_before=0.5, test_samples=4
-                )
+                row = Row(round=order.round, work=order.work, client=name, samples=10, accuracy_before=0.5, test_samples=4)
                 part = server.blobs.put(f"uploads/{name}", server.blobs.get(served.name))
-                coordinator.inbox.accept(order.id, row, {"shared": part} if order.returns else {})
-                assert await coordinator.report(order.id)
+                coordinator.inbox.accept(id_of(order), row, {"shared": part} if order.returns else {})
+                assert await coordinator.report(id_of(order))
             await server.closed(1)
         [newcomer] = {"a", "b"} - set(coordinator.round.record.last_cohort)
         order = await next_order(streams[newcomer])
-        assert (str(order.id), order.trains, order.returns) == (f"train-2-{newcomer}", ("private",), ())
+        assert (order.id, order.trains, order.returns) == (f"train-2-{newcomer}", ("private",), ())
         assert [ref.part for ref in order.downloads] == ["shared"]
         assert (await server.ledger.snapshot()).record.adapting == {newcomer: 0}
 
@@ -475,7 +482,7 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
         with TensorFile(server.blobs.open(served)) as file:
             trained = {name: tensor + len(order.client) for name, tensor in file.items()}
         part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
-        row = Report(round=order.round, work=order.work, client=order.client, samples=10)
+        row = Row(round=order.round, work=order.work, client=order.client, samples=10)
         server.coordinator.inbox.accept(order, row, {"shared": part})
         return await server.coordinator.report(order)
 
@@ -503,7 +510,7 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
     async def only_a_is_asked_again(server: Server) -> None:
         assert server.coordinator.round.record.phase is Phase.TRAINING
         streams = server.connect("a", "b")
-        assert await hand_in(server, (await next_order(streams[0])).id)
+        assert await hand_in(server, id_of(await next_order(streams[0])))
         found.append(await state(server))
 
     process(on_disk("one"), undamaged, settings)
@@ -569,7 +576,7 @@ def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_a
         a, b = server.connect("a", "b")
         for number in (1, 2):
             for stream in (a, b):
-                assert await server.answer((await next_order(stream)).id)
+                assert await server.answer(id_of(await next_order(stream)))
             await server.closed(number)
 
     process(world, two_rounds)
@@ -595,18 +602,18 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
             await server.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
         streams = server.connect("a", "b")
         for stream in (*streams, *streams):
-            await server.answer((await next_order(stream)).id)
+            await server.answer(id_of(await next_order(stream)))
         assert (await server.ledger.snapshot()).record.phase is Phase.DONE
-        orders = [(await next_order(stream)).id for stream in server.connect("c", "d")]
+        orders = [id_of(await next_order(stream)) for stream in server.connect("c", "d")]
         inbox, clear = server.coordinator.inbox, server.coordinator.inbox.clear_evaluation
 
         def answered_meanwhile(number: int, clients: Iterable[str]) -> None:
             inbox.clear_evaluation = clear  # type: ignore[method-assign]
-            inbox.accept(orders[1], Report(round=1, work="evaluate", client="d", samples=10), {})
+            inbox.accept(orders[1], Row(round=1, work="evaluate", client="d", samples=10), {})
             clear(number, clients)
 
         inbox.clear_evaluation = answered_meanwhile  # type: ignore[method-assign]
-        inbox.accept(orders[0], Report(round=1, work="evaluate", client="c", samples=10), {})
+        inbox.accept(orders[0], Row(round=1, work="evaluate", client="c", samples=10), {})
         assert await server.coordinator.report(orders[0]) and await server.coordinator.report(orders[1])
         rows = (await server.ledger.snapshot()).rows
         assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
@@ -626,13 +633,13 @@ async def until(server: Server, streams: Sequence[Stream], work: str, number: in
     """The orders of this work and round. Those before it are answered: of two models the one trained alone is far likelier."""
     while True:
         orders = [await next_order(stream) for stream in streams]
-        if (orders[0].id.work, orders[0].id.round) == (work, number):
+        if (orders[0].work, orders[0].round) == (work, number):
             return orders
         for order in orders:
-            found = {"likelihood_common": -80.0, "likelihood_local": -1.0} if order.id.work == "evaluate" else {}
-            row = Report(round=order.id.round, work=order.id.work, client=order.id.client, samples=10, **found)
-            server.coordinator.inbox.accept(order.id, row, {})
-            await server.coordinator.report(order.id, losses.get(order.id.round) if order.id.work == "train" else None)
+            found = {"likelihood_common": -80.0, "likelihood_local": -1.0} if order.work == "evaluate" else {}
+            row = Row(round=order.round, work=order.work, client=id_of(order).client, samples=10, **found)
+            server.coordinator.inbox.accept(id_of(order), row, {})
+            await server.coordinator.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
 
 
 def test_what_was_found_of_a_state_that_was_taken_back_has_no_say(world: World) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save
 
 from attune.common.errors import SettingError, UpdateRefused
+from attune.common.exchange.messages import BlobRef, Order, Receipt, Update
 from attune.common.protocol import ENCODINGS, SPOKEN
 from attune.common.wire.digest import digest_of
 from attune.common.wire.encodings import decoded, encode
@@ -16,14 +17,12 @@ from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of
 from attune.fedserver.core import encodings
-from attune.fedserver.core.messages import BlobRef, Order, Update
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import AcceptedUpdate, Report
+from attune.fedserver.core.records import Entry, Row
 from attune.fedserver.ports.blobs import UPLOADS
-from attune.fedserver.rpc.messages import encode as message_of
 from tests.server.bench import Bench, plan
 from tests.server.conftest import World
-from tests.server.test_coordinator import PROFILE, Server, next_order, process
+from tests.server.test_coordinator import Server, hello, next_order, process
 from tests.server.test_inline import update, updates_of
 
 SETTINGS = {
@@ -36,16 +35,16 @@ SETTINGS = {
 def test_a_device_that_cannot_write_it_is_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
         with pytest.raises(SettingError, match=r"a cannot write parts as bf16 .*update fedclient"):
-            server.members.connect("a", PROFILE, "an older device")
+            server.members.connect("a", hello())
 
     process(world, scenario, SETTINGS)
 
 
 def test_the_order_asks_for_it_and_an_update_in_another_encoding_is_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
-        streams = [server.members.connect(name, PROFILE, "test", 1 << 20, ENCODINGS) for name in ("a", "b")]
+        streams = [server.members.connect(name, hello(1 << 20, ENCODINGS)) for name in ("a", "b")]
         order, _ = [await next_order(stream) for stream in streams]
-        assert [(each.part, each.encoding) for each in message_of(order).order.returns] == [("shared", "bf16")]
+        assert (order.returns, order.encodings) == (("shared",), {"shared": "bf16"})
         with pytest.raises(UpdateRefused, match="in another encoding than its order asks for"):
             await updates_of(server).submit("a", update(order, order.downloads[0].data))
 
@@ -70,7 +69,7 @@ def test_the_next_state_is_that_of_the_decoded_updates(tmp_path, method: str) ->
                     written = {name: tensor.float() for name, tensor in written.items()}
                 parts[part] = tiny.write(f"inbox/{client}/{part}", written)
                 tiny.engine.check(client, part, parts[part], 1e9)
-            entries[client] = AcceptedUpdate(Report(round=1, work="train", client=client, samples=3), parts)
+            entries[client] = Entry(Row(round=1, work="train", client=client, samples=3), parts)
         outcome = tiny.engine.aggregate(entries)
         states.append([(slot.part, slot.key, slot.digest) for slot in outcome.slots])
     assert states[0] == states[1]
@@ -81,7 +80,7 @@ INT8 = {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "encoding": "int8"}
 
 def handed_in(order: Order, data: bytes, encoding: str = "int8") -> Update:
     ref = BlobRef("shared", digest_of(data), len(data), 0, encoding, data)
-    return Update(str(order.id), (ref,), 10, b"{}")
+    return Update(order.id, (ref,), 10, b"{}")
 
 
 def served(server: Server, order: Order) -> Tensors:
@@ -89,7 +88,7 @@ def served(server: Server, order: Order) -> Tensors:
 
 
 async def orders_of(server: Server) -> list[Order]:
-    streams = [server.members.connect(name, PROFILE, "test", 1 << 20, ENCODINGS) for name in ("a", "b")]
+    streams = [server.members.connect(name, hello(1 << 20, ENCODINGS)) for name in ("a", "b")]
     return [await next_order(stream) for stream in streams]
 
 
@@ -102,7 +101,7 @@ def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) 
         trained = {name: tensor + torch.randn(tensor.shape) for name, tensor in before.items()}
         written = encode(trained, "int8", before)
         data = save(written.tensors)
-        assert await updates_of(server).submit("a", handed_in(order, data)) == ""
+        assert await updates_of(server).submit("a", handed_in(order, data)) == Receipt()
         [entry] = server.coordinator.inbox.entries("train", 1).values()
         assert entry.row.bytes_up == len(data)
         kept = read_tensors(server.blobs.open(entry.parts["shared"]))
@@ -138,7 +137,7 @@ def test_the_limit_on_a_change_is_of_the_values_that_it_leads_to(world: World) -
             written = encode({name: tensor + change for name, tensor in before.items()}, "int8", before).tensors
             submitted = updates_of(server).submit("a", handed_in(order, save(written)))
             if fits:
-                assert await submitted == ""
+                assert await submitted == Receipt()
             else:
                 with pytest.raises(UpdateRefused, match="the limit is 1"):
                     await submitted
@@ -185,7 +184,7 @@ def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: W
         before = unpacked_of(server, order)
         trained = {name: tensor + torch.randn(tensor.shape) * 1e-3 for name, tensor in before.items()}
         data = save(encode(trained, "zstd", before).tensors)
-        assert await updates_of(server).submit("a", handed_in(order, data, "zstd")) == ""
+        assert await updates_of(server).submit("a", handed_in(order, data, "zstd")) == Receipt()
         [entry] = server.coordinator.inbox.entries("train", 1).values()
         kept = read_tensors(server.blobs.open(entry.parts["shared"]))
         assert all(torch.equal(kept[name], tensor) for name, tensor in trained.items())
@@ -219,7 +218,7 @@ def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.M
 def test_a_device_without_the_package_is_told_to_install_it(world: World) -> None:
     async def scenario(server: Server) -> None:
         with pytest.raises(SettingError, match=r"a cannot write parts as zstd .*install zstandard beside it"):
-            server.members.connect("a", PROFILE, "test", 0, ("bf16", "int8"))
+            server.members.connect("a", hello(0, ("bf16", "int8")))
 
     process(world, scenario, ZSTD)
 
@@ -289,14 +288,14 @@ def test_a_device_that_cannot_read_what_is_served_is_refused() -> None:
 
 def test_orders_ask_for_each_part_in_its_own_and_an_update_that_swaps_them_is_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
-        streams = [server.members.connect(name, PROFILE, "test", 1 << 20, SPOKEN) for name in ("a", "b")]
+        streams = [server.members.connect(name, hello(1 << 20, SPOKEN)) for name in ("a", "b")]
         order, _ = [await next_order(stream) for stream in streams]
-        asked = {each.part: each.encoding for each in message_of(order).order.returns}
+        asked = dict(order.encodings)
         assert asked == {"attended": "int8", "shared": "bf16"}
         swapped = zip(asked, reversed(asked.values()), strict=True)
         refs = tuple(BlobRef(part, digest_of(b""), 0, 0, encoding) for part, encoding in swapped)
         with pytest.raises(UpdateRefused, match=r"\['attended', 'shared'\] in another encoding"):
-            await updates_of(server).submit("a", Update(str(order.id), refs, 10, b"{}"))
+            await updates_of(server).submit("a", Update(order.id, refs, 10, b"{}"))
 
     method = {"name": "custom", "parts": {"@head": "attended", "*": "shared"}}
     process(

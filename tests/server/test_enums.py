@@ -7,12 +7,13 @@ import json
 import msgspec
 import pytest
 
-from attune.fedserver.core.messages import Phase, StrEnum
-from attune.fedserver.core.phases.base import PhaseKey
-from attune.fedserver.federation.journal import Stage
+from attune.fedserver.core.enums import StrEnum
+from attune.fedserver.core.messages import Phase
+from attune.fedserver.core.phases.base import Stage
+from attune.fedserver.federation.journal import Stage as Doing
 
 
-@pytest.mark.parametrize("kind", [Phase, PhaseKey, Stage])
+@pytest.mark.parametrize("kind", [Phase, Stage, Doing])
 def test_a_member_is_its_text(kind: type[StrEnum]) -> None:
     for member in kind:
         text = str.__str__(member)

@@ -10,20 +10,20 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import LimitExceeded, UnknownBlob
+from attune.common.exchange.messages import BlobRef, Order, Receipt, Update, UploadTarget
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
-from attune.fedserver.core.messages import BlobRef, Order, Update
 from attune.fedserver.federation.arrivals import Arrivals
 from attune.fedserver.federation.updates import Updates
-from attune.fedserver.stores.uploads import Target, Uploads
+from attune.fedserver.stores.uploads import Uploads
 from tests.server.conftest import World
-from tests.server.test_coordinator import PROFILE, Server, next_order, process
+from tests.server.test_coordinator import Server, hello, next_order, process
 
 SETTINGS = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
 
 async def orders(server: Server, *inline_bytes: int) -> list[Order]:
-    streams = [server.members.connect(name, PROFILE, "test", room) for name, room in zip(("a", "b"), inline_bytes, strict=True)]
+    streams = [server.members.connect(name, hello(room)) for name, room in zip(("a", "b"), inline_bytes, strict=True)]
     return [await next_order(stream) for stream in streams]
 
 
@@ -39,7 +39,7 @@ def test_an_order_carries_what_the_device_takes_and_the_server_gives(world: Worl
         carried = read(server, "a", first) if setting else b""
         assert [ref.data for ref in first.downloads] == [carried]
         assert [ref.data for ref in second.downloads] == [b""], "this device has not said that it takes any"
-        assert server.coordinator.book.order("a", str(first.id)).downloads[0].data == b"", "the book need not hold it"
+        assert server.coordinator.book.order("a", first.id).downloads[0].data == b"", "the book need not hold it"
 
     process(world, scenario, {**SETTINGS, "server": {"inline_bytes": setting}})
 
@@ -59,7 +59,7 @@ def updates_of(server: Server) -> Updates:
 
 def update(order: Order, data: bytes, digest: str = "") -> Update:
     ref = BlobRef("shared", digest or digest_of(data), len(data), 0, data=data)
-    return Update(str(order.id), (ref,), 10, b"{}")
+    return Update(order.id, (ref,), 10, b"{}")
 
 
 def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploaded(world: World) -> None:
@@ -68,8 +68,8 @@ def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploade
         given = await orders(server, 1 << 20, 1 << 20)
         for name, order in zip(("a", "b"), given, strict=True):
             data = order.downloads[0].data
-            assert await updates.submit(name, update(order, data)) == ""
-            assert await updates.submit(name, update(order, data)) == "", "and sent again it is accepted again"
+            assert await updates.submit(name, update(order, data)) == Receipt()
+            assert await updates.submit(name, update(order, data)) == Receipt(), "and sent again it is accepted again"
         await server.closed(1)
         rows = (await server.ledger.snapshot()).rows
         assert [row.bytes_up for row in rows] == [order.downloads[0].size for order in given]
@@ -96,17 +96,17 @@ def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> No
         updates = updates_of(server)
         [order, _] = await orders(server, 1 << 20, 1 << 20)
         data = order.downloads[0].data
-        named = Update(str(order.id), (BlobRef("shared", digest_of(data), len(data), 0),), 10, b"{}")
+        named = Update(order.id, (BlobRef("shared", digest_of(data), len(data), 0),), 10, b"{}")
         with pytest.raises(UnknownBlob):
             await updates.submit("a", named)
-        target = Target(str(order.id), "shared", digest_of(data), len(data))
+        target = UploadTarget(order.id, "shared", digest_of(data), len(data))
         with updates.arrivals.stream("a", target.digest):
             waiting = asyncio.create_task(updates.submit("a", named))
             sink = await updates.open("a", target)
             await updates.write("a", target, sink, [data])
             assert not waiting.done()
             await updates.complete("a", target, sink)
-        assert await waiting == ""
+        assert await waiting == Receipt()
 
     process(world, scenario, SETTINGS)
 
@@ -145,7 +145,7 @@ def test_an_upload_that_begins_anew_while_its_update_is_taken_in_is_no_damage(
     async def scenario(server: Server) -> None:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
         data, lab = order.downloads[0].data, server.coordinator.lab
-        target, whole = Target(str(order.id), "shared", digest_of(data), len(data)), asyncio.Event()
+        target, whole = UploadTarget(order.id, "shared", digest_of(data), len(data)), asyncio.Event()
         work = server.coordinator.lab.check
 
         async def anew(*arguments: Any) -> Any:
@@ -162,6 +162,6 @@ def test_an_upload_that_begins_anew_while_its_update_is_taken_in_is_no_damage(
             await updates.submit("a", update(order, data))
         await whole.wait()
         plain = replace(update(order, data), parts=(replace(update(order, data).parts[0], data=b""),))
-        assert await updates.submit("a", plain) == "", "what the upload has brought is there"
+        assert await updates.submit("a", plain) == Receipt(), "what the upload has brought is there"
 
     process(world, scenario, SETTINGS)

@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 
 from attune.common.config import RoundSettings
 from attune.fedserver.core.messages import (
+    Acknowledge,
     Aggregate,
     Aggregated,
     AskAgain,
     Connected,
-    DeviceProgressed,
     Disconnected,
     Effect,
     Event,
     Excused,
     Expelled,
-    FinishDevices,
+    Failed,
+    Finish,
     Open,
     PassOver,
     Paused,
     Phase,
-    Receipt,
+    Progressed,
     Record,
     Reported,
     Resumed,
-    StepFailed,
     Tick,
 )
 from attune.fedserver.core.policy import Synchronous, passed_over, quorum_of
@@ -94,17 +94,17 @@ def test_a_whole_federation_of_two_rounds() -> None:
     assert m.play(Connected("a", 0)) == []
     assert m.record.phase is Phase.WAITING
     assert m.play(Connected("b", 1)) == [Open("train", 1, ("a", "b"))]
-    assert m.play(Reported("b", 1, 2)) == [Receipt("b", accepted=True)]
-    assert m.play(Reported("a", 1, 3)) == [Receipt("a", accepted=True), Aggregate(1, ("a", "b"))]
+    assert m.play(Reported("b", 1, 2)) == [Acknowledge("b", accepted=True)]
+    assert m.play(Reported("a", 1, 3)) == [Acknowledge("a", accepted=True), Aggregate(1, ("a", "b"))]
     assert m.record.phase is Phase.AGGREGATING
     assert m.play(Aggregated(4)) == [Open("train", 2, ("a", "b"))]
     assert m.record.round == 1
     m.play(Reported("a", 2, 5))
-    assert m.play(Reported("b", 2, 6)) == [Receipt("b", accepted=True), Aggregate(2, ("a", "b"))]
+    assert m.play(Reported("b", 2, 6)) == [Acknowledge("b", accepted=True), Aggregate(2, ("a", "b"))]
     assert m.play(Aggregated(7)) == [Open("evaluate", 2, ("a", "b"))]
     assert m.record.phase is Phase.EVALUATING
     m.play(Evaluated("a", 2, 8))
-    assert m.play(Evaluated("b", 2, 9)) == [Receipt("b", accepted=True), FinishDevices(("a", "b"))]
+    assert m.play(Evaluated("b", 2, 9)) == [Acknowledge("b", accepted=True), Finish(("a", "b"))]
     assert m.record.phase is Phase.DONE
     assert m.next_wake(10) is None
 
@@ -117,7 +117,7 @@ def test_a_pause_lets_the_open_round_end_and_opens_no_other_across_a_restart() -
     assert m.play(Paused(False, 1)) == [Open("train", 1, ("a", "b"))]
     m.play(Reported("a", 1, 2))
     assert m.play(Paused(True, 3)) == []
-    assert m.play(Reported("b", 1, 4)) == [Receipt("b", accepted=True), Aggregate(1, ("a", "b"))]
+    assert m.play(Reported("b", 1, 4)) == [Acknowledge("b", accepted=True), Aggregate(1, ("a", "b"))]
     assert m.play(Aggregated(5)) == []
     assert (m.record.phase, m.record.round, m.record.paused) == (Phase.WAITING, 1, True)
     again = m.restarted()
@@ -143,7 +143,7 @@ def test_repeating_an_event_changes_nothing() -> None:
     m.play(Connected("b", 0))
     m.play(Reported("a", 1, 1))
     before = msgspec.json.encode(m.record)
-    assert m.play(Reported("a", 1, 2)) == [Receipt("a", accepted=True)]
+    assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
     assert m.play(Tick(3)) == []
     assert msgspec.json.encode(m.record) == before
 
@@ -153,7 +153,7 @@ def test_answers_to_other_rounds_and_of_strangers_are_late(event: Reported) -> N
     m = round_of()
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
-    assert m.play(event) == [Receipt(event.name, accepted=False)]
+    assert m.play(event) == [Acknowledge(event.name, accepted=False)]
     assert m.state.reported == set()
 
 
@@ -176,7 +176,7 @@ def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> 
     assert m.record.devices == ("a", "b")
     assert m.play(Tick(100)) == [Open("train", 1, ("b", "c"))]
     assert m.state.deadline == 200
-    assert m.play(Reported("c", 1, 101)) == [Receipt("c", accepted=True)]
+    assert m.play(Reported("c", 1, 101)) == [Acknowledge("c", accepted=True)]
     assert m.play(Tick(200)) == [PassOver(("b",)), Aggregate(1, ("a", "c"))]
 
 
@@ -188,7 +188,7 @@ def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> Non
     assert m.play(Excused("b", 2)) == []
     assert m.play(Connected("c", 3)) == [Open("train", 1, ("b", "c"))]
     assert m.play(Connected("d", 4)) == [], "c is awaited: d joins the next round"
-    assert m.play(Reported("c", 1, 5)) == [Receipt("c", accepted=True)]
+    assert m.play(Reported("c", 1, 5)) == [Acknowledge("c", accepted=True)]
     m.play(Excused("b", 6))
     assert m.record.phase is Phase.AGGREGATING
 
@@ -198,7 +198,7 @@ def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
     m.play(Disconnected("b", 5))
-    assert m.play(Reported("a", 1, 6)) == [Receipt("a", accepted=True)]
+    assert m.play(Reported("a", 1, 6)) == [Acknowledge("a", accepted=True)]
     assert m.next_wake(6) == 15
     assert m.play(Tick(15)) == [Aggregate(1, ("a",))]
 
@@ -230,7 +230,7 @@ def test_sampling_is_seeded_and_over_selection_takes_the_first_answers() -> None
     first, second, third = m.record.devices
     m.play(Reported(third, 1, 1))
     assert m.play(Reported(first, 1, 2))[-1] == Aggregate(1, tuple(sorted([first, third])))
-    assert m.play(Reported(second, 1, 3)) == [Receipt(second, accepted=False)]
+    assert m.play(Reported(second, 1, 3)) == [Acknowledge(second, accepted=False)]
 
 
 def test_train_all_orders_everyone_and_aggregates_the_cohort_only() -> None:
@@ -276,7 +276,7 @@ def test_a_failure_is_tried_again_after_a_restart() -> None:
     m.play(Connected("b", 0))
     m.play(Reported("a", 1, 1))
     m.play(Reported("b", 1, 1))
-    assert m.play(StepFailed("disk full")) == []
+    assert m.play(Failed("disk full")) == []
     assert (m.record.phase, m.record.reason) == (Phase.FAILED, "disk full")
     again = round_of(m.record.revive(), {"a", "b"})
     assert again.play(Resumed(2)) == [Aggregate(1, ("a", "b"))]
@@ -285,9 +285,9 @@ def test_a_failure_is_tried_again_after_a_restart() -> None:
 def test_a_latecomer_is_evaluated_and_finished_after_the_end() -> None:
     record = Record(phase=Phase.DONE, round=2, devices=("a",))
     m = round_of(record, {"a"})
-    assert m.play(Connected("a", 0)) == [FinishDevices(("a",))]
+    assert m.play(Connected("a", 0)) == [Finish(("a",))]
     assert m.play(Connected("z", 1)) == [Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 2)) == [Receipt("z", accepted=True), FinishDevices(("z",))]
+    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), Finish(("z",))]
 
 
 def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
@@ -298,7 +298,7 @@ def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
     m.play(Disconnected("b", 2))
     m.play(Tick(12))
     assert m.play(Aggregated(13)) == [Open("evaluate", 1, ("a",))]
-    assert m.play(Evaluated("a", 1, 14)) == [Receipt("a", accepted=True), FinishDevices(("a",))]
+    assert m.play(Evaluated("a", 1, 14)) == [Acknowledge("a", accepted=True), Finish(("a",))]
 
 
 def orders_of(m: Transcript) -> list[tuple[str, int]]:
@@ -362,7 +362,7 @@ def test_newcomers_to_a_finished_federation_get_their_rounds_and_an_evaluation_a
     assert m.play(Connected("x", 0, newcomer=True)) == [Open("train", 3, ("x",))]
     assert (m.record.phase, m.record.adapting, m.quorum) == (Phase.TRAINING, {"x": 0}, 1)
     assert m.play(Connected("y", 1, newcomer=True)) == [], "takes part from the next round on"
-    assert m.play(Reported("x", 3, 2)) == [Receipt("x", accepted=True), Aggregate(3, ("x",))]
+    assert m.play(Reported("x", 3, 2)) == [Acknowledge("x", accepted=True), Aggregate(3, ("x",))]
     assert m.play(Aggregated(3)) == [Open("train", 4, ("x", "y"))]
     m.play(Reported("y", 4, 4))
     assert m.play(Reported("x", 4, 5))[-1] == Aggregate(4, ("x", "y"))
@@ -371,28 +371,28 @@ def test_newcomers_to_a_finished_federation_get_their_rounds_and_an_evaluation_a
     m.play(Reported("y", 5, 8))
     assert m.play(Aggregated(9)) == [Open("evaluate", 5, ("x", "y"))]
     m.play(Evaluated("x", 5, 10))
-    assert m.play(Evaluated("y", 5, 11)) == [Receipt("y", accepted=True), FinishDevices(("x", "y")), Open("train", 6, ("z",))]
+    assert m.play(Evaluated("y", 5, 11)) == [Acknowledge("y", accepted=True), Finish(("x", "y")), Open("train", 6, ("z",))]
     m.play(Reported("z", 6, 12))
     m.play(Aggregated(13))
     m.play(Reported("z", 7, 14))
     assert m.play(Aggregated(15)) == [Open("evaluate", 7, ("z",))]
-    assert m.play(Evaluated("z", 7, 16)) == [Receipt("z", accepted=True), FinishDevices(("z",))]
+    assert m.play(Evaluated("z", 7, 16)) == [Acknowledge("z", accepted=True), Finish(("z",))]
     assert (m.record.phase, m.record.round, m.record.adapting) == (Phase.DONE, 7, {})
 
 
 def test_old_clients_are_not_disturbed_by_newcomers() -> None:
     m = done(rounds=2)
     m.play(Connected("x", 0, newcomer=True))
-    assert m.play(Connected("a", 1)) == [FinishDevices(("a",))], "it has evaluated the end"
+    assert m.play(Connected("a", 1)) == [Finish(("a",))], "it has evaluated the end"
     assert m.play(Connected("c", 2)) == [], "it has not, and evaluates with the newcomers"
     m.play(Reported("x", 3, 3))
     m.play(Aggregated(4))
     m.play(Reported("x", 4, 5))
     assert m.play(Aggregated(6)) == [Open("evaluate", 4, ("c", "x"))]
-    assert m.play(Connected("b", 7)) == [FinishDevices(("b",))]
+    assert m.play(Connected("b", 7)) == [Finish(("b",))]
     m.play(Evaluated("x", 4, 8))
-    assert m.play(Evaluated("c", 4, 9))[-1] == FinishDevices(("c", "x"))
-    assert m.play(Connected("b", 10)) == [FinishDevices(("b",))]
+    assert m.play(Evaluated("c", 4, 9))[-1] == Finish(("c", "x"))
+    assert m.play(Connected("b", 10)) == [Finish(("b",))]
 
 
 def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
@@ -404,8 +404,8 @@ def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
     m.play(Evaluated("x", 4, 3))
     assert m.record.phase is Phase.DONE
     assert m.play(Connected("a", 4)) == [Open("evaluate", 4, ("a",))]
-    assert m.play(Evaluated("a", 4, 5)) == [Receipt("a", accepted=True), FinishDevices(("a",))]
-    assert m.play(Connected("x", 6)) == [FinishDevices(("x",))]
+    assert m.play(Evaluated("a", 4, 5)) == [Acknowledge("a", accepted=True), Finish(("a",))]
+    assert m.play(Connected("x", 6)) == [Finish(("x",))]
 
 
 def test_newcomers_that_go_away_hold_nobody_up() -> None:
@@ -415,7 +415,7 @@ def test_newcomers_that_go_away_hold_nobody_up() -> None:
     m.play(Disconnected("x", 5))
     assert m.next_wake(6) == 15
     assert m.play(Tick(15)) == [Open("evaluate", 2, ("c",))]
-    assert m.play(Evaluated("c", 2, 16)) == [Receipt("c", accepted=True), FinishDevices(("c",))]
+    assert m.play(Evaluated("c", 2, 16)) == [Acknowledge("c", accepted=True), Finish(("c",))]
     assert (m.record.phase, m.record.round) == (Phase.DONE, 2)
     assert m.play(Connected("x", 20, newcomer=True)) == [Open("train", 3, ("x",))]
 
@@ -424,7 +424,7 @@ def test_a_newcomer_that_can_train_nothing_is_not_asked_for_ever() -> None:
     m = done()
     m.play(Connected("x", 0, newcomer=True))
     assert m.play(Excused("x", 1)) == [Open("evaluate", 2, ("x",))]
-    assert m.play(Evaluated("x", 2, 2)) == [Receipt("x", accepted=True), FinishDevices(("x",))]
+    assert m.play(Evaluated("x", 2, 2)) == [Acknowledge("x", accepted=True), Finish(("x",))]
 
 
 def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> None:
@@ -449,7 +449,7 @@ def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
     assert again.play(Aggregated(51)) == [Open("train", 4, ())], "nobody is back yet, and x has its grace"
     third = again.restarted(finished={"a", "b"})
     assert third.play(Resumed(60)) == []
-    assert third.play(Connected("a", 61)) == [FinishDevices(("a",))]
+    assert third.play(Connected("a", 61)) == [Finish(("a",))]
     assert third.play(Connected("x", 62)) == [Open("train", 4, ("x",))]
     third.play(Reported("x", 4, 63))
     assert third.play(Aggregated(64)) == [Open("evaluate", 4, ("x",))]
@@ -465,13 +465,13 @@ def test_who_never_contributed_is_a_newcomer_when_the_rounds_are_over() -> None:
     assert m.play(Aggregated(2)) == [Open("evaluate", 1, ("a", "b", "c"))]
     m.play(Evaluated("a", 1, 3))
     m.play(Evaluated("b", 1, 3))
-    assert m.play(Evaluated("c", 1, 3))[1:] == [FinishDevices((sampled,)), Open("train", 2, others)]
+    assert m.play(Evaluated("c", 1, 3))[1:] == [Finish((sampled,)), Open("train", 2, others)]
 
 
 def test_without_rounds_for_newcomers_a_newcomer_is_a_latecomer() -> None:
     m = round_of(Record(phase=Phase.DONE, round=2), {"a"})
     assert m.play(Connected("z", 1, newcomer=True)) == [Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 2)) == [Receipt("z", accepted=True), FinishDevices(("z",))]
+    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), Finish(("z",))]
 
 
 def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
@@ -479,8 +479,8 @@ def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
     m.play(Resumed(0))
     m.play(Connected("a", 0))
     assert m.play(Connected("z", 1)) == []
-    assert m.play(Evaluated("a", 2, 2))[1:] == [FinishDevices(("a",)), Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 3)) == [Receipt("z", accepted=True), FinishDevices(("z",))]
+    assert m.play(Evaluated("a", 2, 2))[1:] == [Finish(("a",)), Open("evaluate", 2, ("z",))]
+    assert m.play(Evaluated("z", 2, 3)) == [Acknowledge("z", accepted=True), Finish(("z",))]
 
 
 # --- what is sent again
@@ -492,10 +492,10 @@ def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> 
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
     m.play(Reported("a", 1, 1))
-    m.play(StepFailed("disk full"))
-    assert m.play(Reported("a", 1, 2)) == [Receipt("a", accepted=True)]
-    assert m.play(Reported("b", 1, 3)) == [Receipt("b", accepted=True)], "it is in the inbox, and counts after the restart"
-    assert m.play(Reported("c", 1, 3)) == [Receipt("c", accepted=False)]
+    m.play(Failed("disk full"))
+    assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
+    assert m.play(Reported("b", 1, 3)) == [Acknowledge("b", accepted=True)], "it is in the inbox, and counts after the restart"
+    assert m.play(Reported("c", 1, 3)) == [Acknowledge("c", accepted=False)]
     assert m.play(Resumed(4)) == [Aggregate(1, ("a", "b"))]
 
 
@@ -505,13 +505,13 @@ def test_an_update_that_is_sent_again_while_its_round_is_aggregated_or_after_is_
     m.play(Connected("b", 0))
     m.play(Excused("b", 1))
     m.play(Reported("a", 1, 1))
-    for event in (Tick(2), StepFailed("no memory")):
+    for event in (Tick(2), Failed("no memory")):
         m.play(event)
-        assert m.play(Reported("a", 1, 2)) == [Receipt("a", accepted=True)]
-        assert m.play(Reported("b", 1, 2)) == [Receipt("b", accepted=False)], "the round was closed without it"
+        assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
+        assert m.play(Reported("b", 1, 2)) == [Acknowledge("b", accepted=False)], "the round was closed without it"
     assert m.play(Resumed(3)) == [Aggregate(1, ("a",))]
     m.play(Aggregated(4))
-    assert m.play(Reported("a", 1, 5)) == [Receipt("a", accepted=True)]
+    assert m.play(Reported("a", 1, 5)) == [Acknowledge("a", accepted=True)]
     assert "a" not in m.state.reported
 
 
@@ -520,7 +520,7 @@ def test_an_update_of_the_last_round_is_no_evaluation_of_it() -> None:
     for event in (Connected("a", 0), Connected("b", 0), Reported("a", 1, 1), Reported("b", 1, 1), Aggregated(2)):
         m.play(event)
     assert m.record.phase is Phase.EVALUATING
-    assert m.play(Reported("a", 1, 3)) == [Receipt("a", accepted=True)]
+    assert m.play(Reported("a", 1, 3)) == [Acknowledge("a", accepted=True)]
     assert m.state.awaited == {"a", "b"}
 
 
@@ -528,8 +528,8 @@ def test_a_second_failure_leaves_the_step_to_try_again_as_it_is() -> None:
     m = round_of()
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
-    m.play(StepFailed("disk full"))
-    m.play(StepFailed("disk still full"))
+    m.play(Failed("disk full"))
+    m.play(Failed("disk still full"))
     assert (m.record.reason, m.record.revive().phase) == ("disk still full", Phase.TRAINING)
     assert m.play(Resumed(5)) == [Open("train", 1, ("a", "b"))]
     assert m.record.phase is Phase.TRAINING
@@ -545,7 +545,7 @@ def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
     m.play(Reported("b", 1, 2))
     m.play(Aggregated(3))
     assert (before.reported, msgspec.json.encode(before.record)) == ({"a"}, kept)
-    assert step(m.rules, before, Reported("b", 1, 2)).effects == (Receipt("b", accepted=True), Aggregate(1, ("a", "b")))
+    assert step(m.rules, before, Reported("b", 1, 2)).effects == (Acknowledge("b", accepted=True), Aggregate(1, ("a", "b")))
 
 
 # --- time
@@ -626,7 +626,7 @@ def test_progress_keeps_a_device_from_stalling() -> None:
     m = round_of(quorum=1, stall_s=20)
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
-    m.play(DeviceProgressed("a", 15))
+    m.play(Progressed("a", 15))
     m.play(Reported("b", 1, 16))
     assert m.play(Tick(20)) == []
     assert m.next_wake(20) == 35
@@ -642,7 +642,7 @@ def test_without_a_quorum_who_stalls_is_waited_for_until_the_deadline() -> None:
     assert m.next_wake(20) == 100
 
 
-@pytest.mark.parametrize("sign", [DeviceProgressed("c", 205), Connected("c", 205), Reported("c", 3, 205)])
+@pytest.mark.parametrize("sign", [Progressed("c", 205), Connected("c", 205), Reported("c", 3, 205)])
 def test_who_was_passed_over_is_asked_again_when_it_shows_that_it_can(sign: Event) -> None:
     m = hung()
     rounds_in(m, "ab", 201)
@@ -658,7 +658,7 @@ def test_who_was_passed_over_is_asked_again_when_it_shows_that_it_can(sign: Even
 def test_a_single_order_that_ran_out_is_forgiven_by_an_answer_and_not_by_progress() -> None:
     m = hung()
     assert rounds_in(m, "ab", 100) == [1, 100]
-    m.play(DeviceProgressed("c", 102))
+    m.play(Progressed("c", 102))
     assert m.state.run_out == {"c": 1}
     m.play(Reported("c", m.record.round + 1, 103))
     assert m.state.run_out == {}
@@ -705,7 +705,7 @@ def test_a_member_that_stays_away_is_replaced_by_an_idle_device() -> None:
     assert (set(m.record.cohort), m.record.replaced) == ({stays, other}, (gone,))
     m.play(Connected(gone, 16))
     m.play(Reported(stays, 1, 17))
-    assert m.play(Reported(gone, 1, 18)) == [Receipt(gone, accepted=True)], "what it did meanwhile counts as well"
+    assert m.play(Reported(gone, 1, 18)) == [Acknowledge(gone, accepted=True)], "what it did meanwhile counts as well"
     assert m.play(Reported(other, 1, 19))[-1] == Aggregate(1, tuple(sorted((gone, stays, other))))
 
 
@@ -787,7 +787,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Connected, NAMES, st.just(0.0)),
     st.builds(Disconnected, NAMES, st.just(0.0)),
     st.builds(Reported, NAMES, st.integers(0, 4), st.just(0.0), st.sampled_from(["train", "evaluate"])),
-    st.builds(DeviceProgressed, NAMES, st.just(0.0)),
+    st.builds(Progressed, NAMES, st.just(0.0)),
     st.builds(Excused, NAMES, st.just(0.0)),
     st.builds(Tick, st.just(0.0)),
     st.builds(Paused, st.booleans(), st.just(0.0)),
@@ -816,7 +816,12 @@ def test_any_history_keeps_the_promises(said: dict[str, object], history: list[t
         nonlocal aggregated
         before = m.state.reported
         for effect in m.play(event):
-            if isinstance(effect, Receipt) and isinstance(event, Reported) and effect.accepted and effect.name not in before:
+            if (
+                isinstance(effect, Acknowledge)
+                and isinstance(event, Reported)
+                and effect.accepted
+                and effect.name not in before
+            ):
                 accepted.setdefault((event.work, event.round), set()).add(effect.name)
             if isinstance(effect, Aggregate):
                 assert effect.round == m.record.round + 1
@@ -832,7 +837,7 @@ def test_any_history_keeps_the_promises(said: dict[str, object], history: list[t
         now += span
         play(replace(event, now=now))
         if then == "fails":
-            play(StepFailed("disk full"))
+            play(Failed("disk full"))
             play(Resumed(now))
         if then == "restarts":
             assert m.played_again() == m.state
@@ -933,8 +938,8 @@ def test_who_is_expelled_has_no_part_in_its_round_any_more() -> None:
     m.play(Reported("b", 1, 2))
     assert m.play(Expelled("a", 3)) == []
     assert (m.record.devices, m.record.cohort, m.state.updates) == (("b", "c"), ("b", "c"), {"b"})
-    assert m.play(Reported("a", 1, 4)) == [Receipt("a", accepted=False)]
-    assert m.play(Reported("c", 1, 5)) == [Receipt("c", accepted=True), Aggregate(1, ("b", "c"))]
+    assert m.play(Reported("a", 1, 4)) == [Acknowledge("a", accepted=False)]
+    assert m.play(Reported("c", 1, 5)) == [Acknowledge("c", accepted=True), Aggregate(1, ("b", "c"))]
     assert m.restarted({"b", "c"}).record.cohort == ("b", "c")
 
 

@@ -10,23 +10,24 @@ from hypothesis import strategies as st
 
 from attune.common import aio
 from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused, UploadTakenOver
+from attune.common.exchange.messages import Notice, UploadTarget
 from attune.common.plan import Profile
 from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.malformed import DigestMismatch, Truncated
-from attune.fedserver.core.messages import Notice, OrderId
+from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
-from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.core.records import Device
 from attune.fedserver.federation.streams import MAX_UNSENT, Stream
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.uploads import Target, Uploads
+from attune.fedserver.stores.uploads import Uploads
 from tests.raising import malformed
 
 DATA = b"twenty bytes of data"
 
 
 def target(data=DATA, **said):
-    usual = {"order": "train-1-a", "part": "shared", "digest": digest_of(data), "size": len(data)}
-    return Target(**(usual | said))
+    usual = {"order_id": "train-1-a", "part": "shared", "digest": digest_of(data), "size": len(data)}
+    return UploadTarget(**(usual | said))
 
 
 def content(folder, blob):
@@ -74,7 +75,7 @@ def test_the_book_knows_the_newest_order_of_each_device():
 
 
 def device(contributed, fetched):
-    return DeviceRecord("a", "", samples=1, contributed=contributed, fetched=fetched)
+    return Device("a", "", samples=1, contributed=contributed, fetched=fetched)
 
 
 @pytest.mark.parametrize(

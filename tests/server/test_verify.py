@@ -11,16 +11,18 @@ import torch
 from click.testing import CliRunner
 
 from attune.common import aio
+from attune.common.exchange.messages import UploadTarget
+from attune.common.wire.digest import digest_of
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import OrderId, Record
-from attune.fedserver.core.records import Report
+from attune.fedserver.core.records import Row
 from attune.fedserver.home import Home
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.sqlite import SqliteLedger
-from attune.fedserver.stores.uploads import Target, Uploads
+from attune.fedserver.stores.uploads import Uploads
 from tests.server.bench import plan
 
 
@@ -40,14 +42,14 @@ def home(tmp_path: Path) -> Path:
         order = OrderId("train", number, "kiel")
         tensors = {name: torch.full(spec.shape, 0.5) for name, spec in engine.manifests["shared"].items()}
         part = write_tensors(partial(blobs.create, "uploads/kiel/shared"), tensors)
-        inbox.accept(order, Report(round=number, work="train", client="kiel", samples=3), {"shared": part})
+        inbox.accept(order, Row(round=number, work="train", client="kiel", samples=3), {"shared": part})
 
     accept(1)
     made = engine.aggregate(inbox.entries("train", 1)).slots
     aio.run(ledger.commit_round(Record(round=1), [*first, *made], [], {}, plan("fedavg", "mlr")))
     engine.settle()
     accept(2)
-    target = Target("train-2-bonn", "shared", "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", 3)
+    target = UploadTarget("train-2-bonn", "shared", digest_of(b"foo"), 3)
     sink = uploads.sink("bonn", target, 100)
     uploads.write("bonn", "shared", sink, [b"foo"])
     uploads.complete("bonn", "shared", sink)

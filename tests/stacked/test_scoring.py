@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.settings.objectives import SgdSettings, TwoHeadsSettings
 from attune.common.methods.settings.predictors import FineTuneSettings, GpSettings, KnnSettings
 from attune.common.methods.settings.predictors import TwoHeadsSettings as TwoHeadsScored
@@ -15,7 +16,6 @@ from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.messages import BlobRef, Order
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.job import alone
@@ -110,7 +110,7 @@ def orders(learner, number, train):
         fetched[ref.digest] = {name: 0.9 * learner.theta[name] for name, kind in learner.part_of.items() if kind == part}
     common = () if train else tuple(served)
     parts = tuple(ref.part for ref in served) if train else ()
-    order = Order(f"order-{number}-{learner.name}", number, train, tuple(served), parts, common)
+    order = Order(f"order-{number}-{learner.name}", number, "train" if train else "evaluate", tuple(served), parts, common)
     return order, fetched, 0, lambda done: None, lambda: False
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from attune.common.errors import AttuneError
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.metrics import Choice
 from attune.common.wire.header import Manifest
 from attune.fedclient.data.prepare import Standardiser
-from attune.fedclient.messages import BlobRef, Order, Result
+from attune.fedclient.messages import Result
 from attune.fedclient.work.processes.messages import CarryOut, Done, Finish, Finished, Held, Place, Raised, Request, Wake
 from attune.fedclient.work.processes.pool import Seat
 from attune.fedclient.work.trainer import Progress, Tensors

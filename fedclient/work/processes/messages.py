@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attune.common.exchange.messages import Order
 from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.messages import Order, Result
+from attune.fedclient.messages import Result
 from attune.fedclient.options import Options
 from attune.fedclient.work.holdings import Holdings
 

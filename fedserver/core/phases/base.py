@@ -1,22 +1,21 @@
-"""The rules of a round, the outcome of a step, and the verbs that every phase implements."""
+"""What every phase of a round has in common: the rules, the outcome of a step, and the verbs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from attune.common.config import RoundSettings
-from attune.fedserver.core.messages import Effect, Open, Phase, Receipt, Record, Reported, StrEnum
+from attune.fedserver.core.enums import StrEnum
+from attune.fedserver.core.messages import Acknowledge, Effect, Open, Phase, Record, Reported
 from attune.fedserver.core.policy import Policy
 from attune.fedserver.core.state import Round
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules that stay the same while a process lives.
+    """What does not change while a process lives. adapt_rounds in `settings` must be 0 where there is nothing to adapt.
 
-    Attributes:
-        settings: `adapt_rounds` must be 0 for a method that has nothing to adapt.
-        common: Whether adapting newcomers changes what the other devices are served.
+    common: whether adapting newcomers changes what everybody is served.
     """
 
     settings: RoundSettings
@@ -24,8 +23,8 @@ class Rules:
     common: bool = False
 
 
-class PhaseKey(StrEnum):
-    """The phases, with adaptation apart from training: the record calls both `training`."""
+class Stage(StrEnum):
+    """The phases, of which the record calls two `training`."""
 
     WAITING = "waiting"
     TRAINING = "training"
@@ -36,64 +35,63 @@ class PhaseKey(StrEnum):
     FAILED = "failed"
 
 
-def phase_of(record: Record) -> PhaseKey:
-    """Return the phase that a record is in."""
+def stage_of(record: Record) -> Stage:
     match record.phase:
         case Phase.TRAINING if record.adapting:
-            return PhaseKey.ADAPTATION
+            return Stage.ADAPTATION
         case Phase.EVALUATING:
-            return PhaseKey.EVALUATION
+            return Stage.EVALUATION
         case phase:
-            return PhaseKey(phase)
+            return Stage(phase)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of one event: the next state, the effects to carry out, and the phase to enter next (None: no change)."""
+    """The next state, what is to be done, and which phase is entered after it (none: the state stays in its phase)."""
 
     state: Round
     effects: tuple[Effect, ...] = ()
-    then: PhaseKey | None = None
+    then: Stage | None = None
 
     def after(self, *effects: Effect) -> Step:
-        """Return this step with `effects` before its own."""
+        """The same, with `effects` before its own."""
         return Step(self.state, (*effects, *self.effects), self.then)
 
 
 class PhaseVerbs:
-    """One phase: a verb for each kind of event. By default a verb changes nothing. `now` is monotonic seconds."""
+    """One phase. A verb that it does not have changes nothing. `now` is monotonic seconds."""
 
     def enter(self, rules: Rules, state: Round, now: float) -> Step:
-        """Enter from another phase."""
+        """Comes from another phase."""
         return Step(state)
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
-        """Continue in a new process, after a restart or a failure."""
+        """A process has taken the state up again, after a restart or a failure."""
         return Step(state)
 
     def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
-        """Serve a device that has just connected; `state.connected` contains it already."""
+        """A device has connected; it is among the connected already."""
         return Step(state)
 
     def report(self, rules: Rules, state: Round, event: Reported) -> Step:
-        """Take in an answer that is durable in the inbox. By default it is late, unless it was counted before."""
-        return Step(state, (Receipt(event.name, was_counted(state, event)),))
+        """A device's answer is in the inbox. Where none is taken in, one that was counted hears again that it was."""
+        return Step(state, (Acknowledge(event.name, was_counted(state, event)),))
 
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
-        """Close what is open if its time has come: called when time has passed or the state has changed."""
+        """Time has passed, or something has changed: closes what is open if its time has come."""
         return Step(state)
 
     def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
-        """Open rounds again after a pause."""
+        """Rounds may open again."""
         return Step(state)
 
     def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
-        """Go on from the new state of the model. setback: why it is not made from the cohort's updates; empty if it is."""
+        """The next state of the model is there. setback: why it is not made of the cohort's updates; empty: it is."""
         return Step(state)
 
 
 class OpenPhase(PhaseVerbs):
-    """A phase in which orders are out."""
+    """One in which orders are out."""
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
         orders = tuple(sorted(state.awaited & state.connected))
@@ -109,11 +107,11 @@ class OpenPhase(PhaseVerbs):
         if not rules.policy.worth(state, event.work, event.round, event.name) > 0:
             return super().report(rules, state, event)
         answered = state.answering(event.name, event.now, event.loss)
-        return self.progress(rules, answered, event.now).after(Receipt(event.name, accepted=True))
+        return self.progress(rules, answered, event.now).after(Acknowledge(event.name, accepted=True))
 
 
 def was_counted(state: Round, event: Reported) -> bool:
-    """Return whether this answer was taken in already, for the open orders or for the round that was closed last."""
+    """Whether this answer is one of those that were taken in: for the open orders, or for the round closed last."""
     order, record = (event.work, event.round), state.record
     again = order == record.open_orders and event.name in state.reported
     return again or (order == ("train", record.round) and event.name in record.last_cohort)

@@ -1,0 +1,216 @@
+"""The messages between server and device, as both sides use them; attune.common.exchange.protobuf writes and reads them.
+
+JSON inside a message stays bytes here. Whoever takes a message in reads it (`read_profile`, `common.metrics.read_metrics`), so
+that an error names the peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import msgspec
+
+from attune.common.errors import SettingError
+from attune.common.json_text import from_json
+from attune.common.metrics import Choice
+from attune.common.peer_text import clean
+from attune.common.plan import Profile
+from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN
+
+WorkName = Literal["train", "evaluate"]
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """One part's tensors, named by the digest of their bytes.
+
+    version: of an order, how many rounds were closed when the value was made; of an update, the version that its training
+    began from.
+    """
+
+    part: str
+    digest: str  # ALGORITHM:HEX
+    size: int  # bytes
+    version: int = 0
+    encoding: str = ""  # of the tensors; empty: safetensors
+    data: bytes = b""  # the blob itself, if it is small; empty: it is transferred by itself
+    smaller: BlobRef | None = None  # the same value in fewer bytes; then `digest` is that of the value itself
+    base: str = ""  # of `smaller`: the digest of the older value from which it is the change; empty: it needs none
+
+    @property
+    def sent(self) -> BlobRef:
+        """The blob that a device is expected to fetch for this value."""
+        return self.smaller or self
+
+    @property
+    def whole(self) -> BlobRef:
+        """The same value, without a smaller form."""
+        return replace(self, smaller=None, base="")
+
+    def carrying(self, data: bytes) -> BlobRef:
+        """Return the reference with the bytes of what is sent in it."""
+        return replace(self, smaller=replace(self.smaller, data=data)) if self.smaller else replace(self, data=data)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One piece of work for one device. The id is the same after a restart of either side."""
+
+    id: str
+    round: int
+    work: WorkName
+    downloads: tuple[BlobRef, ...] = ()
+    returns: tuple[str, ...] = ()  # parts to hand in
+    cold_start: tuple[BlobRef, ...] = ()  # what a device without history is served, to compare with
+    trains: tuple[str, ...] = ()  # kinds of tensors that move in training; empty: all
+    deadline_s: float = 0.0  # left when the order was sent; 0: none
+    encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
+    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them
+
+    @property
+    def whole(self) -> Order:
+        """The same order, with all values in their plain form."""
+        downloads, cold_start = (tuple(ref.whole for ref in refs) for refs in (self.downloads, self.cold_start))
+        return replace(self, downloads=downloads, cold_start=cold_start)
+
+    def carrying(self, data: Mapping[str, bytes]) -> Order:
+        """Return the order with these blobs (digest -> bytes) in it, each once."""
+        left = dict(data)
+        downloads, cold_start = (
+            tuple(ref.carrying(left.pop(ref.sent.digest, b"")) for ref in refs) for refs in (self.downloads, self.cold_start)
+        )
+        return replace(self, downloads=downloads, cold_start=cold_start)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A device's answer to an order. Its blobs were uploaded before, or (small ones) travel in it."""
+
+    order_id: str
+    parts: tuple[BlobRef, ...]
+    samples: int  # training samples that the update stands for
+    metrics_json: bytes = b"{}"  # common.metrics.Metrics
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The server's answer to an update. late: why it does not count; empty: it is durable and counts."""
+
+    late: str = ""
+
+
+@dataclass(frozen=True)
+class UploadTarget:
+    """One blob of an update on its way: `size` bytes with this digest, as one part of the answer to the order."""
+
+    order_id: str
+    part: str
+    digest: str
+    size: int  # bytes
+    offset: int = 0  # where this stream of bytes starts
+
+
+@dataclass(frozen=True)
+class DownloadRequest:
+    """A blob that the device was offered, from this offset on."""
+
+    digest: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class EnrolRequest:
+    """A device without a certificate asks for one. csr_der: PKCS#10."""
+
+    name: str
+    csr_der: bytes
+
+
+@dataclass(frozen=True)
+class IssuedCertificate:
+    """A device's certificate, the authority's, and the name under which the server knows the device."""
+
+    certificate_pem: bytes
+    ca_pem: bytes
+    name: str
+
+
+# --- the control stream
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life of a side that has nothing else to say. every_s: the pace that is kept."""
+
+    every_s: float
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A device's first message on every stream. The defaults are what this version can do."""
+
+    software: str  # name and version, for the operator
+    profile_json: bytes  # common.plan.Profile
+    encodings: tuple[str, ...] = SPOKEN
+    inline_bytes: int = INLINE_BYTES  # bytes of blobs that it takes within one order
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A device is further with its order. done: share of the work, 0 to 1."""
+
+    order_id: str
+    done: float
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A device cannot carry out an order; without an order id, it takes no part at all."""
+
+    order_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the federation has fixed, and what the server takes.
+
+    waits: an update may be submitted while its blobs are on their way.
+    """
+
+    plan_json: bytes  # common.plan.Plan
+    inline_bytes: int = 0  # bytes of blobs that the server takes within one update
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something for the person at the device."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The last state is durable and evaluated: the device keeps its model and goes."""
+
+    text: str
+
+
+ToDevice = Welcome | Notice | Order | Farewell
+ToServer = Hello | Progress | Trouble
+
+
+def read_profile(text: bytes, who: str) -> Profile:
+    """Read what a device declares of its data.
+
+    Raises:
+        SettingError: It cannot be read.
+    """
+    try:
+        return from_json(text, Profile)
+    except msgspec.DecodeError as error:
+        raise SettingError(f"{who} declared its data in a form that cannot be read: {clean(str(error))}") from None

@@ -1,0 +1,325 @@
+"""The only converter between the messages and protobuf: the calls of proto/attune/v1/federation.proto, with their codecs.
+
+Text of a peer becomes one line of bounded length here. Kinds of messages that this version does not know are read as None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from attune.common.exchange.messages import (
+    Beat,
+    BlobRef,
+    DownloadRequest,
+    EnrolRequest,
+    Farewell,
+    Hello,
+    IssuedCertificate,
+    Notice,
+    Order,
+    Progress,
+    Receipt,
+    ToDevice,
+    ToServer,
+    Trouble,
+    Update,
+    UploadTarget,
+    Welcome,
+    WorkName,
+)
+from attune.common.metrics import CHOICES
+from attune.common.pb import federation_pb2 as pb
+from attune.common.peer_text import clean
+
+SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+LONGEST_SOFTWARE = 40  # characters
+LONGEST_TROUBLE = 500  # characters of a reason that a device sends
+_WORK: dict[WorkName, pb.Work] = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
+_WORK_NAMES = {number: name for name, number in _WORK.items()}
+
+
+def _bytes(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+# --- enrolment
+
+
+def _write_enrol_request(request: EnrolRequest) -> bytes:
+    return _bytes(pb.EnrolRequest(name=request.name, csr_der=request.csr_der))
+
+
+def _read_enrol_request(data: bytes) -> EnrolRequest:
+    message = pb.EnrolRequest.FromString(data)
+    return EnrolRequest(message.name, message.csr_der)
+
+
+def _write_renew_request(csr_der: bytes) -> bytes:
+    return _bytes(pb.RenewRequest(csr_der=csr_der))
+
+
+def _read_renew_request(data: bytes) -> bytes:
+    csr_der: bytes = pb.RenewRequest.FromString(data).csr_der
+    return csr_der
+
+
+def _write_certificate(issued: IssuedCertificate) -> bytes:
+    message = pb.Certificate(certificate_pem=issued.certificate_pem, ca_pem=issued.ca_pem, name=issued.name)
+    return _bytes(message)
+
+
+def _read_certificate(data: bytes) -> IssuedCertificate:
+    message = pb.Certificate.FromString(data)
+    return IssuedCertificate(message.certificate_pem, message.ca_pem, message.name)
+
+
+# --- the control stream
+
+
+def _write_to_server(message: ToServer | Beat) -> bytes:
+    return _bytes(_device_message(message))
+
+
+def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
+    match message:
+        case Hello():
+            hello = pb.Hello(
+                protocol=message.protocol,
+                software=message.software,
+                profile_json=message.profile_json,
+                encodings=message.encodings,
+                inline_bytes=message.inline_bytes,
+            )
+            return pb.DeviceMessage(hello=hello)
+        case Progress(order_id, done):
+            return pb.DeviceMessage(progress=pb.Progress(order_id=order_id, done=done))
+        case Trouble(order_id, reason):
+            return pb.DeviceMessage(trouble=pb.Trouble(order_id=order_id, reason=reason[:LONGEST_TROUBLE]))
+        case Beat(every_s):
+            return pb.DeviceMessage(beat=pb.Beat(every_s=every_s))
+
+
+def _read_to_server(data: bytes) -> ToServer | Beat | None:
+    message = pb.DeviceMessage.FromString(data)
+    match message.WhichOneof("message"):
+        case "hello":
+            hello = message.hello
+            software = clean(hello.software, LONGEST_SOFTWARE)
+            return Hello(software, hello.profile_json, tuple(hello.encodings), hello.inline_bytes, hello.protocol)
+        case "progress":
+            return Progress(message.progress.order_id, message.progress.done)
+        case "trouble":
+            return Trouble(message.trouble.order_id, clean(message.trouble.reason))
+        case "beat":
+            return Beat(message.beat.every_s)
+    return None
+
+
+def _write_to_device(message: ToDevice | Beat) -> bytes:
+    return _bytes(_server_message(message))
+
+
+def _server_message(message: ToDevice | Beat) -> pb.ServerMessage:
+    match message:
+        case Welcome(plan_json, inline_bytes, waits):
+            return pb.ServerMessage(welcome=pb.Welcome(plan_json=plan_json, inline_bytes=inline_bytes, waits=waits))
+        case Notice(text):
+            return pb.ServerMessage(notice=pb.Notice(text=text))
+        case Farewell(text):
+            return pb.ServerMessage(finish=pb.Finish(message=text))
+        case Beat(every_s):
+            return pb.ServerMessage(beat=pb.Beat(every_s=every_s))
+        case Order():
+            return pb.ServerMessage(order=_order_message(message))
+
+
+def _read_to_device(data: bytes) -> ToDevice | Beat | None:
+    message = pb.ServerMessage.FromString(data)
+    match message.WhichOneof("message"):
+        case "welcome":
+            return Welcome(message.welcome.plan_json, message.welcome.inline_bytes, message.welcome.waits)
+        case "notice":
+            return Notice(clean(message.notice.text))
+        case "finish":
+            return Farewell(clean(message.finish.message))
+        case "beat":
+            return Beat(message.beat.every_s)
+        case "order" if message.order.work in _WORK_NAMES:
+            return _order(message.order)
+    return None
+
+
+def _order_message(order: Order) -> pb.Order:
+    return pb.Order(
+        id=order.id,
+        round=order.round,
+        work=_WORK[order.work],
+        downloads=_ref_messages(order.downloads),
+        returns=[pb.Return(part=part, encoding=order.encodings.get(part, "")) for part in order.returns],
+        deadline_s=order.deadline_s,
+        trains=order.trains,
+        cold_start=_ref_messages(order.cold_start),
+        prior=dict[str, float](order.prior.items()),
+    )
+
+
+def _order(order: pb.Order) -> Order:
+    return Order(
+        id=order.id,
+        round=order.round,
+        work=_WORK_NAMES[order.work],
+        downloads=_refs(order.downloads),
+        returns=tuple(wanted.part for wanted in order.returns),
+        cold_start=_refs(order.cold_start),
+        trains=tuple(order.trains),
+        deadline_s=order.deadline_s,
+        encodings={wanted.part: wanted.encoding for wanted in order.returns if wanted.encoding},
+        prior={model: order.prior[model] for model in CHOICES if 0 < order.prior.get(model, 0) <= 1},
+    )
+
+
+def _ref_messages(refs: Iterable[BlobRef]) -> list[pb.BlobRef]:
+    return [_ref_message(ref) for ref in refs]
+
+
+def _ref_message(ref: BlobRef) -> pb.BlobRef:
+    return pb.BlobRef(
+        part=ref.part,
+        digest=ref.digest,
+        size=ref.size,
+        version=ref.version,
+        encoding=ref.encoding,
+        data=ref.data,
+        smaller=None if ref.smaller is None else _ref_message(ref.smaller),
+        base=ref.base,
+    )
+
+
+def _refs(refs: Iterable[pb.BlobRef]) -> tuple[BlobRef, ...]:
+    return tuple(_ref(ref, _ref(ref.smaller) if ref.HasField("smaller") else None) for ref in refs)
+
+
+def _ref(ref: pb.BlobRef, smaller: BlobRef | None = None) -> BlobRef:
+    return BlobRef(ref.part, ref.digest, ref.size, ref.version, ref.encoding, ref.data, smaller, ref.base)
+
+
+# --- updates
+
+
+def _write_update(update: Update) -> bytes:
+    parts, report = _ref_messages(update.parts), update.metrics_json
+    return _bytes(pb.Update(order_id=update.order_id, parts=parts, samples=update.samples, metrics_json=report))
+
+
+def _read_update(data: bytes) -> Update:
+    message = pb.Update.FromString(data)
+    return Update(message.order_id, _refs(message.parts), message.samples, message.metrics_json or b"{}")
+
+
+def _write_receipt(receipt: Receipt) -> bytes:
+    status = pb.Receipt.STATUS_LATE if receipt.late else pb.Receipt.STATUS_ACCEPTED
+    return _bytes(pb.Receipt(status=status, message=receipt.late))
+
+
+def _read_receipt(data: bytes) -> Receipt | None:
+    message = pb.Receipt.FromString(data)
+    if message.status == pb.Receipt.STATUS_UNSPECIFIED:
+        return None
+    late = "" if message.status == pb.Receipt.STATUS_ACCEPTED else clean(message.message) or "its round is closed"
+    return Receipt(late)
+
+
+# --- blobs
+
+
+def _write_download_request(request: DownloadRequest) -> bytes:
+    return _bytes(pb.DownloadRequest(digest=request.digest, offset=request.offset))
+
+
+def _read_download_request(data: bytes) -> DownloadRequest:
+    message = pb.DownloadRequest.FromString(data)
+    return DownloadRequest(message.digest, message.offset)
+
+
+def _write_target(target: UploadTarget) -> bytes:
+    message = pb.UploadTarget(
+        order_id=target.order_id, part=target.part, digest=target.digest, size=target.size, offset=target.offset
+    )
+    return _bytes(message)
+
+
+def _read_target(data: bytes) -> UploadTarget:
+    message = pb.UploadTarget.FromString(data)
+    return UploadTarget(message.order_id, message.part, message.digest, message.size, message.offset)
+
+
+def _write_received(received: int) -> bytes:
+    return _bytes(pb.UploadReply(received=received))
+
+
+def _read_received(data: bytes) -> int:
+    return int(pb.UploadReply.FromString(data).received)
+
+
+def _write_offset(offset: int) -> bytes:
+    return _bytes(pb.UploadOffsetReply(offset=offset))
+
+
+def _read_offset(data: bytes) -> int:
+    return int(pb.UploadOffsetReply.FromString(data).offset)
+
+
+def _as_it_is(frame: bytes) -> bytes:
+    return frame
+
+
+# --- calls
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How one kind of message is written and read."""
+
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the contract, for the side that makes it and for the side that answers it."""
+
+    service: str
+    name: str
+    request: Codec
+    reply: Codec
+
+    @property
+    def path(self) -> str:
+        """The name that gRPC knows it by."""
+        return f"/{self.service}/{self.name}"
+
+
+CERTIFICATE = Codec(_write_certificate, _read_certificate)
+ENROL_REQUEST = Codec(_write_enrol_request, _read_enrol_request)
+RENEW_REQUEST = Codec(_write_renew_request, _read_renew_request)
+TO_SERVER = Codec(_write_to_server, _read_to_server)
+TO_DEVICE = Codec(_write_to_device, _read_to_device)
+UPDATE = Codec(_write_update, _read_update)
+RECEIPT = Codec(_write_receipt, _read_receipt)
+DOWNLOAD_REQUEST = Codec(_write_download_request, _read_download_request)
+TARGET = Codec(_write_target, _read_target)
+RECEIVED = Codec(_write_received, _read_received)
+OFFSET = Codec(_write_offset, _read_offset)
+FRAMES = Codec(_as_it_is, _as_it_is)
+
+FEDERATION, BLOBS = "attune.v1.Federation", "attune.v1.Blobs"
+ENROL = Call(FEDERATION, "Enrol", ENROL_REQUEST, CERTIFICATE)
+RENEW = Call(FEDERATION, "Renew", RENEW_REQUEST, CERTIFICATE)
+CONNECT = Call(FEDERATION, "Connect", TO_SERVER, TO_DEVICE)
+SUBMIT = Call(FEDERATION, "Submit", UPDATE, RECEIPT)
+DOWNLOAD = Call(BLOBS, "Download", DOWNLOAD_REQUEST, FRAMES)
+UPLOAD = Call(BLOBS, "Upload", FRAMES, RECEIVED)
+UPLOAD_OFFSET = Call(BLOBS, "UploadOffset", TARGET, OFFSET)
