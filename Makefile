@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Images of containers often set it. Then every process compiles every module anew, and every run of tests all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -42,6 +42,10 @@ check: develop
 	$(BIN)/mypy
 	$(BIN)/vermin $(OLDEST)
 	$(BIN)/lint-imports
+
+# How large and how readable the code and the documents are, beside the targets. MEASURE=--files also names the files on an update's way.
+measure: develop
+	$(BIN)/python -m benchmarks.measure $(MEASURE)
 
 # Files of tests are dealt to as many processes as there are cores; the tests of one file run in turn in one process.
 # A process of tests that dies ends the run as red: xdist would start another one, and may then wait for ever.

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import grpc
 
 from attune.common.errors import AttuneError, from_kind
-from attune.common.peer_text import clean
+from attune.common.text import clean
 
 KIND_KEY = "attune-error"
 LONGEST_REASON = 2000  # characters of what a peer names as the reason

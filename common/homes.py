@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import os
 import re
 from pathlib import Path
@@ -46,3 +47,11 @@ def device_home(host: str, port: int, shard: Path) -> Path:
 def joined_home(host: str, port: int) -> Path:
     """Where `fedclient join` leaves an identity until the first shard takes it."""
     return devices_home() / address_folder(host, port) / "joined"
+
+
+def place_of(where: str) -> Path:
+    """A path, or "package:file" for what an installed package carries. Errors: ModuleNotFoundError."""
+    package, _, name = where.partition(":")
+    if name and not Path(where).exists():
+        return Path(str(importlib.resources.files(package) / name))
+    return Path(where).expanduser()

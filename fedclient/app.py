@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attune.common import homes
-from attune.common.alone import run_anywhere
+from attune.common.aio import run_anywhere
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard

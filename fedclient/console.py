@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attune.common.estimate import Estimate
-from attune.common.interval import interval_of
-from attune.common.statistics import Finding
+from attune.common.statistics import Finding, interval_of
 from attune.common.task import TASKS
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 

@@ -33,9 +33,9 @@ from attune.common.errors import (
 )
 from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
-from attune.common.json_text import from_json
 from attune.common.models.options import cautions
 from attune.common.plan import Plan, run_name
+from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.allowed import check_plan
 from attune.fedclient.console import Console

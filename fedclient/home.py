@@ -15,7 +15,7 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 from attune.fedclient.address import Address
 
 ORDERS_DONE = "orders-done"  # a number in the folder of a run that was put aside

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from attune.common.errors import LimitExceeded
-from attune.common.methods.method import options_of
-from attune.common.methods.registry import method_of
+from attune.common.methods.registry import configured_in
 from attune.common.plan import Plan
 
 
@@ -47,12 +46,12 @@ DEFAULT_LIMITS = Limits()
 
 def epochs_of(plan: Plan, samples: int) -> float:
     """Passes over so many samples that one order's training takes, with what objective and predictor add to it."""
-    options, train = options_of(method_of(plan), plan.method_options), plan.train
+    configured, train = configured_in(plan), plan.train
     batches = max(1, math.ceil(samples / train.batch_size))
     own = train.local_steps / batches if train.local_steps else train.local_epochs
     added = 0.0
-    for settings in (options.objective, options.predictor):
+    for settings in (configured.objective, configured.predictor):
         steps = getattr(settings, "tune_steps", 0)  # in place of epochs
         passes = [getattr(settings, name) for name in settings.__struct_fields__ if name.endswith("_epochs")]
         added += steps / batches if steps else sum(passes)
-    return (own + added) * float(getattr(options.objective, "inner_steps", 1))
+    return (own + added) * float(getattr(configured.objective, "inner_steps", 1))

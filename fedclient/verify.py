@@ -9,8 +9,8 @@ import msgspec
 
 from attune.common import homes
 from attune.common.errors import AttuneError, NoModel
-from attune.common.json_text import from_json
 from attune.common.plan import Plan
+from attune.common.text import from_json
 from attune.fedclient import shards
 from attune.fedclient.address import Address
 from attune.fedclient.home import Home

@@ -13,7 +13,7 @@ import msgspec
 
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.stores.audit import Audit
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common import homes
-from attune.common.alone import run_anywhere
+from attune.common.aio import run_anywhere
 from attune.common.config import by_section, load_settings, merge
 
 NO_SETTINGS: Mapping[str, Any] = {}

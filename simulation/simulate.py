@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attune.common.alone import Stopped, run_alone
+from attune.common.aio import Stopped, run_alone
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from attune.common.interval import interval_of
-from attune.common.statistics import Finding
+from attune.common.statistics import Finding, interval_of
 from attune.fedclient.messages import Result
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 

@@ -9,10 +9,8 @@ import click
 
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.web import serving
-from attune.fedserver.web.feed import listening
-from attune.fedserver.web.running import Running
 from attune.fedserver.web.serving import Place
-from attune.fedserver.web.sources import OfLedger
+from attune.fedserver.web.sources import OfLedger, Running, listening
 from attune.simulation.worlds import World
 
 Shown = bool | int | str | None

@@ -13,11 +13,10 @@ from typing import Literal
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.common.json_text import from_json
 from attune.common.metrics import Choice
-from attune.common.peer_text import clean
 from attune.common.plan import Profile
 from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN
+from attune.common.text import clean, from_json
 
 WorkName = Literal["train", "evaluate"]
 

@@ -31,7 +31,7 @@ from attune.common.exchange.messages import (
 )
 from attune.common.metrics import CHOICES
 from attune.common.pb import federation_pb2 as pb
-from attune.common.peer_text import clean
+from attune.common.text import clean
 
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 LONGEST_SOFTWARE = 40  # characters

@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, NotEnrolled
 from attune.common.identity.certificates import subject
-from attune.common.peer_text import clean
+from attune.common.text import clean
 
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 

@@ -5,14 +5,11 @@ B samples, T positions, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from attune.common.errors import SettingError
-from attune.common.methods.method import Method, assign, options_of
+from attune.common.methods.method import ConfiguredMethod, Method, assign
 from attune.common.models.output import logits_of
 from attune.common.models.registry import build
 from attune.common.models.structure import roles
@@ -21,12 +18,15 @@ from attune.common.plan import ModelSpec
 SAMPLES = 2
 
 
-def check_model(spec: ModelSpec, method: Method, method_options: Mapping[str, Any], seed: int = 0) -> None:
-    """Errors: SettingError that names what is wrong with the model, or what the method needs and the model lacks."""
-    model = build(spec, seed)
+def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0) -> None:
+    """Try the model with the method: build it, assign its tensors to parts, and score two samples.
+
+    Raises:
+        SettingError: It names what is wrong with the model, or what the method needs and the model lacks.
+    """
+    model, method = build(spec, seed), configured.method
     assign(method, model)
-    options = options_of(method, method_options)
-    head = _head(model) if options.objective.needs_features or options.predictor.needs_features else None
+    head = _head(model) if configured.objective.needs_features or configured.predictor.needs_features else None
     if head == "":
         raise SettingError(
             f"method {method.name} needs a model with a linear head, and {spec.name} has none: name the last layer head"

@@ -89,16 +89,17 @@ ROW_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(Custo
 
 
 @dataclass(frozen=True)
-class MethodOptions:
-    """The settings of each component of a method, defaults filled in."""
+class ConfiguredMethod:
+    """A method with the typed settings of each of its components, defaults filled in. Settings are parsed once, into this."""
 
+    method: Method
     aggregators: Mapping[PartKind, AggregatorSettings]
     objective: ObjectiveSettings
     predictor: PredictorSettings
 
     @property
     def dial(self) -> AttentionSettings | None:
-        """Of the attended part, if each device chooses its own mixture of it."""
+        """The attended part's settings, if each device chooses its own mixture of it."""
         part = self.aggregators.get("attended")
         return part if isinstance(part, AttentionSettings) and part.dial else None
 
@@ -123,10 +124,11 @@ def custom_method(options: Mapping[str, Any]) -> Method:
     )
 
 
-def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
-    """The [method] table, over the method's defaults: each component gets the keys that it declares.
+def configure(method: Method, options: Mapping[str, Any]) -> ConfiguredMethod:
+    """Parse the [method] table, over the method's defaults: each component gets the keys that it declares.
 
-    Errors: SettingError for a key that no component of this method declares, or a value out of range.
+    Raises:
+        SettingError: For a key that no component of this method declares, or a value out of range.
     """
     own = {"name"} | (ROW_KEYS if method.name == "custom" else set())
     values = merge(method.defaults.get("method", {}), {key: value for key, value in options.items() if key not in own})
@@ -143,18 +145,22 @@ def options_of(method: Method, options: Mapping[str, Any]) -> MethodOptions:
     def dealt(struct: type[S]) -> S:
         return convert(struct, {key: value for key, value in values.items() if key in _fields(struct)}, "method.")
 
-    found = MethodOptions({kind: dealt(struct) for kind, struct in structs.items()}, dealt(objective), dealt(predictor))
-    if found.dial and found.predictor.own_model:
+    aggregators = {kind: dealt(struct) for kind, struct in structs.items()}
+    configured = ConfiguredMethod(method, aggregators, dealt(objective), dealt(predictor))
+    if configured.dial and configured.predictor.own_model:
         raise SettingError(f"method.dial: a device of {method.name} predicts with a model of its own, which has no dial")
-    return found
+    return configured
 
 
-def check_task(method: Method, options: Mapping[str, Any], task: TaskName) -> None:
-    """Errors: SettingError for a method that knows classes alone, with what to take instead."""
-    found = options_of(method, options)
-    why = found.objective.only_classes or found.predictor.only_classes
+def check_task(configured: ConfiguredMethod, task: TaskName) -> None:
+    """Refuse a method that can do classes alone for another task.
+
+    Raises:
+        SettingError: It says what to take instead.
+    """
+    why = configured.objective.only_classes or configured.predictor.only_classes
     if task != "classes" and why:
-        raise SettingError(f"method {method.name} cannot be used for {task}: {why} (method.name)")
+        raise SettingError(f"method {configured.method.name} cannot be used for {task}: {why} (method.name)")
 
 
 def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attune.common.errors import SettingError, nearest
-from attune.common.methods.method import Method, custom_method
+from attune.common.methods.method import ConfiguredMethod, Method, configure, custom_method
 from attune.common.plan import Plan
 
 DEFAULT = "fedtp"
+_CONFIGURED = "configured"  # where a plan keeps its method with typed settings
 
 _MODULES = {
     "ditto": "ditto:DITTO",
@@ -60,11 +61,32 @@ def get(name: str) -> Method:
 
 
 def method_from_options(options: Mapping[str, Any]) -> Method:
-    """The method that a [method] table names, or describes when its name is "custom". Errors: SettingError."""
+    """Return the method that a [method] table names, or describes when its name is "custom".
+
+    Raises:
+        SettingError: For an unknown name, or a description that is not one.
+    """
     name = options.get("name", DEFAULT)
     return custom_method(options) if name == "custom" else get(name)
 
 
-def method_of(plan: Plan) -> Method:
-    """The method that a federation's plan has fixed. Errors: SettingError where this installation does not know it."""
-    return method_from_options({**plan.method_options, "name": plan.method})
+def configured_from(options: Mapping[str, Any]) -> ConfiguredMethod:
+    """Return the method of a [method] table with its typed settings. This is the one place where they are parsed.
+
+    Raises:
+        SettingError: As `method_from_options` and `configure`.
+    """
+    return configure(method_from_options(options), options)
+
+
+def configured_in(plan: Plan) -> ConfiguredMethod:
+    """Return the method that a plan has fixed with its typed settings, which are parsed once and kept with the plan.
+
+    Raises:
+        SettingError: If this installation does not know the method or one of its settings.
+    """
+    kept = vars(plan)  # beside the plan's fields: neither compared nor encoded
+    if _CONFIGURED not in kept:
+        kept[_CONFIGURED] = configured_from({**plan.method_options, "name": plan.method})
+    configured: ConfiguredMethod = kept[_CONFIGURED]
+    return configured

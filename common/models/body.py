@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from attune.common.errors import SettingError, WireError
-from attune.common.places import place_of
+from attune.common.homes import place_of
 from attune.common.plan import ModelSpec
 from attune.common.wire.digest import Digest
 from attune.common.wire.files import read_tensors

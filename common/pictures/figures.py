@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attune.common.errors import SettingError
+from attune.common.statistics import interval_of
+from attune.common.task import TASKS, TaskName
 
 DPI = 120
 COLOURS = ("#3566a8", "#e08214", "#4d9c4a", "#b3478f", "#7f7f7f", "#17a2b8", "#8c564b", "#d4b106", "#d62728", "#5e3c99")
@@ -78,3 +80,20 @@ def short(names: Sequence[str]) -> list[str]:
     common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (by character is meant)
     cut = max(common.rfind("-"), common.rfind("_")) + 1
     return [name[cut:] or name for name in names]
+
+
+def score_axis(axes: Any, task: TaskName, more: str = "", top: float = 1.02) -> None:
+    """Labels the y axis, which ends at the best score; it begins at 0, or below it where R2 does. Call it when all is drawn."""
+    axes.set_ylim(min(0.0, axes.get_ylim()[0]) if task == "regression" else 0.0, top)
+    axes.set_ylabel(f"{TASKS[task].metric}{more}")
+
+
+def direction(task: TaskName) -> str:
+    """A sentence for a caption; empty for accuracy, which everybody knows."""
+    return f" {TASKS[task].described}." if TASKS[task].best else ""
+
+
+def interval_text(score: float | None, samples: int, task: TaskName) -> str:
+    """For a cell of a table."""
+    between = None if score is None else interval_of(score, samples, task)
+    return "" if between is None else "{:.3f}-{:.3f}".format(*between)

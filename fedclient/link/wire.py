@@ -14,7 +14,7 @@ from attune.common import aio
 from attune.common.errors import Unreachable
 from attune.common.exchange.protobuf import Call
 from attune.common.grpc_errors import from_rpc
-from attune.common.peer_text import clean
+from attune.common.text import clean
 from attune.fedclient.link.port import Broken
 
 C = TypeVar("C")

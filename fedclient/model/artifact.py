@@ -21,13 +21,13 @@ from attune.common.config import TrainSettings
 from attune.common.durable import PUBLIC, committed_folder, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
-from attune.common.json_text import from_json
-from attune.common.methods.registry import method_from_options
+from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.task import TaskName
+from attune.common.text import from_json
 from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
@@ -162,15 +162,14 @@ class Model:
 
     def __init__(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]], device: str = "cpu") -> None:
         self.info = info
-        options = {**info.method_options, "name": info.method}
-        method = method_from_options(options)
+        configured = configured_from({**info.method_options, "name": info.method})
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
         self.measure = MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)
 
         def member(name: Choice, weight: float) -> Member:
-            predictor = predictor_for(method, options) if name == info.own else PlainModel(ModelSettings())
-            trainer = Trainer(network, objective_for(method, options), predictor, info.train, where, measure=self.measure)
+            predictor = predictor_for(configured) if name == info.own else PlainModel(ModelSettings())
+            trainer = Trainer(network, objective_for(configured), predictor, info.train, where, measure=self.measure)
             return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
 
         self.members = {name: member(name, weight) for name, weight in _weights_of(info).items()}

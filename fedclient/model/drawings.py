@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.interval import wilson
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.statistics import wilson
 from attune.fedclient.model.rollout import DISCARDED
 
 Floats = npt.NDArray[np.floating[Any]]

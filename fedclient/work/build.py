@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
-from attune.common.methods.method import Method, options_of
+from attune.common.methods.method import ConfiguredMethod
 from attune.common.plan import Plan
 from attune.fedclient.work.objectives.base import Objective
 from attune.fedclient.work.predictors.base import Predictor
@@ -43,14 +43,14 @@ def predictor_class(name: str) -> Callable[..., Predictor]:
     return cast(Callable[..., Predictor], _load("predictors", PREDICTORS[name]))
 
 
-def objective_for(method: Method, options: Mapping[str, Any]) -> Objective:
-    """The objective with its settings. Errors: SettingError."""
-    return objective_class(method.objective)(options_of(method, options).objective)
+def objective_for(configured: ConfiguredMethod) -> Objective:
+    """Return the method's objective with its settings."""
+    return objective_class(configured.method.objective)(configured.objective)
 
 
-def predictor_for(method: Method, options: Mapping[str, Any]) -> Predictor:
-    """The predictor with its settings. Errors: SettingError."""
-    return predictor_class(method.predictor)(options_of(method, options).predictor)
+def predictor_for(configured: ConfiguredMethod) -> Predictor:
+    """Return the method's predictor with its settings."""
+    return predictor_class(configured.method.predictor)(configured.predictor)
 
 
 def family_of(plan: Plan) -> bytes:

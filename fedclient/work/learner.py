@@ -19,8 +19,8 @@ from attune.common import hardware
 from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.faults import fail_at
-from attune.common.methods.method import assign, options_of
-from attune.common.methods.registry import method_from_options
+from attune.common.methods.method import assign
+from attune.common.methods.registry import configured_in
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import components, tensors_of
@@ -69,18 +69,17 @@ class Learner:
         hooks: Hooks = NONE,
     ) -> None:
         self.plan, self.name, self.orders = plan, name, orders
-        options = {**plan.method_options, "name": plan.method}
-        method = method_from_options(options)
-        settings = options_of(method, options)
+        configured = configured_in(plan)
+        method = configured.method
         if hooks.train is not None:
-            check_loop(method, options)
+            check_loop(configured)
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
         self.own = baselines.own_name(method, self.part_of)
-        has_rival = self.own == "personalized" and baselines.has_common(self.part_of, settings.objective)
-        self.returns: dict[str, str] = {kind: part.returns for kind, part in settings.aggregators.items()}
-        objective, predictor = objective_for(method, options), predictor_for(method, options)
-        self.dial = dial_of(settings.dial, self.part_of, components(model))
+        has_rival = self.own == "personalized" and baselines.has_common(self.part_of, configured.objective)
+        self.returns: dict[str, str] = {kind: part.returns for kind, part in configured.aggregators.items()}
+        objective, predictor = objective_for(configured), predictor_for(configured)
+        self.dial = dial_of(configured.dial, self.part_of, components(model))
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # else it is what the device has anyway
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
-from attune.common.methods.method import Method, options_of
+from attune.common.methods.method import ConfiguredMethod
 from attune.common.models.body import names_of, training_mode
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
@@ -126,12 +126,17 @@ class Context:
         job.task.progress(job.share[0] + (job.share[1] - job.share[0]) * min(max(done, 0.0), 1.0))
 
 
-def check_loop(method: Method, options: Mapping[str, Any]) -> None:
-    """Errors: SettingError for a method that cannot live with a loop that is not its own."""
-    why = options_of(method, options).objective.own_loop
+def check_loop(configured: ConfiguredMethod) -> None:
+    """Refuse a method whose training cannot be a user's own loop.
+
+    Raises:
+        SettingError: It says why.
+    """
+    why = configured.objective.own_loop
     if why:
         raise SettingError(
-            f"method {method.name} cannot be trained by a loop of your own: {why}. Leave train out, or choose another method"
+            f"method {configured.method.name} cannot be trained by a loop of your own: {why}. "
+            "Leave train out, or choose another method"
         )
 
 

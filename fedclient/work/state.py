@@ -18,7 +18,7 @@ from torch import Tensor
 from attune.common.durable import PUBLIC, committed_folder, discard_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
 from attune.common.faults import fail_at
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors

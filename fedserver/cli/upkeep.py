@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
+import msgspec
 
 from attune.common.errors import HomeMismatch
+from attune.common.text import clean
 from attune.fedserver.cli.options import HOME
 from attune.fedserver.cli.places import place_of
+from attune.fedserver.stores.audit import Entry
 
 
 @click.command()
@@ -19,8 +23,8 @@ from attune.fedserver.cli.places import place_of
 @click.option("--contains", metavar="DIGEST", help="Fail unless this entry, noted before, is still in the log.")
 def audit(home: Path | None, last: int | None, as_json: bool, contains: str | None) -> None:
     """Shows who was let in, refused or shut out and which settings changed; exit code 4 if the log is damaged."""
+    from attune.fedserver.cli.upkeep import lines_of
     from attune.fedserver.stores.audit import entries
-    from attune.fedserver.view.audit_text import lines_of
 
     place = place_of(home)
     place.require()
@@ -76,3 +80,19 @@ def verify(home: Path | None) -> None:
     if found:
         sys.exit(HomeMismatch.exit_code)
     click.echo(f"{place.path} is whole")
+
+
+LONGEST = 600  # characters of a line
+
+
+def lines_of(found: Iterable[tuple[Entry, str]], as_json: bool) -> Iterator[str]:
+    for entry, digest in found:
+        if as_json:
+            yield msgspec.json.encode(msgspec.structs.asdict(entry) | {"digest": digest}).decode()
+        else:
+            facts = " ".join(f"{key}={_value(value)}" for key, value in entry.facts.items() if value not in ("", None))
+            yield clean(f"{entry.number} {entry.at[:19]}Z {entry.event}, by {entry.by}: {facts}", LONGEST)
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

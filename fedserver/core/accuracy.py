@@ -9,10 +9,10 @@ from typing import Any
 
 from attune.common.methods.method import Evaluate
 from attune.common.metrics import METRICS, reported_by
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 
 
-def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
+def accuracies(rows: Iterable[Report], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
     """The latest accuracy of each client and the size of its test part.
 
     evaluate "served": of what the server served, before local training; "trained": of the device's model after it. Rows must
@@ -27,17 +27,17 @@ def accuracies(rows: Iterable[Row], evaluate: Evaluate) -> dict[str, tuple[float
     return latest
 
 
-def comparisons(rows: Iterable[Row]) -> dict[str, Row]:
+def comparisons(rows: Iterable[Report]) -> dict[str, Report]:
     """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
     return {row.client: row for row in rows if row.work == "evaluate"}
 
 
-def latest_metrics(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+def latest_metrics(rows: Iterable[Report]) -> dict[str, dict[str, Any]]:
     """Return each client's metrics by name, from its latest training and its latest evaluation.
 
     If both have a metric, the newer order counts. Rows must be in the order of time.
     """
-    latest: dict[tuple[str, str], Row] = {}
+    latest: dict[tuple[str, str], Report] = {}
     for row in rows:
         latest.pop((row.client, row.work), None)
         latest[row.client, row.work] = row
@@ -71,7 +71,7 @@ def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None
     }
 
 
-def constants(rows: Iterable[Row]) -> dict[str, tuple[float, int]]:
+def constants(rows: Iterable[Report]) -> dict[str, tuple[float, int]]:
     """What each client's constant answer reaches, and the size of its test part, as in its latest row that says so."""
     return {row.client: (row.accuracy_constant, row.test_samples or 0) for row in rows if row.accuracy_constant is not None}
 
@@ -82,7 +82,7 @@ def no_better_than(constant: Mapping[str, tuple[float, int]], latest: Mapping[st
     return [name for name in both if latest[name][0] <= constant[name][0] < 1]
 
 
-def summary(rows: Iterable[Row], evaluate: Evaluate, metric: str = "accuracy") -> str:
+def summary(rows: Iterable[Report], evaluate: Evaluate, metric: str = "accuracy") -> str:
     """One line about a round for the log."""
     listed = list(rows)
     losses = [row.loss for row in listed if row.loss is not None]

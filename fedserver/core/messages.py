@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import cast
 
 import msgspec
@@ -14,7 +15,12 @@ from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import WorkName
-from attune.fedserver.core.enums import StrEnum
+
+
+class StrEnum(str, Enum):
+    """As enum.StrEnum, which Python 3.10 does not have: `str`, `format` and `%` give the value."""
+
+    __str__ = str.__str__
 
 
 class Phase(StrEnum):
@@ -60,7 +66,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Progressed:
+class DeviceProgressed:
     """A device says that it is further with its order."""
 
     name: str
@@ -106,13 +112,25 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class Failed:
+class StepFailed:
     """The step that was under way cannot be carried out."""
 
     reason: str
 
 
-Event = Resumed | Connected | Disconnected | Reported | Progressed | Excused | Expelled | Paused | Tick | Aggregated | Failed
+Event = (
+    Resumed
+    | Connected
+    | Disconnected
+    | Reported
+    | DeviceProgressed
+    | Excused
+    | Expelled
+    | Paused
+    | Tick
+    | Aggregated
+    | StepFailed
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +157,7 @@ class GoBack:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishDevices:
     devices: tuple[str, ...]
 
 
@@ -165,7 +183,7 @@ class AskAgain:
     devices: tuple[str, ...]
 
 
-Effect = Open | Aggregate | GoBack | Finish | Acknowledge | PassOver | AskAgain
+Effect = Open | Aggregate | GoBack | FinishDevices | Acknowledge | PassOver | AskAgain
 
 
 def together(effects: Iterable[Effect]) -> list[Effect]:

@@ -13,7 +13,7 @@ from attune.common.metrics import Choice
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Device, Smaller
+from attune.fedserver.core.records import DeviceRecord, Smaller
 
 MISSES = 2  # changes in a row that a device had no use for; after one it may have been started again
 
@@ -114,7 +114,7 @@ def _refs(blobs: Mapping[str, Blob], version: int, instead: Mapping[str, Smaller
     return tuple(refs)
 
 
-def needs_download(device: Device | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:
+def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:
     """Whether an order starts from what the server serves, or from what the device has.
 
     Where all devices train, one that is not in the cohort goes on from its own state until its next update was answered;

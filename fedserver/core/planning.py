@@ -10,11 +10,11 @@ import msgspec
 
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
-from attune.common.methods.method import EVERYDAY, Method, check_task, options_of
-from attune.common.methods.registry import method_from_options
+from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
+from attune.common.methods.registry import configured_from, method_from_options
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
-from attune.fedserver.core.adaptation import Adaptation, adaptation_of
+from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import Rules
@@ -29,7 +29,7 @@ AFTER_THE_END = ("adapt_rounds", "adapt")
 class ResolvedSettings:
     """Every setting with its value: what was set, over the method's defaults, over the general ones."""
 
-    method: Method
+    configured: ConfiguredMethod  # the method with typed settings
     method_options: dict[str, Any]  # of the preset, and as set
     model_name: str | None
     model_options: dict[str, Any]
@@ -39,7 +39,12 @@ class ResolvedSettings:
     server: ServerSettings
     data: DataSettings
     seed: int
-    adaptation: Adaptation | None  # of newcomers; None: the method has nothing of a device's own
+    adaptation: AdaptationSpec | None  # of newcomers; None: the method has nothing of a device's own
+
+    @property
+    def method(self) -> Method:
+        """The method alone."""
+        return self.configured.method
 
     @property
     def rules(self) -> Rules:
@@ -52,7 +57,7 @@ class ResolvedSettings:
         """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart,
         and so may what is done with newcomers after the end."""
         sections = {
-            "method": {"name": self.method.name} | _components(self.method, self.method_options),
+            "method": {"name": self.method.name} | _components(self.configured),
             "model": {"name": self.model_name} | self.model_options,
             "data": msgspec.structs.asdict(self.data),
             "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
@@ -63,10 +68,9 @@ class ResolvedSettings:
         }
 
 
-def _components(method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    typed = options_of(method, options)
+def _components(configured: ConfiguredMethod) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for struct in (*typed.aggregators.values(), typed.objective, typed.predictor):
+    for struct in (*configured.aggregators.values(), configured.objective, configured.predictor):
         values |= msgspec.structs.asdict(struct)
     return values
 
@@ -79,7 +83,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     given.pop("name", None)
     full = merge(method.preset(preset, overrides.get("model", {}).get("name")), {**overrides, "method": given})
     options = dict(full["method"])
-    options_of(method, options)
+    configured = configured_from({**options, "name": method.name})
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
     models.check_options(name, model)
@@ -88,7 +92,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     encodings = encodings_of(rounds, method.kinds)
     encodings.check_here()
     return ResolvedSettings(
-        method=method,
+        configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
@@ -98,7 +102,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         server=convert(ServerSettings, full.get("server", {}), "server."),
         data=convert(DataSettings, full.get("data", {}), "data."),
         seed=int(full.get("seed", 0)),
-        adaptation=adaptation_of(method, options, rounds.adapt),
+        adaptation=adaptation_of(configured, rounds.adapt),
     )
 
 
@@ -130,7 +134,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
     if first.task != "classes":
-        check_task(settings.method, settings.method_options, first.task)
+        check_task(settings.configured, first.task)
         classes = first.labels  # of all devices alike, in the order of y's columns
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.metrics import CHOICES, Choice
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 
 ITERATIONS = 500  # at most; of tens of devices a tenth of them is enough
 STEADY = 1e-9  # by how much a share may still move
@@ -48,7 +48,7 @@ class Prior:
 NOTHING = Prior({}, {})
 
 
-def votes_of(rows: Iterable[Row]) -> dict[str, dict[Choice, float]]:
+def votes_of(rows: Iterable[Report]) -> dict[str, dict[Choice, float]]:
     """Return the log-likelihoods by model of each device (by name) that has weighed several models."""
     votes = {row.client: row.likelihoods for row in rows}
     return {client: vote for client, vote in votes.items() if len(vote) > 1}

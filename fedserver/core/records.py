@@ -11,7 +11,7 @@ from attune.common.metrics import Metrics
 from attune.common.wire.blobs import Blob
 
 
-class Device(msgspec.Struct, frozen=True):
+class DeviceRecord(msgspec.Struct, frozen=True):
     """A member of the federation. Times are unix times."""
 
     name: str
@@ -40,7 +40,7 @@ class Slot(msgspec.Struct, frozen=True):
     size: int
 
 
-class Row(Metrics, frozen=True, kw_only=True):
+class Report(Metrics, frozen=True, kw_only=True):
     """What one device reported for one round."""
 
     round: int
@@ -57,8 +57,8 @@ class Smaller(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Entry:
+class AcceptedUpdate:
     """One accepted update: what was reported, and a blob for each part handed in."""
 
-    row: Row
+    row: Report
     parts: Mapping[str, Blob]

@@ -1,7 +1,7 @@
 """The round: (state, event) -> (state, effects). It reads no clock, opens nothing and sees no tensor.
 
 waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Aggregating can also mean that the state
-before the last round becomes the state again (fedserver.core.health says when). Newcomers to a finished federation can
+before the last round becomes the state again (fedserver.core.policy says when). Newcomers to a finished federation can
 take it through further rounds: done -> adaptation -> aggregating -> adaptation ... -> evaluation -> done. failed is left when
 the round is resumed, which tries the same step again.
 
@@ -16,35 +16,36 @@ from attune.fedserver.core.messages import (
     Aggregated,
     AskAgain,
     Connected,
+    DeviceProgressed,
     Disconnected,
     Effect,
     Event,
     Excused,
     Expelled,
-    Failed,
     PassOver,
     Paused,
     Phase,
-    Progressed,
     Reported,
     Resumed,
+    StepFailed,
     Tick,
 )
-from attune.fedserver.core.phases import adaptation, aggregating, done, evaluation, failed, training, waiting
-from attune.fedserver.core.phases.base import PhaseVerbs, Rules, Stage, Step, stage_of
+from attune.fedserver.core.phases.base import PhaseKey, PhaseVerbs, Rules, Step, phase_of
+from attune.fedserver.core.phases.closed_phases import AggregatingPhase, DonePhase, FailedPhase, WaitingPhase
+from attune.fedserver.core.phases.open_phases import AdaptationPhase, EvaluationPhase, TrainingPhase
 from attune.fedserver.core.policy import passed_over
 from attune.fedserver.core.state import Round, without
 
 __all__ = ["Rules", "Step", "left_s", "next_wake", "step"]
 
-PHASES: dict[Stage, PhaseVerbs] = {
-    Stage.WAITING: waiting.Waiting(),
-    Stage.TRAINING: training.Training(),
-    Stage.ADAPTATION: adaptation.Adaptation(),
-    Stage.AGGREGATING: aggregating.Aggregating(),
-    Stage.EVALUATION: evaluation.Evaluation(),
-    Stage.DONE: done.Done(),
-    Stage.FAILED: failed.Failed(),
+PHASES: dict[PhaseKey, PhaseVerbs] = {
+    PhaseKey.WAITING: WaitingPhase(),
+    PhaseKey.TRAINING: TrainingPhase(),
+    PhaseKey.ADAPTATION: AdaptationPhase(),
+    PhaseKey.AGGREGATING: AggregatingPhase(),
+    PhaseKey.EVALUATION: EvaluationPhase(),
+    PhaseKey.DONE: DonePhase(),
+    PhaseKey.FAILED: FailedPhase(),
 }
 
 
@@ -53,7 +54,7 @@ def step(rules: Rules, state: Round, event: Event, unix: float = 0.0) -> Step:
 
     unix: unix time, which is only shown.
     """
-    if isinstance(event, Failed):
+    if isinstance(event, StepFailed):
         return Step(_failing(state, event.reason))
     found = _handle(rules, replace(state, unix=unix), event)
     effects = found.effects
@@ -83,7 +84,7 @@ def left_s(rules: Rules, state: Round, now: float) -> float:
 
 
 def _handle(rules: Rules, state: Round, event: Event) -> Step:
-    phase = PHASES[stage_of(state.record)]
+    phase = PHASES[phase_of(state.record)]
     match event:
         case Resumed(now):
             return _resume(rules, state, now)
@@ -93,7 +94,7 @@ def _handle(rules: Rules, state: Round, event: Event) -> Step:
             return Step(_leaving(state, name, now))
         case Reported(name):
             return phase.report(rules, replace(state, run_out=without(state.run_out, name)), event)
-        case Progressed(name, now):
+        case DeviceProgressed(name, now):
             return phase.progress(rules, _moving(state, name, now), now)
         case Excused(name, now, troubled):
             return phase.progress(rules, _excusing(state, name, troubled), now)
@@ -106,7 +107,7 @@ def _handle(rules: Rules, state: Round, event: Event) -> Step:
             return phase.progress(rules, state, now)
         case Aggregated(now, setback):
             return phase.aggregated(rules, state, now, setback)
-        case Failed():
+        case StepFailed():
             raise AssertionError("handled before")
 
 
@@ -132,7 +133,7 @@ def _resume(rules: Rules, state: Round, now: float) -> Step:
         moved_at=dict.fromkeys(devices, now),
         deadline=now + rules.settings.deadline_s,
     )
-    return PHASES[stage_of(state.record)].resume(rules, state, now)
+    return PHASES[phase_of(state.record)].resume(rules, state, now)
 
 
 def _entering(rules: Rules, state: Round, name: str, now: float, newcomer: bool) -> Round:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.records import Report
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.orders import Orders
@@ -19,7 +19,7 @@ class Closing:
     """What a round came to, before it is committed."""
 
     number: int
-    rows: Sequence[Row]
+    rows: Sequence[Report]
     marks: Mapping[str, Mapping[str, int]]
     outcome: Outcome
     setback: str = ""  # why its updates make no state
@@ -28,7 +28,7 @@ class Closing:
 class Closings:
     """Makes a closing of what lies in the inbox. Making it again writes the same files."""
 
-    def __init__(self, adaptation: Adaptation | None, inbox: Inbox, lab: Lab, orders: Orders, executors: Executors) -> None:
+    def __init__(self, adaptation: AdaptationSpec | None, inbox: Inbox, lab: Lab, orders: Orders, executors: Executors) -> None:
         self._adaptation, self._inbox, self._lab = adaptation, inbox, lab
         self._orders, self._executors = orders, executors
 

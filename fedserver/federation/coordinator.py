@@ -265,7 +265,7 @@ class Coordinator:
                     self.turns.start(self._close_round(number, frozenset(cohort)))
                 case events.GoBack(number, why):
                     self.turns.start(self._close_round(number, frozenset(), why))
-                case events.Finish(devices):
+                case events.FinishDevices(devices):
                     self._finish(devices)
                 case events.PassOver(devices):
                     await self._standing.pass_over(devices)
@@ -360,7 +360,7 @@ class Coordinator:
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
-        self.round = step(self._rules, self.round, events.Failed(str(self.error)), self.clock.unix()).state
+        self.round = step(self._rules, self.round, events.StepFailed(str(self.error)), self.clock.unix()).state
         with contextlib.suppress(Exception):  # what failed may be the ledger itself
             await self._ledger.put_record(self.round.record)
             self._saved_record = self.round.record

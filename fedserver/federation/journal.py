@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attune.fedserver.core.enums import StrEnum
+from attune.fedserver.core.messages import StrEnum
 
 KEPT_SPANS = 200  # of each device
 KEPT_ROUNDS = 50

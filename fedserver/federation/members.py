@@ -174,7 +174,7 @@ class Members:
             if stream is not None and stream.progress != quarter:
                 stream.progress = quarter
                 await self._update(name, progress=quarter)
-            await self._coordinator.dispatch(events.Progressed(name, self._clock.monotonic()))
+            await self._coordinator.dispatch(events.DeviceProgressed(name, self._clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """A device says that it cannot carry out an order; without an order, that it takes no part at all."""

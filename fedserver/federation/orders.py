@@ -11,7 +11,7 @@ from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.prior import NOTHING, Prior, prior_of, votes_of
-from attune.fedserver.core.records import Device, Smaller
+from attune.fedserver.core.records import DeviceRecord, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.journal import WORK, Journal, Stage
 from attune.fedserver.federation.streams import Streams
@@ -104,7 +104,7 @@ class Orders:
         self._priors.clear()
 
     async def _smaller(
-        self, record: Record, known: Mapping[str, Device], takes: Served, cold_start: Mapping[str, Blob]
+        self, record: Record, known: Mapping[str, DeviceRecord], takes: Served, cold_start: Mapping[str, Blob]
     ) -> dict[str, dict[str, Smaller]]:
         """For each device, by the digest of a blob that it takes, what is sent in its place: the change where it seems to hold
         what it was served before, else all of it in fewer bytes.
@@ -123,7 +123,7 @@ class Orders:
         packed = {digest: Smaller(blob) for digest, blob in (await self._lab.pack(list(whole.values()))).items()}
         return {name: packed | (changes if name in holders else {}) for name in takes}
 
-    def _holds(self, name: str, device: Device | None, record: Record) -> bool:
+    def _holds(self, name: str, device: DeviceRecord | None, record: Record) -> bool:
         """Whether a device should have what it was served with this state or the one before; else it fetches all of it."""
         stream = self._streams.get(name)
         takes_changes = stream is not None and stream.changes and not self.book.forgets(name)
@@ -158,7 +158,7 @@ class Orders:
         known = await self._known(asked)
         return {name: {"fetched": state_round} for name in asked if self._needs_download(record, known.get(name), work)}
 
-    async def _known(self, names: Collection[str]) -> dict[str, Device]:
+    async def _known(self, names: Collection[str]) -> dict[str, DeviceRecord]:
         return {device.name: device for device in await self._ledger.devices(names)}
 
     def _task_of(self, parts: Sequence[str], record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
@@ -168,11 +168,11 @@ class Orders:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
         return (), parts if name in record.cohort else ()
 
-    def _needs_download(self, record: Record, device: Device | None, work: str) -> bool:
+    def _needs_download(self, record: Record, device: DeviceRecord | None, work: str) -> bool:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
         train = "sampled" if record.adapting else self._settings.round.train
         return needs_download(device, work, train, self._settings.method.evaluate)
 
 
-def _founders(known: Mapping[str, Device], names: Iterable[str]) -> list[str]:
+def _founders(known: Mapping[str, DeviceRecord], names: Iterable[str]) -> list[str]:
     return [name for name in names if name in known and known[name].founder]

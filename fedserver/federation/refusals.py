@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from attune.common.errors import AttuneError
-from attune.common.peer_text import clean
+from attune.common.text import clean
 from attune.fedserver.core.advice import ORDINARY, advice
 from attune.fedserver.ports.ledger import Ledger, Refusal
 from attune.fedserver.stores.audit import Audit

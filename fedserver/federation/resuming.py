@@ -8,7 +8,7 @@ import msgspec
 
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.phases.base import Rules
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.ports.ledger import Snapshot
@@ -25,7 +25,7 @@ async def taken_up(found: Snapshot, rules: Rules, inbox: Inbox, executors: Execu
     return Round.of(_reopened(record, handed_in - reported.keys()), reported, _finished(found, rules), losses)
 
 
-async def _reported(found: Snapshot, inbox: Inbox, executors: Executors) -> dict[str, Row]:
+async def _reported(found: Snapshot, inbox: Inbox, executors: Executors) -> dict[str, Report]:
     """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
     record = found.record
     if record.revive().phase is Phase.DONE:

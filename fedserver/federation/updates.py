@@ -17,7 +17,7 @@ from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Device, Row
+from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.arrivals import Arrivals
 from attune.fedserver.federation.coordinator import Coordinator
@@ -126,7 +126,7 @@ class Updates:
         await self._executors.disk(self._coordinator.inbox.discard, order_id)
         return Receipt(late=f"round {order.round} is closed")
 
-    async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Row:
+    async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Report:
         """Into the inbox, with what the device reports; or refused, and the round does not wait for it any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
@@ -189,10 +189,10 @@ def _arrived(order: OrderId) -> None:
     fail_at(SERVER, order.round, "upload-whole")
 
 
-def row_of(order: OrderId, update: Update, device: Device | None, task: TaskName = "classes") -> Row:
+def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:
     """What is kept of a report. Errors: UpdateRefused for more samples than declared, and metrics that cannot be."""
     declared = device.samples if device is not None and device.samples is not None else 0
     if not 0 <= update.samples <= declared:
         raise UpdateRefused(f"{order.client} claims {update.samples} samples; it declared {declared} when it connected")
     measured = msgspec.structs.asdict(read_metrics(update.metrics_json, order.client, task)) | {"bytes_up": 0}
-    return Row(round=order.round, work=order.work, client=order.client, samples=update.samples, **measured)
+    return Report(round=order.round, work=order.work, client=order.client, samples=update.samples, **measured)

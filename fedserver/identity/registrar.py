@@ -13,7 +13,7 @@ from attune.common.errors import CertificateRefused, Forbidden, NameTaken, Token
 from attune.common.faults import SERVER, fail_at
 from attune.common.identity.credential import fingerprint_of, key_fingerprint_of, needs_renewal, not_after
 from attune.common.identity.names import check_name
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import DAY_S, state_of
 from attune.fedserver.identity.server_tls import LiveServerCredentials
@@ -142,7 +142,7 @@ class Registrar:
             await self._ledger.renew(self._certificate(pem, name), time.time(), UNUSED, FORGET_S)
         return pem
 
-    async def _unanswered(self, known: Device, token: Token) -> bool:
+    async def _unanswered(self, known: DeviceRecord, token: Token) -> bool:
         """Whether this device was enrolled with this token a moment ago, and has shown no certificate since."""
         if (
             not token.id

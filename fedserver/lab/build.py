@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from torch import nn
 
-from attune.common.methods.method import Method, PartKind, assign, options_of
+from attune.common.methods.method import ConfiguredMethod, PartKind, assign
 from attune.common.models.structure import components
 from attune.fedserver.lab.aggregators.base import Aggregator, Blockwise, Vault
 from attune.fedserver.lab.aggregators.carrier import Carrier
@@ -51,15 +51,18 @@ def made(job: Job, vault: Vault, *carrier: Carrier) -> Blockwise:
 
 
 def aggregators_for(
-    method: Method,
-    options: Mapping[str, Any],
+    configured: ConfiguredMethod,
     model: nn.Module,
     vault_for: Callable[[PartKind], Vault],
     seed: int,
     make: Maker = made,
 ) -> dict[PartKind, Aggregator]:
-    """One aggregator for every part that leaves the device and has a tensor in this model. Errors: SettingError."""
-    settings = options_of(method, options).aggregators
+    """Return one aggregator for every part that leaves the device and has a tensor in this model.
+
+    Raises:
+        SettingError: As `assign`, for a model that does not fit the method.
+    """
+    method, settings = configured.method, configured.aggregators
     kinds = assign(method, model)
     parts: dict[PartKind, dict[str, list[str]]] = {}
     for component, names in components(model).items():

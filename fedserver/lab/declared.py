@@ -19,7 +19,7 @@ def check_declared(settings: ResolvedSettings) -> None:
     Errors: SettingError.
     """
     if settings.data.task is not None:
-        check_task(settings.method, settings.method_options, settings.data.task)
+        check_task(settings.configured, settings.data.task)
     name = settings.model_name
     if name is not None and ":" in name:
         registry.check_importable(name)
@@ -31,7 +31,7 @@ def check_declared(settings: ResolvedSettings) -> None:
     errors = []
     for spec in specs:
         try:
-            check_model(spec, settings.method, settings.method_options, settings.seed)
+            check_model(spec, settings.configured, settings.seed)
             return
         except SettingError as error:
             errors.append(error)

@@ -10,8 +10,8 @@ from typing import get_args
 
 from attune.common.errors import UpdateRefused
 from attune.common.faults import SERVER, fail_at
-from attune.common.methods.method import PartKind, assign, options_of
-from attune.common.methods.registry import method_of
+from attune.common.methods.method import PartKind, assign
+from attune.common.methods.registry import configured_in
 from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
@@ -22,8 +22,8 @@ from attune.common.wire.encodings import AS_THEY_LIE, decoded, encoded_manifest
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
-from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot, Smaller
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
@@ -61,16 +61,16 @@ class Engine:
         body = body_of(model)
         self.body_digest = body.digest if body else ""
         forget(model)
-        method = method_of(plan)
-        assignment = assign(method, model)
+        configured = configured_in(plan)
+        assignment = assign(configured.method, model)
         initial = tensors_of(model)
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
         version = closed + 1 if slots else 0
         self._vaults = {part: Vault(blobs, part, slots, version, area) for part in parts}
         # To be made anew: what they hold of a staged state goes with it.
-        self._make = partial(aggregators_for, method, plan.method_options, model, self._vaults.__getitem__, plan.seed, make)
+        self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
-        self._settings = options_of(method, plan.method_options).aggregators
+        self._settings = configured.aggregators
         self._norms: dict[tuple[str, str, str], float] = {}  # of (part, client, digest) since the present state became true
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # of them, who did not count in some part
@@ -212,11 +212,13 @@ class Engine:
         slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
-    def aggregate(self, entries: Mapping[str, Entry], founders: Collection[str] = ()) -> Outcome:
+    def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = ()) -> Outcome:
         """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
         return self._staged(entries, None, founders)
 
-    def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Collection[str] = ()) -> Outcome:
+    def adapt(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Collection[str] = ()
+    ) -> Outcome:
         """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
         return self._staged(entries, adaptation, founders)
 
@@ -226,7 +228,9 @@ class Engine:
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
 
-    def _staged(self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]) -> Outcome:
+    def _staged(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
+    ) -> Outcome:
         try:
             metrics = self._close(entries, adaptation, founders)
         except NotFinite as error:
@@ -256,7 +260,9 @@ class Engine:
         self._note_recipe(None, {}, [])
         return Outcome({}, self.staged_slots())
 
-    def _note_recipe(self, adaptation: Adaptation | None, entries: Mapping[str, Entry], made: Sequence[Slot]) -> None:
+    def _note_recipe(
+        self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]
+    ) -> None:
         """How the staged state was made; of one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
@@ -265,7 +271,7 @@ class Engine:
         fail_at(SERVER, self._next_recipe.round, "aggregated")
 
     def _close(
-        self, entries: Mapping[str, Entry], adaptation: Adaptation | None, founders: Collection[str]
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
     ) -> dict[str, float]:
         self._take_back()
         self._bounded, self._without_vote = {}, set()
@@ -285,7 +291,7 @@ class Engine:
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
-    def _updates(self, part: PartKind, entries: Mapping[str, Entry], votes: bool, stack: ExitStack) -> list[Update]:
+    def _updates(self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack) -> list[Update]:
         """A cohort's updates of a part, bounded against one another; where it `votes`, without those that have none."""
         settings, updates = self._settings[part], []
         weight = weights({name: float(entry.row.samples or 0) for name, entry in entries.items()}, settings.bound_samples)

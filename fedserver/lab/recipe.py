@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from typing_extensions import Self
 
-from attune.common.json_text import from_json
-from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot
+from attune.common.text import from_json
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.records import AcceptedUpdate, Slot
 from attune.fedserver.ports.blobs import STATE, Blobs
 
 
@@ -17,9 +17,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """A round's ingredients. The blobs that it names are kept as long as it is."""
 
     round: int
-    adaptation: Adaptation | None  # None: a round of training
+    adaptation: AdaptationSpec | None  # None: a round of training
     admitted: Sequence[str]  # who took part since the state before
-    entries: Mapping[str, Entry]  # the cohort's updates, by client
+    entries: Mapping[str, AcceptedUpdate]  # the cohort's updates, by client
     replaced: Sequence[Slot]  # of the state before, what this one has in other versions
     made: Sequence[Slot]
     founders: Sequence[str] = ()  # of those who took part

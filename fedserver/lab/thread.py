@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from attune.common.methods.method import PartKind
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot, Smaller
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.place import HERE, Place
 from attune.fedserver.ports.blobs import Blobs
@@ -81,9 +81,9 @@ class ThreadLab:
             check_size(plan.model, self._max_model_bytes)
         if not slots:
             from attune.common.methods.fit import check_model
-            from attune.common.methods.registry import method_of
+            from attune.common.methods.registry import configured_in
 
-            check_model(plan.model, method_of(plan), plan.method_options, plan.seed)
+            check_model(plan.model, configured_in(plan), plan.seed)
         self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
@@ -114,10 +114,12 @@ class ThreadLab:
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         await self._executors.worker(self._started.check, client, cast(PartKind, part), blob, max_norm)
 
-    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
+    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
         return await self._executors.worker(self._started.aggregate, entries, founders)
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
+    async def adapt(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
+    ) -> Outcome:
         return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
 
     async def go_back(self) -> Outcome:

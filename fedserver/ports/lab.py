@@ -12,8 +12,8 @@ from typing import Protocol
 
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.adaptation import Adaptation
-from attune.fedserver.core.records import Entry, Slot, Smaller
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
@@ -87,11 +87,13 @@ class Lab(Protocol):
         """
         ...
 
-    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
+    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
         """A cohort's accepted updates, by client, into the next state; founders as above."""
         ...
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
+    async def adapt(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
+    ) -> Outcome:
         """As `aggregate`, of newcomers to a finished federation."""
         ...
 

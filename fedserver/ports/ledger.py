@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.core.planning import ResolvedSettings, resolve
+from attune.fedserver.core.records import DeviceRecord, Report, Slot
 
 Role = Literal["device", "operator"]
 
@@ -72,13 +74,18 @@ class Snapshot:
     overrides: Mapping[str, Any] | None  # of the settings, as set; None: no server has served this federation yet
     plan: Plan | None
     record: Record
-    devices: tuple[Device, ...]  # by name
+    devices: tuple[DeviceRecord, ...]  # by name
     slots: tuple[Slot, ...]  # by part and key
-    rows: tuple[Row, ...]  # in the order of time: rounds, in each training before evaluation, in each the clients by name
+    rows: tuple[Report, ...]  # in the order of time: rounds, in each training before evaluation, in each the clients by name
     certificates: tuple[Certificate, ...] = ()  # of devices, by name; of each the oldest first
     refusals: tuple[Refusal, ...] = ()  # the latest first
     run: str = ""  # of several over one fleet; empty: the first
     leaving: bool = False  # blobs of the run before are still to be removed
+
+    @cached_property
+    def settings(self) -> ResolvedSettings:
+        """The overrides over all defaults, typed; parsed once for each snapshot. Errors: SettingError."""
+        return resolve(self.overrides or {})
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Ledger(Protocol):
         self,
         record: Record,
         slots: Iterable[Slot],
-        rows: Iterable[Row],
+        rows: Iterable[Report],
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None = None,
     ) -> None:
@@ -126,7 +133,7 @@ class Ledger(Protocol):
         marks: device -> {"contributed" or "fetched": round}.
         """
 
-    async def last_evaluations(self, before: int, but: int = 0) -> list[Row]:
+    async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         """Of each device that is not revoked, by name: what it reported of the latest state before this round's.
 
         but: a round whose state is left out.
@@ -134,13 +141,13 @@ class Ledger(Protocol):
 
     # --- members
 
-    async def device(self, name: str) -> Device | None: ...
+    async def device(self, name: str) -> DeviceRecord | None: ...
 
-    async def devices(self, names: Collection[str] | None = None) -> list[Device]:
+    async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         """Those of `names` that are known, or all; by name."""
 
     async def update_device(self, name: str, **fields: Any) -> None:
-        """Changes fields of core.records.Device. Nothing happens if there is no such device."""
+        """Changes fields of core.records.DeviceRecord. Nothing happens if there is no such device."""
 
     async def disconnect_all(self, now: float) -> None:
         """At start: a new process has no streams."""

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from attune.common.errors import AttuneError, Forbidden, LedgerBusy, TokenRefused, TooMany, WireError
 from attune.common.grpc_errors import abort
-from attune.common.peer_text import clean
+from attune.common.text import clean
 from attune.fedserver.core.advice import for_devices
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.troubles import Troubles, can_pass

@@ -23,7 +23,7 @@ import msgspec
 from attune.common.durable import PRIVATE, disk_errors, sync, sync_with_name
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.faults import SERVER, fail_at
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 
 FIRST = "0" * 64  # what the first line names
 LOCK_S = 10.0

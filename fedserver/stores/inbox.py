@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from attune.common.faults import SERVER, fail_at
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.ports.blobs import INBOX, Blobs, Damaged
 
 LOG = logging.getLogger("fedserver")
@@ -27,7 +27,7 @@ class Inbox:
         self._blobs = blobs
         self._closed = 0  # the last round of training whose updates are in the state
 
-    def accept(self, order: OrderId, row: Row, parts: Mapping[str, Blob]) -> None:
+    def accept(self, order: OrderId, row: Report, parts: Mapping[str, Blob]) -> None:
         """Moves the parts in and makes the whole durable. Accepting twice keeps the first.
 
         Errors: DiskFull, Damaged.
@@ -41,7 +41,7 @@ class Inbox:
             for part, blob in parts.items():
                 moved[part] = self._blobs.move(blob, f"{INBOX}{order}/{part}.safetensors")
             fail_at(SERVER, order.round, "inbox-renamed")
-            self._blobs.put(_entry_name(order), msgspec.json.encode(Entry(row, moved)))
+            self._blobs.put(_entry_name(order), msgspec.json.encode(AcceptedUpdate(row, moved)))
         except BaseException:
             for part, blob in moved.items():  # so that its device need not send them once more
                 self._blobs.move(blob, parts[part].name)
@@ -51,12 +51,12 @@ class Inbox:
     def holds(self, order: OrderId) -> bool:
         return self._blobs.size(_entry_name(order)) is not None
 
-    def entries(self, work: str, round_: int) -> dict[str, Entry]:
+    def entries(self, work: str, round_: int) -> dict[str, AcceptedUpdate]:
         """Accepted updates of one round by device name, in name order.
 
         One that is damaged is thrown away, with a word in the log: its device still has it and is asked for it again.
         """
-        found: dict[str, Entry] = {}
+        found: dict[str, AcceptedUpdate] = {}
         for name in self._names(f"{work}-{round_}-"):
             try:
                 entry = self._entry(name)
@@ -114,9 +114,9 @@ class Inbox:
         kept = tuple(f"{INBOX}{prefix}" for prefix in prefixes)
         self._discard([name for name in self._names("") if not name.startswith(kept)])
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> AcceptedUpdate:
         try:
-            return from_json(self._blobs.get(name), Entry)
+            return from_json(self._blobs.get(name), AcceptedUpdate)
         except (KeyError, msgspec.DecodeError) as error:
             raise Damaged(f"{name} is damaged ({error})") from None
 

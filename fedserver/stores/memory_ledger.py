@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import Certificate, Look, Refusal, Snapshot, Token
 
 WORK_ORDER = {"train": 0, "evaluate": 1}
@@ -23,12 +23,12 @@ class MemoryLedger:
         self._overrides: Mapping[str, Any] | None = None
         self._plan: Plan | None = None
         self._record = Record()
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, DeviceRecord] = {}
         self._certificates: dict[str, Certificate] = {}
         self._tokens: dict[str, Token] = {}
         self._slots: dict[tuple[str, str], Slot] = {}
         self._refusals: dict[tuple[str, str], Refusal] = {}
-        self._rows: dict[tuple[int, str, str], Row] = {}
+        self._rows: dict[tuple[int, str, str], Report] = {}
 
     def __repr__(self) -> str:
         return f"MemoryLedger({len(self._devices)} devices, round {self._record.round})"
@@ -69,7 +69,7 @@ class MemoryLedger:
         self,
         record: Record,
         slots: Iterable[Slot],
-        rows: Iterable[Row],
+        rows: Iterable[Report],
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None = None,
     ) -> None:
@@ -81,17 +81,17 @@ class MemoryLedger:
         self._slots |= new_slots
         self._rows |= new_rows
 
-    async def last_evaluations(self, before: int, but: int = 0) -> list[Row]:
+    async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         out = {device.name for device in self._devices.values() if device.revoked}
         asked = (row for row in self._rows.values() if row.work == "evaluate" and row.round < before and row.round != but)
         rows = [row for row in asked if row.client not in out]
         latest = {row.client: row for row in sorted(rows, key=lambda row: row.round)}
         return [latest[name] for name in sorted(latest)]
 
-    async def device(self, name: str) -> Device | None:
+    async def device(self, name: str) -> DeviceRecord | None:
         return self._devices.get(name)
 
-    async def devices(self, names: Collection[str] | None = None) -> list[Device]:
+    async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         asked = self._devices.keys() if names is None else self._devices.keys() & set(names)
         return [self._devices[name] for name in sorted(asked)]
 
@@ -118,7 +118,7 @@ class MemoryLedger:
             self._tokens[token] = replace(used, uses_left=left, used_up_at=now if left <= 0 else None)
         by = "" if token is None else self._tokens[token].id
         founder = self._record.round == 0
-        known = self._devices.get(name) or Device(name, public_key, enrolled_at=now, founder=founder, token=by)
+        known = self._devices.get(name) or DeviceRecord(name, public_key, enrolled_at=now, founder=founder, token=by)
         self._devices[name] = msgspec.structs.replace(known, public_key=public_key)
         self._certificates[certificate.fingerprint] = certificate
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from attune.common.errors import LedgerBusy
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.tables import Tables, certificate_in
 
@@ -76,19 +76,19 @@ class SqliteLedger:
         self,
         record: Record,
         slots: Iterable[Slot],
-        rows: Iterable[Row],
+        rows: Iterable[Report],
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None = None,
     ) -> None:
         await self._do(self._tables.commit_round, record, slots, rows, marks, plan)
 
-    async def last_evaluations(self, before: int, but: int = 0) -> list[Row]:
+    async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         return await self._do(self._tables.last_evaluations, before, but)
 
-    async def device(self, name: str) -> Device | None:
+    async def device(self, name: str) -> DeviceRecord | None:
         return await self._do(self._tables.device, name)
 
-    async def devices(self, names: Collection[str] | None = None) -> list[Device]:
+    async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         return await self._do(self._tables.devices, names)
 
     async def update_device(self, name: str, **fields: Any) -> None:

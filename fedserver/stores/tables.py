@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import HomeMismatch
-from attune.common.json_text import from_json
 from attune.common.plan import Plan
+from attune.common.text import from_json
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
 
 VERSION = 2  # of the schema
@@ -172,7 +172,7 @@ class Tables:
         self,
         record: Record,
         slots: Iterable[Slot],
-        rows: Iterable[Row],
+        rows: Iterable[Report],
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None,
     ) -> None:
@@ -197,21 +197,21 @@ class Tables:
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
 
-    def last_evaluations(self, before: int, but: int) -> list[Row]:
+    def last_evaluations(self, before: int, but: int) -> list[Report]:
         rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
             "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? AND round != ? "
             "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
             (before, but),
         )
-        return [from_json(row[0], Row) for row in rows]
+        return [from_json(row[0], Report) for row in rows]
 
     # --- members
 
-    def device(self, name: str) -> Device | None:
+    def device(self, name: str) -> DeviceRecord | None:
         row = self._db.execute("SELECT * FROM devices WHERE name = ?", (name,)).fetchone()
-        return msgspec.convert(dict(row), Device, strict=False) if row else None
+        return msgspec.convert(dict(row), DeviceRecord, strict=False) if row else None
 
-    def devices(self, names: Collection[str] | None) -> list[Device]:
+    def devices(self, names: Collection[str] | None) -> list[DeviceRecord]:
         return devices_in(self._db, names)
 
     def update_device(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -343,13 +343,13 @@ def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
     return from_json(row[0], kind) if row else None
 
 
-def devices_in(db: sqlite3.Connection, names: Collection[str] | None = None) -> list[Device]:
+def devices_in(db: sqlite3.Connection, names: Collection[str] | None = None) -> list[DeviceRecord]:
     if names is None:
         rows = db.execute("SELECT * FROM devices ORDER BY name")
     else:  # as one value: the number of a statement's variables is bounded
         asked = msgspec.json.encode(sorted(names)).decode()
         rows = db.execute("SELECT * FROM devices WHERE name IN (SELECT value FROM json_each(?)) ORDER BY name", (asked,))
-    return [msgspec.convert(dict(row), Device, strict=False) for row in rows]
+    return [msgspec.convert(dict(row), DeviceRecord, strict=False) for row in rows]
 
 
 def certificates_in(db: sqlite3.Connection, name: str | None = None) -> list[Certificate]:
@@ -369,7 +369,7 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         value_in(db, "record", Record) or Record(),
         tuple(devices_in(db)),
         tuple(Slot(*row) for row in slots),
-        tuple(from_json(row[0], Row) for row in rows),
+        tuple(from_json(row[0], Report) for row in rows),
         tuple(certificates_in(db)),
         tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
         value_in(db, "run", str) or "",

@@ -22,7 +22,7 @@ import msgspec
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.estimate import told
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.home import LEFT_ASIDE, Home
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE

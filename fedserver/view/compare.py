@@ -11,13 +11,11 @@ import msgspec
 
 from attune.common.errors import NoModel, SettingError
 from attune.common.statistics import finding, mcnemar
-from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
-from attune.fedserver.view.saved import read_rows, read_summary
-from attune.fedserver.view.summary import Summary, summarise
+from attune.fedserver.view.summary import Summary, read_rows, read_summary, summarise
 
 
 class Against(msgspec.Struct, frozen=True):
@@ -67,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     path: str
     summary: Summary
-    rows: list[Row]
+    rows: list[Report]
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -104,7 +102,7 @@ def _read(name: str, where: str, place: Home) -> Run:
     found = snapshot(home)
     if found.plan is None or not found.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
-    settings, closed = planning.resolve(found.overrides or {}), found.record.round
+    settings, closed = found.settings, found.record.round
     summary = summarise(found.rows, settings, found.plan.model.name, closed, found.plan.task)
     return Run(name or _called(path), str(path), summary, list(found.rows))
 
@@ -158,7 +156,7 @@ def against(found: Mapping[str, float], first: Mapping[str, float]) -> Against |
     return Against(len(both), better, worse, p, fmean(differences), finding(better, worse, p))
 
 
-def slowest(rows: Sequence[Row]) -> float | None:
+def slowest(rows: Sequence[Report]) -> float | None:
     """Seconds: of every order of a round the device that took longest, summed; None where nobody said."""
     orders: dict[tuple[int, str], float] = {}
     for row in rows:

@@ -15,7 +15,6 @@ from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.frames import read_frames
 from attune.common.wire.tensors import Tensors
-from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
@@ -64,7 +63,7 @@ def write_tables(
 
 def summarised(found: Snapshot, plan: Plan) -> summary.Summary:
     """What summary.json holds."""
-    settings = planning.resolve(found.overrides or {})
+    settings = found.settings
     return summary.summarise(found.rows, settings, plan.model.name, found.record.round, plan.task)
 
 

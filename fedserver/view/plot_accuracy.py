@@ -9,11 +9,10 @@ from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
-from attune.common.interval import interval_of
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.statistics import interval_of
 from attune.common.task import TaskName
-from attune.fedserver.view import scored
 from attune.fedserver.view.summary import Client, Point, Summary
 
 SERIES = {
@@ -64,13 +63,13 @@ def curves(summary: Summary) -> Section:
     for axes, (key, label) in zip((left, right), AVERAGES.items(), strict=True):
         _curves_on(axes, summary, key)
         axes.set_xlabel("closed rounds")
-        scored.axis(axes, summary.task, f", {label}")
+        figures.score_axis(axes, summary.task, f", {label}")
     left.legend(frameon=False, loc="lower right")
     some = any(not point.whole for points in summary.curves.values() for point in points)
     hint = " Hollow marks and thin lines are of those clients only that took part in a round." if some else ""
     caption = (
         f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over "
-        f"all test samples, in which each sample counts the same.{hint}{scored.direction(summary.task)}"
+        f"all test samples, in which each sample counts the same.{hint}{figures.direction(summary.task)}"
     )
     return Section(
         f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary)
@@ -133,7 +132,7 @@ def bars(summary: Summary) -> Section:
             axes.bar(at, values, width=0.4, color=colour, label=label)
             axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
     axes.set_xlim(-0.8, len(listed) - 0.2)
-    scored.axis(axes, summary.task, "" if summary.task == "regression" else ", 95 % interval")
+    figures.score_axis(axes, summary.task, "" if summary.task == "regression" else ", 95 % interval")
     axes.set_title("Each client before and after its latest local training", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     if len(listed) <= NAMED:
@@ -145,7 +144,7 @@ def bars(summary: Summary) -> Section:
     figures.plain(axes)
     caption = (
         "Before: what the device started its latest training from. The intervals (Wilson's) show how certain an accuracy is on "
-        f"so few test samples: if they overlap widely, a difference means little.{scored.direction(summary.task)}"
+        f"so few test samples: if they overlap widely, a difference means little.{figures.direction(summary.task)}"
     )
     return Section("Local training", caption, Picture("training", figures.png(figure)), _training_table(listed, summary.task))
 
@@ -167,7 +166,7 @@ def _with_intervals(
 
 
 def _training_table(listed: Sequence[Client], task: TaskName) -> Table:
-    text = partial(scored.interval_text, task=task)
+    text = partial(figures.interval_text, task=task)
     rows: list[list[Cell]] = [
         [c.name, c.test_samples, c.before, text(c.before, c.test_samples), c.after, text(c.after, c.test_samples)]
         for c in listed
@@ -208,7 +207,7 @@ def sweep(runs: Sequence[Run], label: str) -> Section:
         axes.plot(x, over_clients, "s:", color=colour, markersize=4, linewidth=1, markerfacecolor="white", zorder=2)
         axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
     axes.set_xlabel(label)
-    scored.axis(axes, runs[0].summary.task, ", over all test samples")
+    figures.score_axis(axes, runs[0].summary.task, ", over all test samples")
     axes.set_title(f"Accuracy against {label}")
     axes.legend(frameon=False, loc="best")
     figures.plain(axes)

@@ -9,7 +9,7 @@ from typing import Any
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures, page
 from attune.common.pictures.page import Cell, Picture, Section, Table
-from attune.fedserver.view import compare_text, scored
+from attune.fedserver.view import compare_text
 from attune.fedserver.view.compare import Compared, Run
 
 NAMED = 60  # devices whose names fit below the axis
@@ -48,8 +48,8 @@ def _drawn(runs: Sequence[Run]) -> Section:
         right.set_xticks(range(len(names)), figures.short(names), rotation=90, fontsize=8)
     for axes in (left, right):
         figures.plain(axes)
-    scored.axis(left, runs[0].summary.task, ", mean over clients")
-    scored.axis(right, runs[0].summary.task, " on the device's own test part")
+    figures.score_axis(left, runs[0].summary.task, ", mean over clients")
+    figures.score_axis(right, runs[0].summary.task, " on the device's own test part")
     left.legend(frameon=False, loc="lower right")
     figure.suptitle(" and ".join(run.name for run in runs))
     caption = (

@@ -7,12 +7,10 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.errors import SettingError
-from attune.common.interval import interval_of
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
-from attune.common.statistics import Finding
+from attune.common.statistics import Finding, interval_of
 from attune.common.task import TaskName
-from attune.fedserver.view import scored
 from attune.fedserver.view.summary import Client, Summary
 
 NAMED = 120  # devices whose names fit below the axis
@@ -82,7 +80,7 @@ def clients(summary: Summary) -> Section:
     caption = (
         "Every device on its own test part, those first to which federation gives most. Thin lines are 95 % intervals: above "
         "Wilson's of the device's own model, below Tango's of the difference on the same samples. Where one below crosses "
-        f"zero, the device's test part cannot tell.{scored.direction(summary.task)}"
+        f"zero, the device's test part cannot tell.{figures.direction(summary.task)}"
     )
     return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed, summary.task))
 
@@ -108,7 +106,7 @@ def _models(axes: Any, listed: Sequence[Client], task: TaskName) -> None:
             axes.plot(
                 at, values, mark, color=colour, markersize=7 if few else 3.5, label=label, markeredgecolor="white", zorder=3
             )
-    scored.axis(axes, task, top=1.03)
+    figures.score_axis(axes, task, top=1.03)
     axes.set_title("Whom federation helps", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1, fontsize=9)
     figures.plain(axes)
@@ -134,7 +132,7 @@ def _table(listed: Sequence[Client], task: TaskName) -> Table:
 
     def row(c: Client) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
-        own = scored.interval_text(c.own, c.test_samples, task)
+        own = figures.interval_text(c.own, c.test_samples, task)
         return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, own, c.common, c.local, c.constant, c.kept]
 
     return Table(heads, [row(client) for client in listed])

@@ -11,7 +11,7 @@ from typing import Any
 from attune.common.metrics import METRICS, reported_by
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, Picture, Section, Table
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 
 COLUMNS = 3
 MARKED = 60  # rounds that get a mark each
@@ -20,7 +20,7 @@ SERIES = {"train": ("training", figures.BEFORE), "evaluate": ("evaluation", figu
 ByRound = dict[int, list[float]]  # the clients' values, by the round that the row names
 
 
-def by_round(rows: Iterable[Row]) -> dict[str, dict[str, ByRound]]:
+def by_round(rows: Iterable[Report]) -> dict[str, dict[str, ByRound]]:
     """Return metric -> work -> round -> values, for the metrics that are numbers and were reported."""
     metrics: dict[str, dict[str, ByRound]] = {name: {} for name in METRICS}
     for row in rows:
@@ -30,7 +30,7 @@ def by_round(rows: Iterable[Row]) -> dict[str, dict[str, ByRound]]:
     return {name: works for name, works in metrics.items() if works}
 
 
-def metrics(rows: Sequence[Row]) -> Section:
+def metrics(rows: Sequence[Report]) -> Section:
     """Means over clients as lines; the table has the smallest and largest value, too."""
     found = by_round(rows)
     across = min(COLUMNS, len(found))

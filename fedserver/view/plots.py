@@ -11,7 +11,6 @@ from typing_extensions import Self
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
-from attune.fedserver.core import planning
 from attune.fedserver.home import Home
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
@@ -20,8 +19,7 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices, plot_metrics
 from attune.fedserver.view.beside import snapshot
-from attune.fedserver.view.saved import read_summary
-from attune.fedserver.view.summary import Summary, summarise
+from attune.fedserver.view.summary import Summary, read_summary, summarise
 
 T = TypeVar("T")
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
@@ -37,7 +35,7 @@ class Drawn:
             raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
         self._look, self._blobs, self._where, self.rows = look, blobs, where, found.rows
         self.closed = found.record.round
-        settings, plan = planning.resolve(found.overrides or {}), found.plan
+        settings, plan = found.settings, found.plan
         self.summary = summarise(found.rows, settings, plan.model.name, self.closed, plan.task)
         if labels is None:
             self.groups = by_classes({device.name: device.labels for device in found.devices if device.labels})

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from attune.common.plan import run_name
-from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import Home
 from attune.fedserver.view.beside import snapshot
@@ -46,7 +45,7 @@ def listed(home: Home) -> Iterator[Listed]:
 
 def _listed(home: Home, name: str | None) -> Listed:
     found = snapshot(home)
-    settings = planning.resolve(found.overrides or {})
+    settings = found.settings
     average = over_all(accuracies(found.rows, settings.method.evaluate))
     return Listed(
         name=name or run_name(found.run),

@@ -7,17 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from attune.common.config import RoundSettings
-from attune.common.interval import interval_of
 from attune.common.metrics import METRICS
+from attune.common.paired import verdict_of
+from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
-from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Certificate, Snapshot
-from attune.fedserver.view.verdict import verdict_of
 
 TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"
 SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
@@ -40,7 +39,7 @@ def status(
     reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
     troubles: what keeps that server from carrying a step out; it tries again by itself. now: unix time.
     """
-    settings = planning.resolve(found.overrides or {})
+    settings = found.settings
     record, devices = found.record, found.devices
     revoked = {device.name for device in devices if device.revoked}
     rows = [row for row in found.rows if row.client not in revoked]
@@ -113,7 +112,7 @@ def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdict": verdict_of(metrics)} | {name: metrics.get(name) for name in METRICS}
 
 
-def _since(name: str, devices: Iterable[Device], record: Record) -> float:
+def _since(name: str, devices: Iterable[DeviceRecord], record: Record) -> float:
     """Unix time since when a device is awaited: since it left, if it left after the order went out."""
     left = next((device.since for device in devices if device.name == name and not device.connected), 0.0)
     return max(left, record.opened_at)
@@ -124,7 +123,7 @@ def _accuracy(latest: tuple[float, int] | None, task: TaskName) -> dict[str, Any
     return {"accuracy": latest[0] if latest else None, "interval": interval_of(*latest, task) if latest else None}
 
 
-def _client(device: Device, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:
+def _client(device: DeviceRecord, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:
     if device.revoked:
         state = "revoked"
     elif not connected:

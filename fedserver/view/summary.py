@@ -6,30 +6,34 @@ Rounds of newcomers after the last round are in the clients' own figures, and in
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 import msgspec
 
 from attune.common.config import RoundSettings
+from attune.common.errors import SettingError
 from attune.common.methods.method import Evaluate
+from attune.common.paired import gain_between, gain_of, verdict_of
 from attune.common.statistics import Finding
 from attune.common.task import TASKS, TaskName
+from attune.common.text import from_json
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.records import Row
-from attune.fedserver.view.verdict import gain_between, gain_of, verdict_of
+from attune.fedserver.core.records import Report
 
 FEDTP_EVERY = 5  # rounds from one evaluation to the next
 FEDTP_LAST = Fraction(200, 1500)  # of the rounds: whose evaluations count
 FEDMCSA_LAST = 20  # evaluations
 
 Found = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
-Pick = Callable[[Row], tuple[int, float | None]]  # a row's state, and which of its accuracies is meant
+Pick = Callable[[Report], tuple[int, float | None]]  # a row's state, and which of its accuracies is meant
 
 
 class Average(msgspec.Struct, frozen=True):
@@ -75,7 +79,7 @@ class Client(msgspec.Struct, frozen=True):
     """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation.
 
     constant: what it would reach by always answering the most frequent label of its training part. The last four are of the
-    latest evaluation, in which its own model was compared: see `fedserver.view.verdict`.
+    latest evaluation, in which its own model was compared: see `common.paired`.
     """
 
     name: str
@@ -119,7 +123,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summarise(
-    rows: Sequence[Row], settings: ResolvedSettings, model: str | None, closed: int, task: TaskName = "classes"
+    rows: Sequence[Report], settings: ResolvedSettings, model: str | None, closed: int, task: TaskName = "classes"
 ) -> Summary:
     """The whole of summary.json. Rows must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
@@ -149,7 +153,7 @@ def judged_by(evaluate: Evaluate) -> str:
     return "before" if evaluate == "served" else "after"
 
 
-def curves(rows: Iterable[Row], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[Point]]:
+def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[Point]]:
     """Accuracy by state: as served, after local training, of the common model, and of one trained on the device alone.
 
     Before round r + 1 a device reports its accuracy with state r, and so does an evaluation of state r; if both exist, the
@@ -162,10 +166,10 @@ def curves(rows: Iterable[Row], evaluate: Evaluate, policy: RoundSettings) -> di
     training = [row for row in rows if row.work == "train"]
     everyone_trains = not policy.clients or (policy.train == "all" and evaluate == "trained")
 
-    def before(row: Row) -> tuple[int, float | None]:
+    def before(row: Report) -> tuple[int, float | None]:
         return row.round - (row.work == "train"), row.accuracy_before
 
-    def after(row: Row) -> tuple[int, float | None]:
+    def after(row: Report) -> tuple[int, float | None]:
         return row.round, row.accuracy_after if row.work == "train" else row.accuracy_before
 
     return {
@@ -176,7 +180,7 @@ def curves(rows: Iterable[Row], evaluate: Evaluate, policy: RoundSettings) -> di
     }
 
 
-def curve(rows: Iterable[Row], pick: Pick, everyone_trains: bool) -> list[Point]:
+def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[Point]:
     """A point for each state of which an accuracy is known; of two rows of a client about one state the later one counts."""
     states: dict[int, Found] = defaultdict(dict)
     asked: set[int] = set()
@@ -234,7 +238,7 @@ def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
     )
 
 
-def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
+def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[Client]:
     """Each client with an accuracy, by name."""
     accuracy = of_rows.accuracies(rows, evaluate)
     trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
@@ -259,7 +263,7 @@ def clients(rows: Sequence[Row], evaluate: Evaluate) -> list[Client]:
     return [of(name) for name in sorted(accuracy.keys() | trained.keys())]
 
 
-def _compared(row: Row) -> dict[str, Any]:
+def _compared(row: Report) -> dict[str, Any]:
     """The fields of a `Client` that come of a comparison."""
     found = msgspec.structs.asdict(row)
     gain, verdict = gain_of(found), verdict_of(found)
@@ -279,3 +283,29 @@ def averages(listed: Sequence[Client]) -> dict[str, Average]:
 
 def _averages(found: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
     return {"clients": len(found), **(of_rows.over_all(found) or {})}
+
+
+NOT_ONE = "{} is not a folder that `fedserver export` or Result.save wrote: {}"
+
+
+def read_summary(folder: Path) -> Summary:
+    """Errors: SettingError for another folder."""
+    try:
+        return from_json((folder / "summary.json").read_bytes(), Summary)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingError(NOT_ONE.format(folder, error)) from None
+
+
+def read_rows(folder: Path) -> list[Report]:
+    """In the order of time. Errors: SettingError for another folder."""
+    try:
+        with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+            rows = [row_of(line) for line in csv.DictReader(file)]
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError, csv.Error) as error:
+        raise SettingError(NOT_ONE.format(folder, error)) from None
+    return sorted(rows, key=lambda row: (row.round, row.work != "train", row.client))
+
+
+def row_of(line: Mapping[str, str]) -> Report:
+    """A line of metrics.csv; an empty cell is a number that there is not."""
+    return msgspec.convert({name: value for name, value in line.items() if value != ""}, Report, strict=False)

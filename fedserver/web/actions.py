@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 
 LONGEST_TTL_S = 3650 * 86400.0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from attune.common.metrics import METRICS, MetricDescriptor
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 
 KEPT = ("accuracy_before", "accuracy_after", "accuracy_constant")  # of these the latest that there is counts
 
@@ -28,7 +28,7 @@ class Line:
     metrics: Mapping[str, float | None]  # those that each round has of its own, and those that the page draws as charts
 
 
-def plus(totals: Totals, row: Row) -> Totals:
+def plus(totals: Totals, row: Report) -> Totals:
     """Return a device's totals with one more row."""
     return {name: totals.get(name, 0) + (getattr(row, name) or 0) for name, metric in METRICS.items() if metric.per == "round"}
 
@@ -37,8 +37,8 @@ class Condensed:
     """Rows are added in the order of time; those of the newest round may be added again."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[str, str, str], Row] = {}  # (client, work, what it is kept for)
-        self._open: dict[tuple[str, str], Row] = {}  # of the newest round
+        self._latest: dict[tuple[str, str, str], Report] = {}  # (client, work, what it is kept for)
+        self._open: dict[tuple[str, str], Report] = {}  # of the newest round
         self._closed: list[Line] = []
         self._totals: dict[str, Totals] = {}  # by device, of closed rounds
         self.newest = 0
@@ -46,7 +46,7 @@ class Condensed:
     def __repr__(self) -> str:
         return f"Condensed({self.newest} rounds, {len(self._latest)} rows)"
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[Report]) -> None:
         for row in rows:
             if row.round > self.newest:
                 if self._open:
@@ -58,7 +58,7 @@ class Condensed:
                 self._latest[row.client, row.work, what] = row
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[Report, ...]:
         """In the order of time: of each device those that say what is latest, in whatever sense."""
         found = {(row.round, row.work, row.client): row for row in self._latest.values()}
         return tuple(found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "train", key[2])))
@@ -77,7 +77,7 @@ class Condensed:
         return [*self._closed, line_of(self.newest, self._open.values())] if self._open else list(self._closed)
 
 
-def line_of(number: int, rows: Iterable[Row]) -> Line:
+def line_of(number: int, rows: Iterable[Report]) -> Line:
     listed = sorted(rows, key=lambda row: row.client)
     trained = [row for row in listed if row.work == "train"]
     evaluated = [row for row in listed if row.work == "evaluate"]
@@ -93,5 +93,5 @@ def line_of(number: int, rows: Iterable[Row]) -> Line:
     )
 
 
-def _combined(rows: list[Row], metric: MetricDescriptor) -> float | None:
+def _combined(rows: list[Report], metric: MetricDescriptor) -> float | None:
     return metric.combined([value for row in rows if (value := getattr(row, metric.name)) is not None])

@@ -12,7 +12,7 @@ import msgspec
 
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.home import Home
@@ -22,10 +22,8 @@ from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.reader import SqliteReader
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, NewToken, Nothing, OfDevice
-from attune.fedserver.web.feed import listening
-from attune.fedserver.web.running import Running
 from attune.fedserver.web.serving import Place
-from attune.fedserver.web.sources import OfLedger
+from attune.fedserver.web.sources import OfLedger, Running, listening
 
 PLACE_FILE, TOKEN_FILE = "dashboard.json", "dashboard-token"
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from attune.common.metrics import METRICS
+from attune.common.paired import gain_of
 from attune.common.task import described
 from attune.fedserver.federation.journal import Span, Stage
-from attune.fedserver.view.verdict import gain_of
 from attune.fedserver.web.facts import Facts
 
 RUN = (

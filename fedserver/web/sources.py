@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from attune.common.text import clean
+from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
@@ -121,3 +126,70 @@ def read_attention(saved: Arrays, unit: str) -> Attention:
 
 def no_attention(method: str) -> Attention:
     return Attention((), (), (), "", NO_ATTENTION.format(method))
+
+
+KEPT = 200
+
+
+class Feed(logging.Handler):
+    """Whatever the server says at WARNING or above; `totals` counts what is no longer kept too, by level."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._faults: deque[Fault] = deque(maxlen=KEPT)
+        self.totals: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        self.totals[level] += 1
+        self._faults.append(Fault(record.created, level, clean(record.getMessage())))
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return tuple(self._faults)
+
+
+@contextmanager
+def listening(logger: str = "fedserver") -> Iterator[Feed]:
+    feed = Feed()
+    logging.getLogger(logger).addHandler(feed)
+    try:
+        yield feed
+    finally:
+        logging.getLogger(logger).removeHandler(feed)
+
+
+class Running:
+    """Implements sources.Living."""
+
+    def __init__(self, coordinator: Coordinator, address: str, feed: Feed) -> None:
+        self._coordinator, self.address, self._feed = coordinator, address, feed
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        return self._coordinator.troubles.lines
+
+    @property
+    def journal(self) -> Journal:
+        return self._coordinator.journal
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        return self._feed.faults
+
+    @property
+    def fault_totals(self) -> Mapping[str, int]:
+        return self._feed.totals
+
+    def reported(self, found: Snapshot) -> Collection[str]:
+        return self._coordinator.round.reported
+
+    def stuck(self) -> str:
+        limit_s = self._coordinator.settings.server.watchdog_s
+        stuck_s = self._coordinator.stuck_s
+        return f"a step has made no headway for {stuck_s:.0f} s" if limit_s and stuck_s >= limit_s else ""
+
+    def trouble(self) -> str:
+        if self._coordinator.error is not None:
+            return f"failed: {self._coordinator.error}"
+        return self.stuck() or "; ".join(self.troubles)

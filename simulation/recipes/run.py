@@ -18,9 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.interval import LEVEL
 from attune.common.methods.registry import get
-from attune.common.statistics import holm, mcnemar
+from attune.common.statistics import LEVEL, holm, mcnemar
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.permutation import sign_flip
 from attune.simulation.partition.datasets import DIGITS, load_source

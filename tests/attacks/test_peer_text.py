@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common.peer_text import clean
+from attune.common.text import clean
 
 
 @given(st.text(st.characters(), max_size=80), st.integers(10, 60))

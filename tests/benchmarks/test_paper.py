@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment
-from attune.common.methods.method import options_of
 from attune.fedclient.data.shard import load_shard
 from attune.fedserver.core.planning import ResolvedSettings, resolve
 from benchmarks import lines, paper, paper_curves, report, tables
@@ -49,7 +48,7 @@ def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_c
             for settings in tables.trials(table, row):
                 resolved = resolved_of(table, column, row, settings)
                 assert resolved.method.name == row.method
-                bounds = options_of(resolved.method, resolved.method_options).aggregators.values()
+                bounds = resolved.configured.aggregators.values()
                 assert all(each.bound == each.bound_samples == 0 for each in bounds), "no paper bounds what a device hands in"
                 assert resolved.round.take_back == 0
                 tuned = resolved.method.predictor == "fine-tune"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attune.common.alone import Stopped, run_alone
+from attune.common.aio import Stopped, run_alone
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 from attune.common.errors import AttuneError
 from attune.common.metrics import Metrics
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.export import COLUMNS
 from attune.fedserver.view.status import status
@@ -29,7 +29,7 @@ def test_every_exit_code_is_in_the_table(page: Any) -> None:
 
 def test_every_field_of_the_status_is_described(page: Any) -> None:
     record = Record(phase=Phase.TRAINING, devices=("anna",), cohort=("anna",), opened_at=5.0)
-    said = status(Snapshot(None, None, record, (Device("anna", "key"),), (), ()), set())
+    said = status(Snapshot(None, None, record, (DeviceRecord("anna", "key"),), (), ()), set())
     rows = [row[0].strip("`") for row in page(PAGE).table("## Status")]
     [client] = said["clients"]
     assert set(Metrics.__struct_fields__) <= client.keys()

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from attune.common.interval import wilson
+from attune.common.statistics import wilson
 from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import Result
 from attune.fedclient.work.blend import Weighing, weights_of

@@ -12,7 +12,7 @@ import torch
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.methods.method import options_of
+from attune.common.methods.method import configure
 from attune.common.methods.registry import method_from_options
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
@@ -128,10 +128,10 @@ def test_likelihood_and_price_by_hand():
 def test_a_device_that_predicts_with_a_model_of_its_own_has_nothing_to_dial():
     for name in ("fedmcsa", "fedavg+mcsa", "fedtp+mcsa"):
         method = method_from_options({"name": name})
-        assert options_of(method, {"dial": True}).dial
-        assert options_of(method, {}).dial is None
+        assert configure(method, {"dial": True}).dial
+        assert configure(method, {}).dial is None
     with pytest.raises(SettingError, match=r"method.dial: .*pfedme\+mcsa.* model of its own"):
-        options_of(method_from_options({"name": "pfedme+mcsa"}), {"dial": True})
+        configure(method_from_options({"name": "pfedme+mcsa"}), {"dial": True})
 
 
 @pytest.fixture

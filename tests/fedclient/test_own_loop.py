@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import attune
 from attune.common.errors import AttuneError
-from attune.common.methods.method import options_of
+from attune.common.methods.method import configure
 from attune.common.methods.registry import get, names
 
 PLAIN = {"train.lr": 0.1, "train.momentum": 0.0, "train.clip_norm": 0.0, "train.local_epochs": 2, "train.validation": 0.0}
@@ -66,7 +66,7 @@ def test_a_method_that_cannot_live_with_it_says_so_before_it_starts(method: str)
 
 
 def test_every_method_was_looked_at() -> None:
-    assert {name for name in names() if options_of(get(name), {}).objective.own_loop} == FOREIGN
+    assert {name for name in names() if configure(get(name), {}).objective.own_loop} == FOREIGN
 
 
 def test_the_prox_term_is_half_mu_times_the_squared_distance() -> None:

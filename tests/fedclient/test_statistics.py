@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from attune.common.interval import Z
 from attune.common.paired import findings_of, pairs_of
-from attune.common.statistics import difference, holm, mcnemar
+from attune.common.statistics import Z, difference, holm, mcnemar
 from attune.fedclient.messages import Result
 from attune.fedclient.work.comparison import compared, comparisons_of, finding_of
 

@@ -23,12 +23,12 @@ from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.common.metrics import read_metrics
 from attune.common.pb import federation_pb2 as pb
-from attune.common.peer_text import LONGEST, clean
+from attune.common.text import LONGEST, clean
 from attune.common.wire.digest import check_digest
 from attune.common.wire.header import Limits, layout_in
 from attune.fedserver.core import schema
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.federation.members import quarter_of
 from attune.fedserver.federation.updates import row_of
 from attune.fedserver.identity.authority import Authority, request_key
@@ -40,7 +40,7 @@ LIMITS = Limits(max_blob_bytes=1 << 20, max_header_bytes=1 << 16, max_tensors=25
 _KEY = load_key(new_key())
 AUTHORITY = Authority(authority_certificate(_KEY.public_key(), _KEY).public_bytes(Encoding.PEM), _KEY)
 NOW = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
-DEVICE = Device(WHO, "", samples=20)
+DEVICE = DeviceRecord(WHO, "", samples=20)
 
 
 def header(data: bytes) -> None:

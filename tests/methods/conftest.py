@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from attune.common.config import TrainSettings
-from attune.common.methods.method import Method, assign, options_of
+from attune.common.methods.method import Method, assign, configure
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.seeds import derive
@@ -53,17 +53,18 @@ class Federation:
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
+        self.configured = configure(self.method, self.options)
         self.network = Network(self.model)
         self.kinds = assign(self.method, self.model)
         self.vaults = {kind: MemoryVault() for kind in set(self.kinds.values())}
         initial = tensors_of(self.model)
-        self.aggregators = aggregators_for(self.method, self.options, self.model, self.vaults.__getitem__, seed=0)
+        self.aggregators = aggregators_for(self.configured, self.model, self.vaults.__getitem__, seed=0)
         for kind, aggregator in self.aggregators.items():
             aggregator.start({name: tensor for name, tensor in initial.items() if self.kinds[name] == kind})
             for client in sorted(self.shards):
                 aggregator.admit(client)
-        self.objective = objective_for(self.method, self.options)
-        self.predictor = predictor_for(self.method, self.options)
+        self.objective = objective_for(self.configured)
+        self.predictor = predictor_for(self.configured)
         self.state: dict[str, Tensors] = {}
         for client in self.shards:
             first = initial | self.served(client)
@@ -103,7 +104,7 @@ class Federation:
             self.state[client], self.losses[client] = trained.tensors, trained.loss
             for kind in self.aggregators:
                 names = [name for name, of in self.kinds.items() if of == kind]
-                change = options_of(self.method, self.options).aggregators[kind].returns == "change"
+                change = self.configured.aggregators[kind].returns == "change"
                 handed_in = {n: trained.tensors[n] - task.received[n] if change else trained.tensors[n] for n in names}
                 updates[kind].append(Update(client, float(len(y)), handed_in))
         for kind, aggregator in self.aggregators.items():

@@ -7,8 +7,8 @@ import torch
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
-from attune.common.methods.method import assign
-from attune.common.methods.registry import get, method_from_options, names
+from attune.common.methods.method import assign, configure
+from attune.common.methods.registry import configured_from, get, names
 from attune.common.methods.settings.objectives import SETTINGS
 from attune.common.models.registry import build
 from attune.common.models.structure import roles, tensors_of
@@ -18,7 +18,7 @@ from attune.fedclient.work.build import objective_class, objective_for, predicto
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.trainer import Trainer
-from attune.fedserver.core.adaptation import Adaptation, adaptation_of
+from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 
 IMAGES = ModelSpec("vit", "images", (4, 4, 1), 3, options={"width": 8, "heads": 2, "depth": 1, "patch": 2})
 NORMED = ModelSpec("convnet-bn", "images", (16, 16, 1), 3)
@@ -44,15 +44,15 @@ HAND = {
 
 @pytest.mark.parametrize("name", sorted(HAND))
 def test_a_methods_own_rule(name: str) -> None:
-    found = adaptation_of(get(name), {}, "personal")
+    found = adaptation_of(configure(get(name), {}), "personal")
     assert found is not None
     assert (set(found.trains), set(found.returns), found.common) == (*HAND[name], False)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavg+ft", "per-fedavg", "fedmcsa-mcsa", "pfedgp"])
 def test_methods_with_nothing_personal_have_nothing_to_fit_but_can_go_on_training(name: str) -> None:
-    assert adaptation_of(get(name), {}, "personal") is None
-    assert adaptation_of(get(name), {}, "all") == Adaptation((), ("shared",), common=True)
+    assert adaptation_of(configure(get(name), {}), "personal") is None
+    assert adaptation_of(configure(get(name), {}), "all") == AdaptationSpec((), ("shared",), common=True)
 
 
 @pytest.mark.parametrize("name", names())
@@ -60,17 +60,17 @@ def test_embedding_and_hypernetwork_are_for_methods_that_generate(name: str) -> 
     method = get(name)
     for adapt, common in (("embedding", False), ("hypernetwork", True)):
         if "generated" in method.kinds:
-            assert adaptation_of(method, {}, adapt) == Adaptation(("generated",), ("generated",), common)
+            assert adaptation_of(configure(method, {}), adapt) == AdaptationSpec(("generated",), ("generated",), common)
         else:
             with pytest.raises(SettingError, match=f'"{adapt}".*{name.replace("+", ".")}'):
-                adaptation_of(method, {}, adapt)
+                adaptation_of(configure(method, {}), adapt)
 
 
 def test_an_embedding_that_is_fixed_cannot_be_fitted() -> None:
     with pytest.raises(SettingError, match="fixed"):
-        adaptation_of(get("fedtp"), {"embedding": "fixed"}, "embedding")
-    assert adaptation_of(get("fedtp"), {"embedding": "fixed"}, "personal") is None
-    assert adaptation_of(get("fedtp"), {"embedding": "fixed"}, "hypernetwork") is not None
+        adaptation_of(configure(get("fedtp"), {"embedding": "fixed"}), "embedding")
+    assert adaptation_of(configure(get("fedtp"), {"embedding": "fixed"}), "personal") is None
+    assert adaptation_of(configure(get("fedtp"), {"embedding": "fixed"}), "hypernetwork") is not None
 
 
 def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
@@ -85,13 +85,13 @@ def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
 def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1) -> tuple[dict, dict, dict[str, str], Trainer]:
     """(before, after, the kind of each tensor with "personal" for extras, trainer) of one device's training."""
     options = {"name": name, **({"inner_steps": 2, "mu": 0.01} if "pfedme" in name else {})}
-    method = method_from_options(options)
-    model = build(spec, 0)
+    configured = configured_from(options)
+    method, model = configured.method, build(spec, 0)
     kinds = dict(assign(method, model))
     trainer = Trainer(
         model,
-        objective_for(method, options),
-        predictor_for(method, options),
+        objective_for(configured),
+        predictor_for(configured),
         TrainSettings(local_epochs=1, batch_size=4, weight_decay=0.01),
         torch.device("cpu"),
         kinds,
@@ -111,7 +111,7 @@ def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1
 @pytest.mark.parametrize("spec", [IMAGES, NORMED], ids=["vit", "convnet-bn"])
 @pytest.mark.parametrize("name", names())
 def test_what_is_frozen_keeps_every_bit_and_the_rest_moves(name: str, spec: ModelSpec) -> None:
-    adaptation = adaptation_of(get(name), {}, "personal")
+    adaptation = adaptation_of(configure(get(name), {}), "personal")
     if adaptation is None:
         pytest.skip("nothing personal")
     try:
@@ -158,11 +158,11 @@ def test_pfedmes_own_model_goes_on_from_itself_while_the_common_one_is_frozen() 
 
 def test_a_head_alone_is_trained_as_by_hand() -> None:
     """FedPer's newcomer: two steps on the whole batch are softmax regression on features that do not move in between."""
-    method = get("fedper")
+    configured = configure(get("fedper"), {})
     model = build(ModelSpec("dnn", "tabular", (3,), 2, options={"hidden": [4]}), 0).double()
-    kinds = dict(assign(method, model))
+    kinds = dict(assign(configured.method, model))
     settings = TrainSettings(lr=0.5, momentum=0.0, batch_size=100, local_epochs=2, clip_norm=0.0)
-    trainer = Trainer(model, objective_for(method, {}), predictor_for(method, {}), settings, torch.device("cpu"), kinds)
+    trainer = Trainer(model, objective_for(configured), predictor_for(configured), settings, torch.device("cpu"), kinds)
     start = {key: tensor.clone() for key, tensor in tensors_of(model).items()}
     draw = torch.Generator().manual_seed(1)
     x, y = torch.randn(6, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 1])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from torch import nn
 
 from attune.common.errors import SettingError
-from attune.common.methods.method import Method, assign, options_of
-from attune.common.methods.registry import get, method_from_options, method_of, names
+from attune.common.methods.method import Method, assign, configure
+from attune.common.methods.registry import configured_in, get, method_from_options, names
 from attune.common.methods.settings.aggregators import AttentionSettings, HypernetworkSettings, MeanSettings
 from attune.common.methods.settings.objectives import ProximalSettings
 from attune.common.plan import ModelSpec, Plan, TrainSettings
@@ -85,7 +86,7 @@ def test_integers_cannot_be_generated():
 
 
 def test_options_reach_the_component_that_declares_them():
-    options = options_of(get("fedtp"), {"name": "fedtp", "embedding_dim": 16, "server_optimiser": "sgd", "uniform": True})
+    options = configure(get("fedtp"), {"name": "fedtp", "embedding_dim": 16, "server_optimiser": "sgd", "uniform": True})
     assert options.aggregators["generated"] == HypernetworkSettings(embedding_dim=16, server_optimiser="sgd")
     assert options.aggregators["shared"] == MeanSettings(uniform=True)
 
@@ -96,11 +97,11 @@ def test_the_published_settings_of_fedmcsa_are_the_papers():
         given = method.preset("published", model)
         train = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0} | decay
         assert (given["train"], given["round"]) == (train, {"train": "all"})
-        options = options_of(method, given["method"])
+        options = configure(method, given["method"])
         assert options.aggregators == {"attended": AttentionSettings(bound_change=0.0, bound_samples=0.0, sigma=50.0)}
         assert options.objective == ProximalSettings(mu=5.0)
     assert method.evaluate == "trained"
-    assert options_of(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)
+    assert configure(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)
 
 
 FAMILY = ["fedmcsa", "fedmcsa-mcsa", "fedavg+mcsa", "fedamp", "heurfedamp", "pfedme+mcsa"]
@@ -112,7 +113,7 @@ def test_the_family_of_fedmcsa_trains_in_tens_of_rounds_by_default_and_as_one_un
     assert method.preset("everyday", "mlr") == dict(method.defaults)
     assert not method.defaults.get("train", {}).keys() & {"lr", "local_steps", "batch_size"}, "these are everybody's"
     assert method.preset("published", "mlr")["train"] == get("fedmcsa").preset("published", "mlr")["train"]
-    mu = {found.objective.mu for found in (options_of(method, method.published["method"]),) if hasattr(found.objective, "mu")}
+    mu = {found.objective.mu for found in (configure(method, method.published["method"]),) if hasattr(found.objective, "mu")}
     assert mu <= {5.0, 15.0}
 
 
@@ -124,7 +125,7 @@ def test_a_method_without_published_settings_says_so():
 
 
 def test_the_ablation_without_attention_is_uniform():
-    assert options_of(get("fedmcsa-mcsa"), {}).aggregators["shared"] == MeanSettings(uniform=True)
+    assert configure(get("fedmcsa-mcsa"), {}).aggregators["shared"] == MeanSettings(uniform=True)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_the_ablation_without_attention_is_uniform():
 )
 def test_wrong_options_are_named(method, options, words):
     with pytest.raises(SettingError, match=words):
-        options_of(get(method), options)
+        configure(get(method), options)
 
 
 def test_unknown_methods_suggest_the_nearest():
@@ -156,7 +157,7 @@ def test_every_built_in_method_has_a_citation_valid_defaults_and_a_name_of_its_o
     for name in names():
         method = get(name)
         assert method.name == name and method.citation
-        options_of(method, {})
+        configure(method, {})
         TrainSettings(**method.defaults.get("train", {}))
         assert set(method.defaults) | set(method.published) <= {"method", "train", "round"}
         TrainSettings(**method.published.get("train", {}))
@@ -173,7 +174,7 @@ def test_a_users_own_row():
     }
     method = method_from_options(options)
     assert method.parts == (("@qkv", "generated"), ("*", "attended")) and method.evaluate == "trained"
-    typed = options_of(method, options)
+    typed = configure(method, options)
     assert typed.aggregators["attended"] == AttentionSettings(sigma=7.0) and typed.objective == ProximalSettings(mu=0.5)
 
 
@@ -202,13 +203,23 @@ def test_wrong_rows_are_refused(row, words):
 def test_a_plan_gives_its_method_back():
     spec = ModelSpec("dnn", "tabular", (6,), 3)
     plan = Plan("id", 0, spec, [0, 1, 2], "custom", {"parts": {"*": "shared"}}, TrainSettings())
-    assert method_of(plan).parts == (("*", "shared"),)
+    assert configured_in(plan).method.parts == (("*", "shared"),)
 
 
 def test_nothing_here_imports_torch():
     """`--help` and `status` check settings and must answer at once."""
     code = (
         "import sys; from attune.common.methods import registry, method; "
-        "[method.options_of(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"
+        "[method.configure(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_plan_keeps_its_typed_settings_beside_its_bytes() -> None:
+    plan = Plan("f", 0, ModelSpec("dnn", "tabular", (3,), 2), [0, 1], "fedprox", {"mu": 0.5}, TrainSettings())
+    before = msgspec.json.encode(plan)
+    configured = configured_in(plan)
+    assert configured.method is get("fedprox") and configured.objective == ProximalSettings(mu=0.5)
+    assert configured_in(plan) is configured, "parsed once"
+    assert msgspec.json.encode(plan) == before and plan == msgspec.json.decode(before, type=Plan)
+    assert configured_in(msgspec.structs.replace(plan, method_options={})).objective == ProximalSettings(), "not another plan's"

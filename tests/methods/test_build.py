@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attune.common.methods.method import assign, options_of
+from attune.common.methods.method import assign, configure
 from attune.common.methods.registry import get, names
 from attune.common.models.structure import tensors_of
 from attune.fedserver.lab.aggregators.attention import Attention
@@ -22,8 +22,8 @@ def test_every_method_plays_two_rounds_on_a_real_model(name, models):
     kinds, initial = assign(method, model), tensors_of(model)
     vaults = {kind: MemoryVault() for kind in set(kinds.values())}
     options = {"hidden": 8} if "fedtp" in name else {}
-    aggregators = aggregators_for(method, options, model, vaults.__getitem__, seed=1)
-    settings = options_of(method, options).aggregators
+    aggregators = aggregators_for(configure(method, options), model, vaults.__getitem__, seed=1)
+    settings = configure(method, options).aggregators
     assert set(aggregators) == set(kinds.values()) - {"private"}
     for kind, aggregator in aggregators.items():
         own = {tensor: initial[tensor] for tensor in initial if kinds[tensor] == kind}
@@ -52,8 +52,8 @@ def test_every_method_plays_two_rounds_on_a_real_model(name, models):
 
 
 def test_kinds_get_their_aggregators(models):
-    built = aggregators_for(get("fedtp+mcsa"), {}, models["vit"](), lambda kind: MemoryVault(), seed=0)
+    built = aggregators_for(configure(get("fedtp+mcsa"), {}), models["vit"](), lambda kind: MemoryVault(), seed=0)
     assert isinstance(built["generated"], Hypernetwork) and isinstance(built["attended"], Attention)
-    built = aggregators_for(get("fedavg"), {}, models["dnn"](), lambda kind: MemoryVault(), seed=0)
+    built = aggregators_for(configure(get("fedavg"), {}), models["dnn"](), lambda kind: MemoryVault(), seed=0)
     assert isinstance(built["shared"], Mean)
-    assert aggregators_for(get("local"), {}, models["dnn"](), lambda kind: MemoryVault(), seed=0) == {}
+    assert aggregators_for(configure(get("local"), {}), models["dnn"](), lambda kind: MemoryVault(), seed=0) == {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attune.common.methods.method import options_of
+from attune.common.methods.method import configure
 from attune.common.methods.registry import get, names
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
@@ -24,7 +24,7 @@ def test_one_page_a_method_and_all_in_the_index():
 )
 def test_every_setting_is_in_the_table_of_its_page(name):
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    options = options_of(get(name), {})
+    options = configure(get(name), {})
     for struct in (*options.aggregators.values(), options.objective, options.predictor):
         for field in msgspec.structs.fields(struct):
             assert f"`method.{field.encode_name}`" in page

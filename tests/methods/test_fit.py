@@ -18,6 +18,7 @@ from torch import nn
 import attune
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.fit import check_model
+from attune.common.methods.method import configure
 from attune.common.methods.registry import get
 from attune.common.models import registry
 from attune.common.models.output import logits_of
@@ -89,8 +90,8 @@ def spec(name: str) -> ModelSpec:
 
 @pytest.mark.parametrize("name", ["plain", "output"])
 def test_a_model_that_fits(models: None, name: str) -> None:
-    check_model(spec(name), get("fedavg"), {})
-    check_model(spec(name), get("fedrod"), {})
+    check_model(spec(name), configure(get("fedavg"), {}))
+    check_model(spec(name), configure(get("fedrod"), {}))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_model_that_fits(models: None, name: str) -> None:
 )
 def test_what_is_wrong_is_named(models: None, name: str, method: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        check_model(spec(name), get(method), {})
+        check_model(spec(name), configure(get(method), {}))
 
 
 def test_a_declared_federation_is_checked_before_a_home_is_made(models: None, tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2}
 def test_hugging_face_models_from_a_config(kind: Any, shape: Any, per_position: bool, options: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     made = registry.default_spec(kind, shape, 3, 20 if kind == "tokens" else 0, "huggingface", options, per_position)
-    check_model(made, get("fedtp"), {})
+    check_model(made, configure(get("fedtp"), {}))
     one, two = registry.build(made, 4), registry.build(made, 4)
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     assert sum(t.numel() for t in registry.build(made, 0, device="meta").state_dict().values()) > 0

@@ -19,9 +19,9 @@ from attune.common.exchange.messages import UploadTarget
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Entry, Row, Slot, Smaller
+from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
@@ -68,11 +68,15 @@ class FarLab:
     async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
         await self._lab.check(client, part, sent(blob, Blob), max_norm)
 
-    async def aggregate(self, entries: Mapping[str, Entry], founders: Sequence[str] = ()) -> Outcome:
-        return sent(await self._lab.aggregate(sent(entries, dict[str, Entry]), sent(founders, list[str])), Outcome)
+    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
+        return sent(await self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str])), Outcome)
 
-    async def adapt(self, entries: Mapping[str, Entry], adaptation: Adaptation, founders: Sequence[str] = ()) -> Outcome:
-        done = self._lab.adapt(sent(entries, dict[str, Entry]), sent(adaptation, Adaptation), sent(founders, list[str]))
+    async def adapt(
+        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
+    ) -> Outcome:
+        done = self._lab.adapt(
+            sent(entries, dict[str, AcceptedUpdate]), sent(adaptation, AdaptationSpec), sent(founders, list[str])
+        )
         return sent(await done, Outcome)
 
     async def go_back(self) -> Outcome:
@@ -110,11 +114,11 @@ async def federation(blobs: Blobs, lab: Lab, method: str) -> list[str]:
                 trained = {name: tensor * 0.5 + number for name, tensor in read_tensors(blobs.open(blob)).items()}
                 found[part] = upload(blobs, inbox, uploads, order, part, trained)
                 await lab.check(client, part, found[part], 1e9)
-            inbox.accept(order, Row(round=number, work="train", client=client, samples=number + len(client)), found)
+            inbox.accept(order, Report(round=number, work="train", client=client, samples=number + len(client)), found)
         entries = inbox.entries("train", number)
         own = [part for part in started.max_bytes if part != "shared"]
         adapting = number == 3 and own
-        outcome = await (lab.adapt(entries, Adaptation((), tuple(own), False)) if adapting else lab.aggregate(entries))
+        outcome = await (lab.adapt(entries, AdaptationSpec((), tuple(own), False)) if adapting else lab.aggregate(entries))
         slots |= {(slot.part, slot.key): slot for slot in outcome.slots}
         await lab.settle()
         inbox.clear(number)

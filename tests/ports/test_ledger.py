@@ -21,7 +21,7 @@ from attune.common.config import TrainSettings
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.plan import ModelSpec, Plan
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.records import Device, Row, Slot
+from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import Certificate, Ledger, Token
 from attune.fedserver.stores import tables
 from attune.fedserver.stores.memory_ledger import MemoryLedger
@@ -81,8 +81,8 @@ def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger
         await ledger.enrol("a", "key a", certificate("fa", "a"), now=6.0)
         await ledger.enrol("b", "another key", certificate("fb2", "b"), now=7.0)
         assert await ledger.devices() == [
-            Device("a", "key a", enrolled_at=6.0, founder=False),
-            Device("b", "another key", enrolled_at=5.0, founder=True),
+            DeviceRecord("a", "key a", enrolled_at=6.0, founder=False),
+            DeviceRecord("b", "another key", enrolled_at=5.0, founder=True),
         ]
         assert await ledger.certificate("fb") == certificate("fb", "b")
         assert [device.name for device in await ledger.devices(["b", "nobody"])] == ["b"]
@@ -96,7 +96,7 @@ def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) -> Non
         await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
         await ledger.update_device("a", connected=True, since=3.0, samples=7, note="no memory", progress=0.5, labels="0, 1")
         await ledger.update_device("nobody", connected=True)
-        expected = Device("a", "key", 0.0, True, False, True, 3.0, 7, 0, -1, 0.5, "no memory", "0, 1")
+        expected = DeviceRecord("a", "key", 0.0, True, False, True, 3.0, 7, 0, -1, 0.5, "no memory", "0, 1")
         assert await ledger.devices() == [expected]
         await ledger.disconnect_all(9.0)
         await ledger.disconnect_all(11.0)
@@ -196,10 +196,10 @@ def test_spent_tokens_are_let_into_the_handshake_for_a_while(ledger: Ledger) -> 
 def test_a_round_is_committed_whole(ledger: Ledger) -> None:
     slots = [Slot(part, key, f"{part}.{key}.1", "d", 8) for part, key in (("shared", "value"), ("attended", "b"))]
     rows = [
-        Row(round=2, work="train", client="a", loss=0.5),
-        Row(round=1, work="evaluate", client="a", accuracy_before=0.25, kept="common"),
-        Row(round=1, work="train", client="b", samples=3),
-        Row(round=1, work="train", client="a"),
+        Report(round=2, work="train", client="a", loss=0.5),
+        Report(round=1, work="evaluate", client="a", accuracy_before=0.25, kept="common"),
+        Report(round=1, work="train", client="b", samples=3),
+        Report(round=1, work="train", client="a"),
     ]
 
     async def scenario(ledger: Ledger) -> None:
@@ -223,8 +223,8 @@ def test_the_last_evaluations_are_those_of_earlier_rounds_by_devices_that_are_no
         for name in ("a", "b", "c"):
             await ledger.enrol(name, "key", certificate(f"of {name}", name), 0.0)
         said = [(4, "a"), (4, "b"), (4, "c"), (3, "b"), (3, "a"), (2, "c"), (2, "a"), (2, "b")]
-        rows = [Row(round=number, work="evaluate", client=name, likelihood_common=-1.5 * number) for number, name in said]
-        await ledger.commit_round(Record(round=4), [], [*rows, Row(round=3, work="train", client="a")], {})
+        rows = [Report(round=number, work="evaluate", client=name, likelihood_common=-1.5 * number) for number, name in said]
+        await ledger.commit_round(Record(round=4), [], [*rows, Report(round=3, work="train", client="a")], {})
         await ledger.update_device("b", revoked=True)
         found = await ledger.last_evaluations(4)
         assert [(row.round, row.client, row.likelihood_common) for row in found] == [(3, "a", -4.5), (2, "c", -3.0)]
@@ -235,8 +235,8 @@ def test_the_last_evaluations_are_those_of_earlier_rounds_by_devices_that_are_no
 
 
 def test_a_commit_that_fails_leaves_everything_as_it_was(ledger: Ledger) -> None:
-    def broken() -> Iterator[Row]:
-        yield Row(round=1, work="train", client="a")
+    def broken() -> Iterator[Report]:
+        yield Report(round=1, work="train", client="a")
         raise ZeroDivisionError
 
     async def scenario(ledger: Ledger) -> None:
@@ -299,7 +299,7 @@ def test_a_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
 
     async def look() -> None:
         await made.check()
-        assert await made.devices() == [Device("a", "key", 1.0, founder=True)]
+        assert await made.devices() == [DeviceRecord("a", "key", 1.0, founder=True)]
         assert await made.certificate("fa") == Certificate("fa", "a", "device", 500.0, used_at=0.0)
         assert await made.tokens() == [Token("0123456789abcdef0123", b"P", 3, 100.0, "start", id="0123456789abcdef", uses=3)]
         await made.close()

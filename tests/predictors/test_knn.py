@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from attune.common.config import TrainSettings
+from attune.common.methods.method import configure
 from attune.common.methods.registry import get
 from attune.common.methods.settings.predictors import KnnSettings
 from attune.common.seeds import derive
@@ -170,5 +171,5 @@ def test_cancelled_between_batches():
 
 
 def test_the_row_has_the_published_defaults():
-    assert repr(predictor_for(get("fedtp+knn"), {})) == "Knn(neighbours=10, weight=0.6)"
+    assert repr(predictor_for(configure(get("fedtp+knn"), {}))) == "Knn(neighbours=10, weight=0.6)"
     assert KnnSettings().capacity == 1.0

@@ -9,7 +9,7 @@ import torch
 from attune.common.config import TrainSettings
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.stores.folder import FolderBlobs
 
@@ -47,7 +47,7 @@ class Bench:
         for part, manifest in self.engine.manifests.items():
             tensors = {key: torch.full(spec.shape, float(value)) for key, spec in manifest.items()}
             parts[part] = self.write(f"inbox/{name}.{part}.{self.closed}", tensors)
-        return Entry(Row(round=self.closed + 1, work="train", client=name, samples=samples), parts)
+        return AcceptedUpdate(Report(round=self.closed + 1, work="train", client=name, samples=samples), parts)
 
     def write(self, name, tensors):
         return write_tensors(partial(self.blobs.create, name), tensors)

@@ -13,7 +13,7 @@ from attune.common.errors import NoModel, SettingError
 from attune.common.metrics import METRICS
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.home import Home
 from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.view import compare, compare_text
@@ -26,7 +26,7 @@ COLUMNS = ("round", "work", "client", "samples", *METRICS)
 def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None):
     """What `fedserver export` writes of a run with one round, in which every device reached its accuracy of 40 samples."""
     rows = [
-        Row(
+        Report(
             round=1, work=work, client=name, accuracy_before=value, accuracy_local=0.1, better_than_local=won,
             worse_than_local=0, test_samples=40, accuracy_constant=constant, seconds=seconds + i, bytes_up=1000, bytes_down=500,
         )

@@ -21,7 +21,7 @@ from attune.common.plan import Profile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation import troubles
 from attune.fedserver.federation.coordinator import Coordinator
@@ -60,7 +60,7 @@ class Server:
         return [self.members.connect(name, hello()) for name in names]
 
     async def answer(self, order: OrderId) -> bool:
-        row = Row(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
+        row = Report(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
         self.coordinator.inbox.accept(order, row, {})
         return await self.coordinator.report(order)
 
@@ -114,7 +114,7 @@ def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_aft
 
     async def found(server: Server, order: Order, best: float) -> None:
         likelihood = {"likelihood_common": -300.0, "likelihood_local": best}
-        row = Row(round=order.round, work="evaluate", client=id_of(order).client, samples=10, **likelihood)
+        row = Report(round=order.round, work="evaluate", client=id_of(order).client, samples=10, **likelihood)
         server.coordinator.inbox.accept(id_of(order), row, {})
         await server.coordinator.report(id_of(order))
 
@@ -453,7 +453,7 @@ def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not
             for name, stream in streams.items():
                 order = await next_order(stream)
                 served = (await coordinator.lab.serve([name]))[name]["shared"]
-                row = Row(round=order.round, work=order.work, client=name, samples=10, accuracy_before=0.5, test_samples=4)
+                row = Report(round=order.round, work=order.work, client=name, samples=10, accuracy_before=0.5, test_samples=4)
                 part = server.blobs.put(f"uploads/{name}", server.blobs.get(served.name))
                 coordinator.inbox.accept(id_of(order), row, {"shared": part} if order.returns else {})
                 assert await coordinator.report(id_of(order))
@@ -482,7 +482,7 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
         with TensorFile(server.blobs.open(served)) as file:
             trained = {name: tensor + len(order.client) for name, tensor in file.items()}
         part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
-        row = Row(round=order.round, work=order.work, client=order.client, samples=10)
+        row = Report(round=order.round, work=order.work, client=order.client, samples=10)
         server.coordinator.inbox.accept(order, row, {"shared": part})
         return await server.coordinator.report(order)
 
@@ -609,11 +609,11 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
 
         def answered_meanwhile(number: int, clients: Iterable[str]) -> None:
             inbox.clear_evaluation = clear  # type: ignore[method-assign]
-            inbox.accept(orders[1], Row(round=1, work="evaluate", client="d", samples=10), {})
+            inbox.accept(orders[1], Report(round=1, work="evaluate", client="d", samples=10), {})
             clear(number, clients)
 
         inbox.clear_evaluation = answered_meanwhile  # type: ignore[method-assign]
-        inbox.accept(orders[0], Row(round=1, work="evaluate", client="c", samples=10), {})
+        inbox.accept(orders[0], Report(round=1, work="evaluate", client="c", samples=10), {})
         assert await server.coordinator.report(orders[0]) and await server.coordinator.report(orders[1])
         rows = (await server.ledger.snapshot()).rows
         assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
@@ -637,7 +637,7 @@ async def until(server: Server, streams: Sequence[Stream], work: str, number: in
             return orders
         for order in orders:
             found = {"likelihood_common": -80.0, "likelihood_local": -1.0} if order.work == "evaluate" else {}
-            row = Row(round=order.round, work=order.work, client=id_of(order).client, samples=10, **found)
+            row = Report(round=order.round, work=order.work, client=id_of(order).client, samples=10, **found)
             server.coordinator.inbox.accept(id_of(order), row, {})
             await server.coordinator.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
 

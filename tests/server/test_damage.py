@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attune.fedserver.core.adaptation import Adaptation
+from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.ports.blobs import Damaged
 from tests.server.bench import Bench, plan
 
@@ -75,7 +75,7 @@ def test_an_adaptation_is_made_again_as_well(tmp_path: Path, common: bool) -> No
     bench = Bench(tmp_path, plan("fedtp", "vit"))
     bench.close(a=(0.25, 3), b=(-0.5, 5))
     bench.digests(("z",))
-    bench.engine.adapt({"z": bench.entry("z", 0.125, 4)}, Adaptation(("generated",), ("generated",), common))
+    bench.engine.adapt({"z": bench.entry("z", 0.125, 4)}, AdaptationSpec(("generated",), ("generated",), common))
     bench.closed += 1
     bench.commit()
     [path] = slots_of(bench, 2)

@@ -18,7 +18,7 @@ from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of
 from attune.fedserver.core import encodings
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.ports.blobs import UPLOADS
 from tests.server.bench import Bench, plan
 from tests.server.conftest import World
@@ -69,7 +69,7 @@ def test_the_next_state_is_that_of_the_decoded_updates(tmp_path, method: str) ->
                     written = {name: tensor.float() for name, tensor in written.items()}
                 parts[part] = tiny.write(f"inbox/{client}/{part}", written)
                 tiny.engine.check(client, part, parts[part], 1e9)
-            entries[client] = Entry(Row(round=1, work="train", client=client, samples=3), parts)
+            entries[client] = AcceptedUpdate(Report(round=1, work="train", client=client, samples=3), parts)
         outcome = tiny.engine.aggregate(entries)
         states.append([(slot.part, slot.key, slot.digest) for slot in outcome.slots])
     assert states[0] == states[1]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from attune.common.errors import UpdateRefused
-from attune.common.methods.registry import method_of
+from attune.common.methods.registry import configured_in
 from attune.fedserver.core.adaptation import adaptation_of
-from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab import engine
 from attune.fedserver.lab.recipe import name_of
 from tests.raising import malformed
@@ -135,7 +135,7 @@ def test_an_adaptation_takes_up_what_it_says_and_nothing_else(bench, adapt):
     tiny = bench("fedtp+mcsa", "vit")
     tiny.close(a=(0.25, 3), b=(-0.5, 5))
     before = tiny.digests(("a", "b", "z"))
-    adaptation = adaptation_of(method_of(tiny.plan), {}, adapt)
+    adaptation = adaptation_of(configured_in(tiny.plan), adapt)
     tiny.engine.adapt({"z": tiny.entry("z", 0.125, 4)}, adaptation)
     tiny.commit()
     after = tiny.digests(("a", "b", "z"))
@@ -151,7 +151,10 @@ def test_an_adaptation_takes_up_what_it_says_and_nothing_else(bench, adapt):
 def test_an_adaptation_on_the_device_alone_leaves_the_state_as_it_is(bench):
     tiny = bench("fedper", "vit")
     before = tiny.digests()
-    adaptation = adaptation_of(method_of(tiny.plan), {}, "personal")
-    assert tiny.engine.adapt({"z": Entry(Row(round=1, work="train", client="z", samples=4), {})}, adaptation).metrics == {}
+    adaptation = adaptation_of(configured_in(tiny.plan), "personal")
+    assert (
+        tiny.engine.adapt({"z": AcceptedUpdate(Report(round=1, work="train", client="z", samples=4), {})}, adaptation).metrics
+        == {}
+    )
     assert tiny.engine.staged_slots() == []
     assert tiny.digests() == before

@@ -7,13 +7,12 @@ import json
 import msgspec
 import pytest
 
-from attune.fedserver.core.enums import StrEnum
-from attune.fedserver.core.messages import Phase
-from attune.fedserver.core.phases.base import Stage
-from attune.fedserver.federation.journal import Stage as Doing
+from attune.fedserver.core.messages import Phase, StrEnum
+from attune.fedserver.core.phases.base import PhaseKey
+from attune.fedserver.federation.journal import Stage
 
 
-@pytest.mark.parametrize("kind", [Phase, Stage, Doing])
+@pytest.mark.parametrize("kind", [Phase, PhaseKey, Stage])
 def test_a_member_is_its_text(kind: type[StrEnum]) -> None:
     for member in kind:
         text = str.__str__(member)

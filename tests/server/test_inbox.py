@@ -10,7 +10,7 @@ import pytest
 
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.ports.blobs import INBOX, Blobs
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
@@ -22,8 +22,8 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     return FolderBlobs(tmp_path) if request.param == "folder" else MemoryBlobs()
 
 
-def row(order: OrderId) -> Row:
-    return Row(round=order.round, work=order.work, client=order.client, samples=1)
+def row(order: OrderId) -> Report:
+    return Report(round=order.round, work=order.work, client=order.client, samples=1)
 
 
 def parts(blobs: Blobs, text: str) -> dict[str, Blob]:

@@ -24,7 +24,7 @@ from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import Entry, Row
+from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.home import Home
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import Damaged
@@ -74,7 +74,7 @@ class Federation:
                 tensors = {k: torch.randn(spec.shape, generator=draw) for k, spec in manifest.items()}
                 create = partial(self.blobs.create, f"inbox/train-{number}-{name}/{part}.safetensors")
                 parts[part] = write_tensors(create, tensors)
-            row = Row(
+            row = Report(
                 round=number,
                 work="train",
                 client=name,
@@ -84,7 +84,7 @@ class Federation:
                 test_samples=8,
                 accuracy_constant=0.5,
             )
-            entries[name] = Entry(row, parts)
+            entries[name] = AcceptedUpdate(row, parts)
         self.engine.aggregate(entries)
         rows = [entry.row for entry in entries.values()]
         self.commit(Record(round=number), rows)
@@ -99,7 +99,7 @@ class Federation:
     def evaluate(self, *counts, test_samples=40):
         """Every device compares its models: (won, lost) against its local model, in the order of names."""
         rows = [
-            Row(
+            Report(
                 round=2,
                 work="evaluate",
                 client=name,
@@ -292,7 +292,7 @@ def test_before_the_first_round_is_closed_there_is_nothing_to_draw(federation, t
 
 def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
     fed = federation(rounds=0)
-    fed.commit(Record(round=1), [Row(round=1, work="train", client="vm-shard0", samples=3, loss=1.0)])
+    fed.commit(Record(round=1), [Report(round=1, work="train", client="vm-shard0", samples=3, loss=1.0)])
     lines = fed.plot(tmp_path / "out")
     assert any("no picture 'accuracy': no device has reported an accuracy" in line for line in lines)
     with pytest.raises(SettingError, match="none has a test part"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.fedserver.core.prior import FEW, prior_of, votes_of
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 
 MODELS = ("personalized", "common", "local")
 values = st.floats(-1.7e308, 1.7e308)
@@ -69,7 +69,7 @@ def test_no_device_has_more_than_its_vote(found, one, other):
 
 def test_who_has_weighed_several_models_has_a_say():
     def row(name, **more):
-        return Row(round=2, work="evaluate", client=name, **more)
+        return Report(round=2, work="evaluate", client=name, **more)
 
     rows = [row("a", likelihood_common=-5.0, likelihood_local=-6.0), row("b"), row("c", likelihood_common=-7.0)]
     assert votes_of(rows) == {"a": {"common": -5.0, "local": -6.0}}

@@ -9,17 +9,17 @@ import pytest
 from attune.common.config import RoundSettings
 from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, no_better_than, over_all, summary
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.view.status import state_of
 from attune.fedserver.view.status_text import render_status
 
 
 def train(round_, client, before, after, size=10):
-    return Row(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
+    return Report(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
 
 
 def evaluate(round_, client, value, size=10):
-    return Row(round=round_, work="evaluate", client=client, accuracy_before=value, test_samples=size)
+    return Report(round=round_, work="evaluate", client=client, accuracy_before=value, test_samples=size)
 
 
 ROWS = [train(1, "a", 0.1, 0.5), train(1, "b", 0.2, 0.6, 30), train(2, "a", 0.3, 0.7), evaluate(2, "b", 0.9, 30)]
@@ -58,10 +58,10 @@ def test_a_comparison_is_the_latest_evaluation():
 
 
 def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
-    compared = Row(round=2, work="evaluate", client="a", accuracy_before=0.4, accuracy_common=0.2, kept="common")
-    rows = [train(1, "a", 0.1, 0.5), compared, Row(round=3, work="train", client="a", loss=1.5, accuracy_before=0.6)]
+    compared = Report(round=2, work="evaluate", client="a", accuracy_before=0.4, accuracy_common=0.2, kept="common")
+    rows = [train(1, "a", 0.1, 0.5), compared, Report(round=3, work="train", client="a", loss=1.5, accuracy_before=0.6)]
     assert latest_metrics(rows) == {"a": {"loss": 1.5, "accuracy_before": 0.6, "accuracy_common": 0.2, "kept": "common"}}
-    later = Row(round=4, work="evaluate", client="a", accuracy_before=0.7)
+    later = Report(round=4, work="evaluate", client="a", accuracy_before=0.7)
     assert latest_metrics([*rows, later]) == {"a": {"loss": 1.5, "accuracy_before": 0.7}}, "it compared with nothing"
 
 
@@ -112,7 +112,7 @@ def test_status_says_of_each_device_whether_its_model_is_better():
 
 
 def test_one_line_about_a_round():
-    rows = [Row(round=1, work="train", client="a", loss=1.0), Row(round=1, work="train", client="b", loss=2.0)]
+    rows = [Report(round=1, work="train", client="a", loss=1.0), Report(round=1, work="train", client="b", loss=2.0)]
     assert summary(rows, "served") == "2 answers, loss 1.5000"
     assert summary(ROWS[:2], "served") == "2 answers, accuracy 0.1500"
 

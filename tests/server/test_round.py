@@ -18,21 +18,21 @@ from attune.fedserver.core.messages import (
     Aggregated,
     AskAgain,
     Connected,
+    DeviceProgressed,
     Disconnected,
     Effect,
     Event,
     Excused,
     Expelled,
-    Failed,
-    Finish,
+    FinishDevices,
     Open,
     PassOver,
     Paused,
     Phase,
-    Progressed,
     Record,
     Reported,
     Resumed,
+    StepFailed,
     Tick,
 )
 from attune.fedserver.core.policy import Synchronous, passed_over, quorum_of
@@ -104,7 +104,7 @@ def test_a_whole_federation_of_two_rounds() -> None:
     assert m.play(Aggregated(7)) == [Open("evaluate", 2, ("a", "b"))]
     assert m.record.phase is Phase.EVALUATING
     m.play(Evaluated("a", 2, 8))
-    assert m.play(Evaluated("b", 2, 9)) == [Acknowledge("b", accepted=True), Finish(("a", "b"))]
+    assert m.play(Evaluated("b", 2, 9)) == [Acknowledge("b", accepted=True), FinishDevices(("a", "b"))]
     assert m.record.phase is Phase.DONE
     assert m.next_wake(10) is None
 
@@ -276,7 +276,7 @@ def test_a_failure_is_tried_again_after_a_restart() -> None:
     m.play(Connected("b", 0))
     m.play(Reported("a", 1, 1))
     m.play(Reported("b", 1, 1))
-    assert m.play(Failed("disk full")) == []
+    assert m.play(StepFailed("disk full")) == []
     assert (m.record.phase, m.record.reason) == (Phase.FAILED, "disk full")
     again = round_of(m.record.revive(), {"a", "b"})
     assert again.play(Resumed(2)) == [Aggregate(1, ("a", "b"))]
@@ -285,9 +285,9 @@ def test_a_failure_is_tried_again_after_a_restart() -> None:
 def test_a_latecomer_is_evaluated_and_finished_after_the_end() -> None:
     record = Record(phase=Phase.DONE, round=2, devices=("a",))
     m = round_of(record, {"a"})
-    assert m.play(Connected("a", 0)) == [Finish(("a",))]
+    assert m.play(Connected("a", 0)) == [FinishDevices(("a",))]
     assert m.play(Connected("z", 1)) == [Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), Finish(("z",))]
+    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
 
 
 def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
@@ -298,7 +298,7 @@ def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
     m.play(Disconnected("b", 2))
     m.play(Tick(12))
     assert m.play(Aggregated(13)) == [Open("evaluate", 1, ("a",))]
-    assert m.play(Evaluated("a", 1, 14)) == [Acknowledge("a", accepted=True), Finish(("a",))]
+    assert m.play(Evaluated("a", 1, 14)) == [Acknowledge("a", accepted=True), FinishDevices(("a",))]
 
 
 def orders_of(m: Transcript) -> list[tuple[str, int]]:
@@ -371,28 +371,32 @@ def test_newcomers_to_a_finished_federation_get_their_rounds_and_an_evaluation_a
     m.play(Reported("y", 5, 8))
     assert m.play(Aggregated(9)) == [Open("evaluate", 5, ("x", "y"))]
     m.play(Evaluated("x", 5, 10))
-    assert m.play(Evaluated("y", 5, 11)) == [Acknowledge("y", accepted=True), Finish(("x", "y")), Open("train", 6, ("z",))]
+    assert m.play(Evaluated("y", 5, 11)) == [
+        Acknowledge("y", accepted=True),
+        FinishDevices(("x", "y")),
+        Open("train", 6, ("z",)),
+    ]
     m.play(Reported("z", 6, 12))
     m.play(Aggregated(13))
     m.play(Reported("z", 7, 14))
     assert m.play(Aggregated(15)) == [Open("evaluate", 7, ("z",))]
-    assert m.play(Evaluated("z", 7, 16)) == [Acknowledge("z", accepted=True), Finish(("z",))]
+    assert m.play(Evaluated("z", 7, 16)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
     assert (m.record.phase, m.record.round, m.record.adapting) == (Phase.DONE, 7, {})
 
 
 def test_old_clients_are_not_disturbed_by_newcomers() -> None:
     m = done(rounds=2)
     m.play(Connected("x", 0, newcomer=True))
-    assert m.play(Connected("a", 1)) == [Finish(("a",))], "it has evaluated the end"
+    assert m.play(Connected("a", 1)) == [FinishDevices(("a",))], "it has evaluated the end"
     assert m.play(Connected("c", 2)) == [], "it has not, and evaluates with the newcomers"
     m.play(Reported("x", 3, 3))
     m.play(Aggregated(4))
     m.play(Reported("x", 4, 5))
     assert m.play(Aggregated(6)) == [Open("evaluate", 4, ("c", "x"))]
-    assert m.play(Connected("b", 7)) == [Finish(("b",))]
+    assert m.play(Connected("b", 7)) == [FinishDevices(("b",))]
     m.play(Evaluated("x", 4, 8))
-    assert m.play(Evaluated("c", 4, 9))[-1] == Finish(("c", "x"))
-    assert m.play(Connected("b", 10)) == [Finish(("b",))]
+    assert m.play(Evaluated("c", 4, 9))[-1] == FinishDevices(("c", "x"))
+    assert m.play(Connected("b", 10)) == [FinishDevices(("b",))]
 
 
 def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
@@ -404,8 +408,8 @@ def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
     m.play(Evaluated("x", 4, 3))
     assert m.record.phase is Phase.DONE
     assert m.play(Connected("a", 4)) == [Open("evaluate", 4, ("a",))]
-    assert m.play(Evaluated("a", 4, 5)) == [Acknowledge("a", accepted=True), Finish(("a",))]
-    assert m.play(Connected("x", 6)) == [Finish(("x",))]
+    assert m.play(Evaluated("a", 4, 5)) == [Acknowledge("a", accepted=True), FinishDevices(("a",))]
+    assert m.play(Connected("x", 6)) == [FinishDevices(("x",))]
 
 
 def test_newcomers_that_go_away_hold_nobody_up() -> None:
@@ -415,7 +419,7 @@ def test_newcomers_that_go_away_hold_nobody_up() -> None:
     m.play(Disconnected("x", 5))
     assert m.next_wake(6) == 15
     assert m.play(Tick(15)) == [Open("evaluate", 2, ("c",))]
-    assert m.play(Evaluated("c", 2, 16)) == [Acknowledge("c", accepted=True), Finish(("c",))]
+    assert m.play(Evaluated("c", 2, 16)) == [Acknowledge("c", accepted=True), FinishDevices(("c",))]
     assert (m.record.phase, m.record.round) == (Phase.DONE, 2)
     assert m.play(Connected("x", 20, newcomer=True)) == [Open("train", 3, ("x",))]
 
@@ -424,7 +428,7 @@ def test_a_newcomer_that_can_train_nothing_is_not_asked_for_ever() -> None:
     m = done()
     m.play(Connected("x", 0, newcomer=True))
     assert m.play(Excused("x", 1)) == [Open("evaluate", 2, ("x",))]
-    assert m.play(Evaluated("x", 2, 2)) == [Acknowledge("x", accepted=True), Finish(("x",))]
+    assert m.play(Evaluated("x", 2, 2)) == [Acknowledge("x", accepted=True), FinishDevices(("x",))]
 
 
 def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> None:
@@ -449,7 +453,7 @@ def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
     assert again.play(Aggregated(51)) == [Open("train", 4, ())], "nobody is back yet, and x has its grace"
     third = again.restarted(finished={"a", "b"})
     assert third.play(Resumed(60)) == []
-    assert third.play(Connected("a", 61)) == [Finish(("a",))]
+    assert third.play(Connected("a", 61)) == [FinishDevices(("a",))]
     assert third.play(Connected("x", 62)) == [Open("train", 4, ("x",))]
     third.play(Reported("x", 4, 63))
     assert third.play(Aggregated(64)) == [Open("evaluate", 4, ("x",))]
@@ -465,13 +469,13 @@ def test_who_never_contributed_is_a_newcomer_when_the_rounds_are_over() -> None:
     assert m.play(Aggregated(2)) == [Open("evaluate", 1, ("a", "b", "c"))]
     m.play(Evaluated("a", 1, 3))
     m.play(Evaluated("b", 1, 3))
-    assert m.play(Evaluated("c", 1, 3))[1:] == [Finish((sampled,)), Open("train", 2, others)]
+    assert m.play(Evaluated("c", 1, 3))[1:] == [FinishDevices((sampled,)), Open("train", 2, others)]
 
 
 def test_without_rounds_for_newcomers_a_newcomer_is_a_latecomer() -> None:
     m = round_of(Record(phase=Phase.DONE, round=2), {"a"})
     assert m.play(Connected("z", 1, newcomer=True)) == [Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), Finish(("z",))]
+    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
 
 
 def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
@@ -479,8 +483,8 @@ def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
     m.play(Resumed(0))
     m.play(Connected("a", 0))
     assert m.play(Connected("z", 1)) == []
-    assert m.play(Evaluated("a", 2, 2))[1:] == [Finish(("a",)), Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 3)) == [Acknowledge("z", accepted=True), Finish(("z",))]
+    assert m.play(Evaluated("a", 2, 2))[1:] == [FinishDevices(("a",)), Open("evaluate", 2, ("z",))]
+    assert m.play(Evaluated("z", 2, 3)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
 
 
 # --- what is sent again
@@ -492,7 +496,7 @@ def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> 
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
     m.play(Reported("a", 1, 1))
-    m.play(Failed("disk full"))
+    m.play(StepFailed("disk full"))
     assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
     assert m.play(Reported("b", 1, 3)) == [Acknowledge("b", accepted=True)], "it is in the inbox, and counts after the restart"
     assert m.play(Reported("c", 1, 3)) == [Acknowledge("c", accepted=False)]
@@ -505,7 +509,7 @@ def test_an_update_that_is_sent_again_while_its_round_is_aggregated_or_after_is_
     m.play(Connected("b", 0))
     m.play(Excused("b", 1))
     m.play(Reported("a", 1, 1))
-    for event in (Tick(2), Failed("no memory")):
+    for event in (Tick(2), StepFailed("no memory")):
         m.play(event)
         assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
         assert m.play(Reported("b", 1, 2)) == [Acknowledge("b", accepted=False)], "the round was closed without it"
@@ -528,8 +532,8 @@ def test_a_second_failure_leaves_the_step_to_try_again_as_it_is() -> None:
     m = round_of()
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
-    m.play(Failed("disk full"))
-    m.play(Failed("disk still full"))
+    m.play(StepFailed("disk full"))
+    m.play(StepFailed("disk still full"))
     assert (m.record.reason, m.record.revive().phase) == ("disk still full", Phase.TRAINING)
     assert m.play(Resumed(5)) == [Open("train", 1, ("a", "b"))]
     assert m.record.phase is Phase.TRAINING
@@ -626,7 +630,7 @@ def test_progress_keeps_a_device_from_stalling() -> None:
     m = round_of(quorum=1, stall_s=20)
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
-    m.play(Progressed("a", 15))
+    m.play(DeviceProgressed("a", 15))
     m.play(Reported("b", 1, 16))
     assert m.play(Tick(20)) == []
     assert m.next_wake(20) == 35
@@ -642,7 +646,7 @@ def test_without_a_quorum_who_stalls_is_waited_for_until_the_deadline() -> None:
     assert m.next_wake(20) == 100
 
 
-@pytest.mark.parametrize("sign", [Progressed("c", 205), Connected("c", 205), Reported("c", 3, 205)])
+@pytest.mark.parametrize("sign", [DeviceProgressed("c", 205), Connected("c", 205), Reported("c", 3, 205)])
 def test_who_was_passed_over_is_asked_again_when_it_shows_that_it_can(sign: Event) -> None:
     m = hung()
     rounds_in(m, "ab", 201)
@@ -658,7 +662,7 @@ def test_who_was_passed_over_is_asked_again_when_it_shows_that_it_can(sign: Even
 def test_a_single_order_that_ran_out_is_forgiven_by_an_answer_and_not_by_progress() -> None:
     m = hung()
     assert rounds_in(m, "ab", 100) == [1, 100]
-    m.play(Progressed("c", 102))
+    m.play(DeviceProgressed("c", 102))
     assert m.state.run_out == {"c": 1}
     m.play(Reported("c", m.record.round + 1, 103))
     assert m.state.run_out == {}
@@ -787,7 +791,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Connected, NAMES, st.just(0.0)),
     st.builds(Disconnected, NAMES, st.just(0.0)),
     st.builds(Reported, NAMES, st.integers(0, 4), st.just(0.0), st.sampled_from(["train", "evaluate"])),
-    st.builds(Progressed, NAMES, st.just(0.0)),
+    st.builds(DeviceProgressed, NAMES, st.just(0.0)),
     st.builds(Excused, NAMES, st.just(0.0)),
     st.builds(Tick, st.just(0.0)),
     st.builds(Paused, st.booleans(), st.just(0.0)),
@@ -837,7 +841,7 @@ def test_any_history_keeps_the_promises(said: dict[str, object], history: list[t
         now += span
         play(replace(event, now=now))
         if then == "fails":
-            play(Failed("disk full"))
+            play(StepFailed("disk full"))
             play(Resumed(now))
         if then == "restarts":
             assert m.played_again() == m.state

@@ -15,7 +15,7 @@ from attune.common.errors import AttuneError, HomeBusy, HomeMismatch, SettingErr
 from attune.common.plan import ModelSpec, Plan
 from attune.fedserver import runs
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.records import Row, Slot
+from attune.fedserver.core.records import Report, Slot
 from attune.fedserver.home import Home
 from attune.fedserver.ports.ledger import Certificate, Token
 from attune.fedserver.stores.audit import entries
@@ -39,7 +39,7 @@ class Ran:
         self.do(self.ledger.enrol("ada", "key", Certificate("print", "ada", "device", 9e9), 1.0, "token"))
         (self.home.state / "shared.common.3.safetensors").write_bytes(b"state")
         slot = Slot("shared", "common", "shared.common.3.safetensors", "sha256:0", 5)
-        row = Row(round=3, work="train", client="ada", samples=4)
+        row = Report(round=3, work="train", client="ada", samples=4)
         self.do(self.ledger.commit_round(Record(phase=phase, round=3, devices=("ada",), cohort=("ada",)), [slot], [row],
                                          {"ada": {"contributed": 3}}, PLAN))  # fmt: skip
         self.do(self.ledger.close())

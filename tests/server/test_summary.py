@@ -8,17 +8,17 @@ import pytest
 
 from attune.common.config import RoundSettings
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import Point, averages, clients, curves, fedmcsa, fedtp, summarise
 
 
 def train(round_, client, before, after, size=10):
-    return Row(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
+    return Report(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
 
 
 def evaluate(round_, client, value, size=10, common=None, local=None, kept=None):
     found = {"accuracy_before": value, "accuracy_common": common, "accuracy_local": local, "kept": kept}
-    return Row(round=round_, work="evaluate", client=client, test_samples=size, accuracy_constant=0.25, **found)
+    return Report(round=round_, work="evaluate", client=client, test_samples=size, accuracy_constant=0.25, **found)
 
 
 def policy(**settings):

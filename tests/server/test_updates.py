@@ -10,11 +10,11 @@ from attune.common.exchange.protobuf import UPDATE
 from attune.common.metrics import MAX_COUNT, Metrics, metrics_of, read_metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Device, Row
+from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.federation.updates import row_of
 
 ORDER = OrderId("evaluate", 3, "kiel")
-KIEL = Device("kiel", "key", samples=40, contributed=1, fetched=3)
+KIEL = DeviceRecord("kiel", "key", samples=40, contributed=1, fetched=3)
 
 
 def row(samples=40, report=b""):
@@ -26,11 +26,11 @@ def row(samples=40, report=b""):
 def test_a_row_has_all_that_was_reported():
     said = {"accuracy_before": 0.5, "accuracy_common": 0.25, "accuracy_local": 0.75, "kept": "local", "test_samples": 8}
     found = row(report=msgspec.json.encode(said))
-    assert found == Row(round=3, work="evaluate", client="kiel", samples=40, bytes_up=0, **said)
+    assert found == Report(round=3, work="evaluate", client="kiel", samples=40, bytes_up=0, **said)
 
 
 def test_what_a_device_does_not_say_is_none():
-    assert row() == Row(round=3, work="evaluate", client="kiel", samples=40, bytes_up=0)
+    assert row() == Report(round=3, work="evaluate", client="kiel", samples=40, bytes_up=0)
 
 
 def test_more_samples_than_declared_are_refused():
@@ -73,6 +73,6 @@ def test_a_number_that_a_newer_device_reports_is_passed_over():
 
 def test_the_metrics_of_a_row_are_those_it_was_made_of():
     reported = Metrics(loss=0.5, accuracy_before=0.25, kept="common", test_samples=4)
-    whole = Row(round=1, work="train", client="a", **msgspec.structs.asdict(reported))
+    whole = Report(round=1, work="train", client="a", **msgspec.structs.asdict(reported))
     assert metrics_of(whole) == reported
     assert msgspec.json.decode(msgspec.json.encode(metrics_of(whole)), type=Metrics) == reported

@@ -16,7 +16,7 @@ from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.malformed import DigestMismatch, Truncated
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
-from attune.fedserver.core.records import Device
+from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.federation.streams import MAX_UNSENT, Stream
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.uploads import Uploads
@@ -75,7 +75,7 @@ def test_the_book_knows_the_newest_order_of_each_device():
 
 
 def device(contributed, fetched):
-    return Device("a", "", samples=1, contributed=contributed, fetched=fetched)
+    return DeviceRecord("a", "", samples=1, contributed=contributed, fetched=fetched)
 
 
 @pytest.mark.parametrize(

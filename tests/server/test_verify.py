@@ -16,7 +16,7 @@ from attune.common.wire.digest import digest_of
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import OrderId, Record
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.home import Home
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.stores.folder import FolderBlobs
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Path:
         order = OrderId("train", number, "kiel")
         tensors = {name: torch.full(spec.shape, 0.5) for name, spec in engine.manifests["shared"].items()}
         part = write_tensors(partial(blobs.create, "uploads/kiel/shared"), tensors)
-        inbox.accept(order, Row(round=number, work="train", client="kiel", samples=3), {"shared": part})
+        inbox.accept(order, Report(round=number, work="train", client="kiel", samples=3), {"shared": part})
 
     accept(1)
     made = engine.aggregate(inbox.entries("train", 1)).slots

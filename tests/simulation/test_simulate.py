@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 import attune
 from attune.common import aio
 from attune.common.errors import FederationFailed, SettingError, ShapeMismatch, ShardError
-from attune.common.interval import wilson
 from attune.common.plan import ModelSpec
+from attune.common.statistics import wilson
 from attune.fedclient.data.shard import load_shard
 from attune.simulation.shards import named
 

@@ -153,14 +153,14 @@ def test_every_control_has_a_name_and_headings_are_in_order(federation, open_pag
 def test_what_devices_say_is_text(served, open_page):
     """Names are checked when a device enrols; notes, faults and troubles are in a peer's words."""
     from attune.fedserver.core.messages import Record
-    from attune.fedserver.core.records import Device
+    from attune.fedserver.core.records import DeviceRecord
     from attune.fedserver.federation.journal import Span, Stage
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
     from attune.fedserver.web.facts import Facts, Fault
     from tests.web.conftest import TOKEN, Source
 
-    device = Device(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
+    device = DeviceRecord(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
     said = status(Snapshot(None, None, Record(reason=SCRIPT), (device,), (), ()), set(), SCRIPT, [SCRIPT])
     spans = {SCRIPT: [Span(Stage.WAITING, 1.0, SCRIPT)]}
     here = served(Source(Facts("server", said, [], spans=spans, faults=[Fault(1.0, "error", SCRIPT)])))

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attune.common.paired import gain_of, verdict_of
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.records import Device, Row
+from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view.saved import row_of
 from attune.fedserver.view.status import status
-from attune.fedserver.view.verdict import gain_of, verdict_of
+from attune.fedserver.view.summary import row_of
 from attune.fedserver.web.condensed import Condensed
 
 NAMES = ("anna", "ben", "cleo")
@@ -39,11 +39,11 @@ def in_time(rows):
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(keys, reported, max_size=20), st.sampled_from(["fedtp", "fedmcsa"]), st.booleans())
 def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
-    rows = in_time(Row(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
+    rows = in_time(Report(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
     condensed = Condensed()
     for row in rows:
         condensed.add([row, row])
-    devices = tuple(Device(name, name) for name in NAMES)
+    devices = tuple(DeviceRecord(name, name) for name in NAMES)
     record = Record(phase=Phase.DONE if done else Phase.TRAINING, round=5)
     overrides = {"method": {"name": method}, "round": {"rounds": 5}}
     whole, kept = (Snapshot(overrides, None, record, devices, (), tuple(each)) for each in (rows, condensed.rows))
@@ -54,7 +54,7 @@ def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(keys, reported, max_size=20))
 def test_lines_and_totals_do_not_depend_on_how_often_the_newest_round_is_read(found):
-    rows = in_time(Row(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
+    rows = in_time(Report(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
     once, often = Condensed(), Condensed()
     once.add(rows)
     for end in range(len(rows) + 1):
@@ -68,9 +68,11 @@ def test_lines_and_totals_do_not_depend_on_how_often_the_newest_round_is_read(fo
 
 def test_a_line_by_hand():
     rows = [
-        Row(round=3, work="train", client="anna", loss=1.0, accuracy_before=0.2, accuracy_after=0.4, seconds=2.0, bytes_up=10),
-        Row(round=3, work="train", client="ben", loss=3.0, accuracy_before=0.4, seconds=5.0, bytes_up=20, bytes_down=7),
-        Row(round=3, work="evaluate", client="ben", accuracy_before=0.5, accuracy_common=0.25, seconds=1.0),
+        Report(
+            round=3, work="train", client="anna", loss=1.0, accuracy_before=0.2, accuracy_after=0.4, seconds=2.0, bytes_up=10
+        ),
+        Report(round=3, work="train", client="ben", loss=3.0, accuracy_before=0.4, seconds=5.0, bytes_up=20, bytes_down=7),
+        Report(round=3, work="evaluate", client="ben", accuracy_before=0.5, accuracy_common=0.25, seconds=1.0),
     ]
     condensed = Condensed()
     condensed.add(rows)
@@ -85,7 +87,7 @@ def test_a_line_by_hand():
 
 
 def test_a_line_of_metrics_csv_is_the_row_that_was_written():
-    row = Row(round=2, work="evaluate", client="anna", samples=7, accuracy_before=0.5, kept="common", bytes_up=0)
+    row = Report(round=2, work="evaluate", client="anna", samples=7, accuracy_before=0.5, kept="common", bytes_up=0)
     cells = {name: "" if value is None else str(value) for name, value in msgspec.structs.asdict(row).items()}
     assert row_of(cells) == row
 

@@ -12,8 +12,7 @@ import pytest
 import attune
 from attune.common.errors import SettingError
 from attune.fedserver.home import Home
-from attune.fedserver.web.command import show, source_of
-from attune.fedserver.web.finished import OfFolder, of_home
+from attune.fedserver.web.finished import OfFolder, of_home, show, source_of
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from attune.fedserver.web.serving import Place

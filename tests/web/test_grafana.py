@@ -81,11 +81,11 @@ def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
     assert "attune_left_seconds 14.0" in served(Source(facts)).ask("/metrics", token=TOKEN).text
 
     from attune.fedserver.core.messages import Record
-    from attune.fedserver.core.records import Device
+    from attune.fedserver.core.records import DeviceRecord
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
 
-    said = status(Snapshot(None, None, Record(), (Device("anna", "key"),), (), ()), set())
+    said = status(Snapshot(None, None, Record(), (DeviceRecord("anna", "key"),), (), ()), set())
     facts = Facts("server", said, [], expires={"anna": 1800000000.0})
     text = served(Source(facts)).ask("/metrics", token=TOKEN).text
     assert 'attune_certificate_expires_seconds{device="anna"} 1.8e+09' in text

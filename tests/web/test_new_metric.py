@@ -13,7 +13,7 @@ from attune.common.metrics import METRICS, MetricDescriptor, Metrics, metric_row
 from attune.common.plan import ModelSpec, Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.records import Device, Row
+from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.compare import Run, compared
 from attune.fedserver.view.export import write_tables
@@ -31,7 +31,7 @@ EFFORT = MetricDescriptor("effort", "energy", "Energy of the work", "J", "lower"
 PLAN = Plan("federation", 7, ModelSpec("mlr", "tabular", (4,), 2), [0, 1], "fedavg", {}, TrainSettings())
 
 
-class LongerRow(Row, frozen=True, kw_only=True):
+class LongerRow(Report, frozen=True, kw_only=True):
     warmth: float | None = None
     effort: float | None = None
 
@@ -51,7 +51,7 @@ def with_the_new_metrics(monkeypatch):
 
 @pytest.fixture
 def snapshot():
-    return Snapshot({}, None, Record(round=2), (Device("anna", "k"), Device("ben", "l")), (), tuple(ROWS))
+    return Snapshot({}, None, Record(round=2), (DeviceRecord("anna", "k"), DeviceRecord("ben", "l")), (), tuple(ROWS))
 
 
 @pytest.fixture

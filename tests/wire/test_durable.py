@@ -21,7 +21,7 @@ from attune.fedclient.messages import Result
 from attune.fedclient.model.artifact import ModelInfo, save
 from attune.fedclient.work.state import Orders
 from attune.fedserver.core.messages import OrderId
-from attune.fedserver.core.records import Row
+from attune.fedserver.core.records import Report
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 
@@ -114,7 +114,7 @@ def test_an_update_enters_the_inbox_by_its_entry(tmp_path: Path, log: list[tuple
     blobs, order = FolderBlobs(tmp_path), OrderId("train", 1, "a")
     upload = blobs.put("uploads/a/shared", b"bytes")
     log.clear()
-    Inbox(blobs).accept(order, Row(round=1, work="train", client="a"), {"shared": upload})
+    Inbox(blobs).accept(order, Report(round=1, work="train", client="a"), {"shared": upload})
     folder = tmp_path / "inbox" / str(order)
     assert log == [
         ("sync", str(tmp_path / "uploads" / "a" / "shared")),  # an upload that is whole need not be durable
@@ -176,7 +176,7 @@ def test_a_full_disk_is_named_wherever_it_is_met(tmp_path: Path, monkeypatch: py
     writes: list[Callable[[], object]] = [
         lambda: write_file(tmp_path / "file", b"new"),
         lambda: write_tensors(tmp_path / "file", W, durable=True),
-        lambda: inbox.accept(OrderId("train", 1, "a"), Row(round=1, work="train", client="a"), {"shared": upload}),
+        lambda: inbox.accept(OrderId("train", 1, "a"), Report(round=1, work="train", client="a"), {"shared": upload}),
         lambda: Orders(tmp_path / "orders").commit(result("x"), W, {}, {}),
     ]
     for write in writes:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attune.common.json_text import from_json
+from attune.common.text import from_json
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'"\xff"', b'{"\xc3": 1}', b"\xff", b"[" * 100_000, '{"a": "\ud800"}'])

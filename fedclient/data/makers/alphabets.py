@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from attune.common.errors import SettingError
-from attune.common.places import place_of
+from attune.common.homes import place_of
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.characters import CHARACTERS, encode
 

@@ -1,21 +1,22 @@
-"""What every phase of a round has in common: the rules, the outcome of a step, and the verbs."""
+"""The rules of a round, the outcome of a step, and the verbs that every phase implements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from attune.common.config import RoundSettings
-from attune.fedserver.core.enums import StrEnum
-from attune.fedserver.core.messages import Acknowledge, Effect, Open, Phase, Record, Reported
+from attune.fedserver.core.messages import Acknowledge, Effect, Open, Phase, Record, Reported, StrEnum
 from attune.fedserver.core.policy import Policy
 from attune.fedserver.core.state import Round
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change while a process lives. adapt_rounds in `settings` must be 0 where there is nothing to adapt.
+    """Rules that stay the same while a process lives.
 
-    common: whether adapting newcomers changes what everybody is served.
+    Attributes:
+        settings: `adapt_rounds` must be 0 for a method that has nothing to adapt.
+        common: Whether adapting newcomers changes what the other devices are served.
     """
 
     settings: RoundSettings
@@ -23,8 +24,8 @@ class Rules:
     common: bool = False
 
 
-class Stage(StrEnum):
-    """The phases, of which the record calls two `training`."""
+class PhaseKey(StrEnum):
+    """The phases, with adaptation apart from training: the record calls both `training`."""
 
     WAITING = "waiting"
     TRAINING = "training"
@@ -35,63 +36,64 @@ class Stage(StrEnum):
     FAILED = "failed"
 
 
-def stage_of(record: Record) -> Stage:
+def phase_of(record: Record) -> PhaseKey:
+    """Return the phase that a record is in."""
     match record.phase:
         case Phase.TRAINING if record.adapting:
-            return Stage.ADAPTATION
+            return PhaseKey.ADAPTATION
         case Phase.EVALUATING:
-            return Stage.EVALUATION
+            return PhaseKey.EVALUATION
         case phase:
-            return Stage(phase)
+            return PhaseKey(phase)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next state, what is to be done, and which phase is entered after it (none: the state stays in its phase)."""
+    """The outcome of one event: the next state, the effects to carry out, and the phase to enter next (None: no change)."""
 
     state: Round
     effects: tuple[Effect, ...] = ()
-    then: Stage | None = None
+    then: PhaseKey | None = None
 
     def after(self, *effects: Effect) -> Step:
-        """The same, with `effects` before its own."""
+        """Return this step with `effects` before its own."""
         return Step(self.state, (*effects, *self.effects), self.then)
 
 
 class PhaseVerbs:
-    """One phase. A verb that it does not have changes nothing. `now` is monotonic seconds."""
+    """One phase: a verb for each kind of event. By default a verb changes nothing. `now` is monotonic seconds."""
 
     def enter(self, rules: Rules, state: Round, now: float) -> Step:
-        """Comes from another phase."""
+        """Enter from another phase."""
         return Step(state)
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
-        """A process has taken the state up again, after a restart or a failure."""
+        """Continue in a new process, after a restart or a failure."""
         return Step(state)
 
     def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
-        """A device has connected; it is among the connected already."""
+        """Serve a device that has just connected; `state.connected` contains it already."""
         return Step(state)
 
     def report(self, rules: Rules, state: Round, event: Reported) -> Step:
-        """A device's answer is in the inbox. Where none is taken in, one that was counted hears again that it was."""
+        """Take in an answer that is durable in the inbox. By default it is late, unless it was counted before."""
         return Step(state, (Acknowledge(event.name, was_counted(state, event)),))
 
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
-        """Time has passed, or something has changed: closes what is open if its time has come."""
+        """Close what is open if its time has come: called when time has passed or the state has changed."""
         return Step(state)
 
     def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
-        """Rounds may open again."""
+        """Open rounds again after a pause."""
         return Step(state)
 
     def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
-        """The next state of the model is there. setback: why it is not made of the cohort's updates; empty: it is."""
+        """Go on from the new state of the model. setback: why it is not made from the cohort's updates; empty if it is."""
         return Step(state)
 
 
 class OpenPhase(PhaseVerbs):
-    """One in which orders are out."""
+    """A phase in which orders are out."""
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
         orders = tuple(sorted(state.awaited & state.connected))
@@ -111,7 +113,7 @@ class OpenPhase(PhaseVerbs):
 
 
 def was_counted(state: Round, event: Reported) -> bool:
-    """Whether this answer is one of those that were taken in: for the open orders, or for the round closed last."""
+    """Return whether this answer was taken in already, for the open orders or for the round that was closed last."""
     order, record = (event.work, event.round), state.record
     again = order == record.open_orders and event.name in state.reported
     return again or (order == ("train", record.round) and event.name in record.last_cohort)
