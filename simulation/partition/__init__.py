@@ -1,1 +1,1 @@
-"""Cutting a data set into shards: readers, schemes and pictures."""
+"""Partition of a data set into shards: readers, schemes and pictures."""

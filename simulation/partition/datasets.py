@@ -1,4 +1,4 @@
-"""Whole data sets to cut into shards: the bundled handwritten digits, or files of one's own."""
+"""Whole data sets to cut into shards: the bundled handwritten digits, or the user's files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,36 @@ _TEST_SHARE = 0.25
 
 
 def load_dataset(name: str, seed: int = 0) -> Dataset:
-    """As `load_source`, for a file that needs no options. Errors: as there, and SettingError for text that no scheme
-    by classes can cut: with roles, or with a label for every position."""
+    """Return a data set that needs no options and has one class per sample.
+
+    Raises:
+        SettingError: The data are text with roles or with a label for every position, which no scheme by classes can cut.
+        ShardError: As in `load_source`.
+    """
     source = load_source(name, seed)
     if isinstance(source, Corpus):
         raise SettingError(f"{name} is text with roles; cut it with --scheme roles")
     if source.train_y.ndim == 2:
-        raise SettingError(f"{name} has a label for every position, so its samples are of no class that it could be cut by")
+        raise SettingError(f"{name} has a label for every position, so a sample has no single class by which it can be cut")
     return source
 
 
 def load_source(
     name: str, seed: int = 0, label: str = "", apart: Sequence[str] = (), shape: str = "", missing: str = "refuse"
 ) -> Source:
-    """`digits`, or what lies at a path: docs/data.md has the forms.
+    """Return the bundled digits, or the data at a path (docs/data.md has the forms).
 
-    label: the column or array with the classes (its form's usual one if empty); NAME>NUMBER makes two classes of numbers.
-    apart: columns that are no features. shape: of one sample, such as 28x28. missing: "median" fills in NaN.
-    Errors: SettingError (no such data set, scikit-learn missing), ShardError and its kin for what is wrong with files.
+    Args:
+        name: `digits`, or a path.
+        seed: Decides which digits are the test part.
+        label: The column or array with the classes; empty means the usual one of the form. NAME>NUMBER makes two classes.
+        apart: Columns that are not features.
+        shape: Shape of one sample, such as 28x28.
+        missing: "median" fills in NaN, "refuse" does not.
+
+    Raises:
+        SettingError: There is no such data set, or scikit-learn is not installed.
+        ShardError: The files cannot be read, or do not fit together.
     """
     options = ReadOptions.of(label, apart, shape, missing)
     if name == DIGITS:
@@ -47,7 +59,7 @@ def load_source(
 
 
 def _digits(seed: int) -> Dataset:
-    """1,797 images of 8 x 8; a quarter of every class, drawn with `seed`, is the test part; grey levels 0..16 become 0..255."""
+    """Return 1,797 images of 8 x 8 with grey levels 0 to 255. A quarter of every class, drawn with `seed`, is the test part."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

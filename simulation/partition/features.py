@@ -1,4 +1,4 @@
-"""What is done to features before shards are written: normalisation, and noise that rises from client to client.
+"""Changes of features before shards are written: normalisation, and noise that rises from client to client.
 
 H height, W width, C channels, F features.
 """
@@ -28,7 +28,12 @@ _PUBLISHED = {
 
 @dataclass(frozen=True)
 class Normaliser:
-    """(x - mean) / std in float32; uint8 is divided by 255 first. Both have the shape of a sample, or of its last axis."""
+    """Normalisation (x - mean) / std in float32; uint8 values are divided by 255 first.
+
+    Attributes:
+        mean: Has the shape of a sample, or of its last axis.
+        std: Likewise.
+    """
 
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]
@@ -41,10 +46,17 @@ class Normaliser:
 
 
 def normaliser(data: Dataset, how: str) -> Normaliser | None:
-    """How to normalise: "channel" by the training part's mean and deviation of each channel (last axis), "pixel" of each single
-    feature over both parts (FedMCSA), "cifar10" and "cifar100" by the usual constants of these sets. "none": None.
+    """Return the normalisation of a data set, or None for "none".
 
-    A deviation of 0 counts as 1. Errors: SettingError for tokens, for an unknown way, and for constants that do not fit.
+    A deviation of 0 counts as 1.
+
+    Args:
+        data: The data set.
+        how: "channel" takes mean and deviation of each channel (last axis) over the training part. "pixel" takes them for
+            each single feature over both parts (FedMCSA). "cifar10" and "cifar100" are the usual constants of these sets.
+
+    Raises:
+        SettingError: The data are tokens, `how` is unknown, or the constants do not fit the data.
     """
     if how not in HOWS:
         raise SettingError(f"unknown normalisation {how!r}{nearest(how, HOWS)}")
@@ -82,12 +94,12 @@ def _numbers(x: Array) -> npt.NDArray[np.float64]:
 
 
 def noise_levels(clients: int, largest: float) -> npt.NDArray[np.float64]:
-    """(N,) sigma_i = sigma_M * i / (N - 1): none for the first client, `largest` for the last (FedTP, figure 10)."""
+    """Return the noise of each client, (N,): sigma_i = sigma_M * i / (N - 1) with sigma_M = `largest` (FedTP, figure 10)."""
     return largest * np.arange(clients) / max(clients - 1, 1)
 
 
 def add_noise(x: Array, sigma: float, seed: int, client: int, part: str) -> npt.NDArray[np.float32]:
-    """x + N(0, sigma) in float32; the draw depends on the seed, the client and the part alone."""
+    """Return x + N(0, sigma) in float32. The draw depends only on the seed, the client and the part."""
     made = np.array(x, dtype=np.float32)
     rng = np.random.default_rng(derive(seed, "noise", client, part))
     for start in range(0, len(made), _CHUNK):

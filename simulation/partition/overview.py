@@ -1,4 +1,4 @@
-"""Who got what, for people: a plain table, and a picture of the class counts of every client."""
+"""Overview of a partition for people: a plain table, and a picture of the class counts of every client."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from attune.common.pictures import figures
 from attune.simulation.partition.samples import CLASS
 from attune.simulation.partition.split import Partition
 
-_MAX_COLUMNS = 20  # of the table: more classes are summed up
-_MAX_CELLS = 400  # with a number in each
+_MAX_COLUMNS = 20  # of the table; with more classes it shows only how many each client has
+_MAX_CELLS = 400  # of the picture that show their number
 _MAX_TICKS = 40
 _MAX_LINES = 150  # between rows, and between columns: more would hide the cells
-_SKEW = 20  # colours go by the logarithm if the largest count is this many times the usual one
-_MAX_ROWS = 60  # of the table: of more clients the first ones, and how the sizes are spread
+_SKEW = 20  # colours are logarithmic if the largest count is this many times the median
+_MAX_ROWS = 60  # of the table; with more clients it shows the first ones and the spread of sizes
 
 
 def table(parts: Partition) -> str:
-    """One line a client: training samples of each class (or how many classes, if there are many), and both totals.
+    """Return a table with a line for each client: training samples of each class, and both totals.
 
-    Of text the classes are characters, counted at every position. Of many clients only the first are shown.
+    With many classes a line has only the number of classes. Classes of text are characters, counted at every position. With
+    many clients only the first are shown.
     """
     count_NC = parts.counts()
     many = count_NC.shape[1] > _MAX_COLUMNS
@@ -58,9 +59,11 @@ def _spread(parts: Partition) -> str:
 
 
 def save_picture(parts: Partition, path: Path) -> None:
-    """A PNG: one row a client, one column a class, darker for more training samples, the number in each cell where it fits.
+    """Write a PNG with a row for each client and a column for each class. Darker cells have more training samples.
 
-    Errors: SettingError without matplotlib, ShardError if `path` cannot be written.
+    Raises:
+        SettingError: matplotlib is not installed.
+        ShardError: `path` cannot be written.
     """
     count_NC = parts.counts()
     clients, classes = count_NC.shape

@@ -1,6 +1,6 @@
-"""What a data set or a text is in memory, before it is cut: samples with labels, or roles with their lines.
+"""Data sets and texts in memory, before they are cut: samples with labels, or roles with their lines.
 
-N samples: those of the training part, then those of the test part. A *position* is a place in that order.
+There are N samples: those of the training part, then those of the test part. A *position* is a place in that order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from attune.fedclient.data.characters import encode
 from attune.fedclient.data.meta import Standardise
 
 Positions = npt.NDArray[np.int64]
-CLASS = "class"  # the key of `Dataset.called` for what the classes are called in tables and pictures
+CLASS = "class"  # the key of `Dataset.called` for the names of the classes in tables and pictures
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test samples, with the axes of their kind (fedclient.data.kinds), and all classes in order.
+    """Training and test samples with the axes of their kind (fedclient.data.kinds), and all classes in order.
 
-    The test part may be empty: then a scheme makes one, or takes it from each client's own samples.
+    The test part may be empty. Then a scheme makes one, or takes it from each client's samples.
     """
 
     name: str
@@ -38,20 +38,20 @@ class Dataset:
     classes: list[Label]
     vocabulary: int  # 0 unless the kind is tokens
     more: Mapping[str, Array] = field(default_factory=dict)  # further labels by name, (N,) each, such as "coarse" or "subject"
-    called: Mapping[str, list[str]] = field(default_factory=dict)  # what the values 0, 1, ... of such a label are called
-    standardise: Standardise = True  # on each device, series and tabular: see docs/shards.md
-    columns: tuple[str, ...] = ()  # names of features (tabular) or channels (series); empty: not known
+    called: Mapping[str, list[str]] = field(default_factory=dict)  # names of the values 0, 1, ... of such a label
+    standardise: Standardise = True  # on each device, for series and tables: see docs/shards.md
+    columns: tuple[str, ...] = ()  # names of features (tabular) or channels (series); empty: unknown
 
     def __len__(self) -> int:
         return len(self.train_y) + len(self.test_y)
 
     @property
     def y(self) -> Array:
-        """The labels of all samples."""
+        """Labels of all samples."""
         return np.concatenate([self.train_y, self.test_y]) if len(self.test_y) else self.train_y
 
     def take(self, positions: Positions) -> tuple[Array, Array]:
-        """(x, y) of the samples at these positions, which must be sorted."""
+        """Return (x, y) of the samples at these positions, which must be sorted."""
         first = int(np.searchsorted(positions, len(self.train_y)))
         inner, outer = positions[:first], positions[first:] - len(self.train_y)
         if not len(outer):
@@ -62,14 +62,18 @@ class Dataset:
         return x, np.concatenate([self.train_y[inner], self.test_y[outer]])
 
     def further(self, name: str) -> Array:
-        """(N,) the further label of that name. Errors: SettingError with the nearest one there is."""
+        """Return the further label of that name, (N,).
+
+        Raises:
+            SettingError: There is none; the message has the nearest name.
+        """
         if name not in self.more:
             what = nearest(name, self.more) if self.more else ": it has no labels but its classes"
             raise SettingError(f"data set {self.name} has no label array {name!r}{what}")
         return self.more[name]
 
     def subset(self, train: Positions, test: Positions) -> Dataset:
-        """The samples at these places of the training and of the test part, further labels included."""
+        """Return the samples at these places of the training and of the test part, with their further labels."""
         kept = np.concatenate([train, test + len(self.train_y)])
         return replace(
             self,
@@ -81,24 +85,28 @@ class Dataset:
         )
 
     def parted(self, test: npt.NDArray[np.bool_]) -> Dataset:
-        """The same samples with another test part: (N,), true for what is in it. Each part keeps the order of the samples."""
+        """Return the same samples with another test part. Each part keeps the order of the samples.
+
+        Args:
+            test: (N,), true for samples of the test part.
+        """
         inner, outer = np.flatnonzero(~test), np.flatnonzero(test)
         (train_x, train_y), (test_x, test_y) = self.take(inner), self.take(outer)
         more = {name: array[np.concatenate([inner, outer])] for name, array in self.more.items()}
         return replace(self, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, more=more)
 
     def class_indices(self, positions: Positions | None = None) -> Positions:
-        """The classes at these positions (all if none are given) as places in `classes`; (N,), for text (N, T)."""
+        """Return the classes at these positions as indices into `classes`: (N,), for text (N, T). None means all positions."""
         y = self.y if positions is None else self.take(positions)[1]
         return labels.to_indices(y.reshape(-1), self.classes, self.name).reshape(y.shape)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text by role: all lines of a role are one sequence of tokens, in the order of the text."""
+    """Text by role. All lines of a role are one sequence of tokens, in the order of the text."""
 
     name: str
-    tokens: npt.NDArray[np.uint8]  # (L,) places in CHARACTERS, role after role
+    tokens: npt.NDArray[np.uint8]  # (L,) indices into CHARACTERS, role after role
     starts: Positions  # (R + 1,) where each role begins; the last is L
     roles: tuple[str, ...]  # R names
 
@@ -110,8 +118,8 @@ Source = Dataset | Corpus
 
 
 def corpus(name: str, said: Iterable[tuple[str, str]]) -> Corpus:
-    """A corpus of (role, text) pairs, each role once."""
+    """Return a corpus of (role, text) pairs, each role once."""
     pairs = list(said)
     tokens = [encode(text) for _, text in pairs]
-    starts = np.concatenate([[0], np.cumsum([len(each) for each in tokens])]).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum([len(sequence) for sequence in tokens])]).astype(np.int64)
     return Corpus(name, np.concatenate([np.zeros(0, np.uint8), *tokens]), starts, tuple(role for role, _ in pairs))

@@ -1,4 +1,4 @@
-"""One data set cut into the shards of several clients, and written to disk.
+"""Partition of one data set into the shards of several clients, and its files on disk.
 
 N clients, C classes.
 """
@@ -31,11 +31,11 @@ _HELD_OUT = 0.25
 
 @dataclass(frozen=True)
 class Partition:
-    """Who gets which samples: sorted positions in the data set (its training part, then its test part), for every client."""
+    """Assignment of samples to clients: sorted positions in the data set (its training part, then its test part)."""
 
     dataset: Dataset
     title: str
-    names: tuple[str, ...]  # shard0, shard1, ... or who the client is
+    names: tuple[str, ...]  # shard0, shard1, ... or the names of natural clients
     train: tuple[Positions, ...]
     test: tuple[Positions, ...]
     seed: int = 0
@@ -43,20 +43,20 @@ class Partition:
     noise: float = 0.0  # of the last client
     notes: tuple[str, ...] = ()
     group: str = ""  # as in Cut
-    settings: dict[str, Any] = field(default_factory=dict)  # scheme and settings in force, for the record
+    settings: dict[str, Any] = field(default_factory=dict)  # scheme and effective settings, for partition.json
 
     def counts(self, part: str = "train") -> Counts:
-        """(N, C) samples of every class that each client has in `part`, "train" or "test"; of text, positions."""
+        """Return how many samples of every class each client has in `part` ("train" or "test"), (N, C); positions of text."""
         size = len(self.dataset.classes)
         cuts = self.train if part == "train" else self.test
         return np.stack([np.bincount(self.dataset.class_indices(cut).reshape(-1), minlength=size) for cut in cuts])
 
     def positions(self, client: int, part: str) -> Positions:
-        """Of a client's "train" or "test" part in the data set."""
+        """Return the positions of a client's "train" or "test" part in the data set."""
         return (self.train if part == "train" else self.test)[client]
 
     def arrays(self, client: int, part: str) -> tuple[Array, Array]:
-        """(x, y) of a client's "train" or "test" part as they are written: normalised and with noise, if these were set."""
+        """Return (x, y) of a client's "train" or "test" part as they are written, with normalisation and noise."""
         x, y = self.dataset.take(self.positions(client, part))
         if self.normaliser is not None:
             x = self.normaliser.apply(x)
@@ -74,12 +74,22 @@ def partition(
     noise: float = 0.0,
     **settings: Any,
 ) -> Partition:
-    """`source` cut among `clients` by a scheme (simulation.partition.schemes.registry) with its settings.
+    """Divide `source` among clients by a scheme (simulation.partition.schemes.registry).
 
-    source: a data set, a text for `roles`, None for `synthetic`. normalise: None is the scheme's own way, and "channel" where
-    noise > 0. noise: sigma_M, the last client's. Every sample goes to at most one client, and the same arguments give the same
-    shards.
-    Errors: SettingError (says what to change), ShardError (a class without test samples).
+    Every sample goes to at most one client. Equal arguments give equal shards.
+
+    Args:
+        source: A data set, a text for `roles`, None for `synthetic`.
+        scheme: Name of the scheme.
+        clients: How many clients; None takes the scheme's or the data's number.
+        seed: Decides all draws.
+        normalise: None is the scheme's default, and "channel" if noise > 0.
+        noise: sigma_M, the noise of the last client.
+        settings: Settings of the scheme.
+
+    Raises:
+        SettingError: A setting does not fit; the message says what to change.
+        ShardError: A class has no test samples.
     """
     row = registry.get(scheme)
     chosen = convert(row.settings, settings, f"{scheme}.")
@@ -91,7 +101,7 @@ def partition(
         raise SettingError(f"--noise is {noise}; it must be 0 or more")
     wanted = row.clients if clients is None and isinstance(row.clients, int) else clients
     cut = row.function()(_fitting(source, scheme, row, seed), wanted, chosen, seed)
-    if not all(len(each) for each in cut.train):
+    if not all(len(positions) for positions in cut.train):
         raise SettingError(f"{len(cut.train)} clients are too many for the {len(cut.dataset)} samples: some would get none")
     how = normalise or ("channel" if noise and row.normalise == "none" else row.normalise)
     if noise and how == "none":
@@ -113,7 +123,7 @@ def partition(
 
 
 def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int) -> Source | None:
-    """The source, if it is of the kind that the scheme takes; with a test part held out if the scheme needs one."""
+    """Return the source if the scheme can take it, with a test part held out if the scheme needs one."""
     if row.takes == "nothing":
         if source is not None:
             raise SettingError(f"scheme {scheme} makes its own samples; leave --dataset out")
@@ -128,7 +138,7 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
         raise SettingError(f"{source.name} is text with roles; cut it with --scheme roles")
     if source.train_y.ndim == 2:
         raise SettingError(
-            f"{source.name} has a label for every position, so its samples are of no class that it could be cut by"
+            f"{source.name} has a label for every position, so a sample has no single class by which it can be cut"
         )
     if not row.test_part or len(source.test_y):
         return source
@@ -138,18 +148,21 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
 
 def _title(name: str, scheme: str, settings: dict[str, Any], clients: int, seed: int, noise: float) -> str:
     usual = registry.fields(registry.get(scheme))
-    told = {key: value for key, value in settings.items() if value != usual[key] or (isinstance(value, int | float) and value)}
-    detail = "".join(f", {key.replace('_', ' ')} {value}" for key, value in told.items())
+    shown = {key: value for key, value in settings.items() if value != usual[key] or (isinstance(value, int | float) and value)}
+    detail = "".join(f", {key.replace('_', ' ')} {value}" for key, value in shown.items())
     noisy = f", noise up to {noise:g}" if noise else ""
     return f"{name}: {scheme}{detail}, {clients} clients, seed {seed}{noisy}"
 
 
 def write_shards(out: Path, parts: Partition) -> list[Path]:
-    """Writes out/NAME/{train,test}.npz and meta.json with the classes of the whole data set, and out/partition.json, which says
-    how it was cut; returns the folders in order.
+    """Write the shards and return their folders in order.
 
-    Files of the same names are replaced; the same partition gives the same bytes.
-    Errors: ShardError if `out` holds shards beyond these or cannot be written, DiskFull.
+    Writes out/NAME/{train,test}.npz, meta.json with the classes of the whole data set, and out/partition.json, which says how
+    the data were cut. Files of the same names are replaced. Equal partitions give equal bytes.
+
+    Raises:
+        ShardError: `out` holds other shards, or cannot be written.
+        DiskFull: The disk has no room.
     """
     out = Path(out)
     stale = sorted(path.name for path in out.glob("shard*") if path.is_dir() and path.name not in parts.names)

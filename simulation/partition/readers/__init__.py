@@ -1,1 +1,1 @@
-"""Data sets from files, in the forms in which they are published."""
+"""Readers of data sets in the forms in which they are published."""

@@ -1,4 +1,4 @@
-"""From the arrays of a file, whatever its form, to a checked data set.
+"""Assembly of a checked data set from the arrays that a reader found.
 
 N samples, F features.
 """
@@ -21,22 +21,24 @@ from attune.simulation.partition.samples import Dataset
 
 @dataclass(frozen=True)
 class Raw:
-    """What a reader found: x (N, ...), y (N,), and further labels (N,) by name, for the training and perhaps a test part."""
+    """Unchecked arrays of a reader: x (N, ...), y (N,) and further labels (N,) for the training part and perhaps a test part."""
 
     name: str
     train: tuple[Array, Array]
     test: tuple[Array, Array] | None = None
     more: Mapping[str, Array] = field(default_factory=dict)  # over training and then test samples
     called: Mapping[str, list[str]] = field(default_factory=dict)
-    classes: list[Label] | None = None  # all there may be; None: those that occur
-    vocabulary: int = 0  # of tokens; 0: by the largest
-    columns: Sequence[str] = ()  # names of features, where the form has some
+    classes: list[Label] | None = None  # all possible classes; None: those that occur
+    vocabulary: int = 0  # of tokens; 0: the largest token decides
+    columns: Sequence[str] = ()  # names of features, if the form has names
 
 
 def assemble(raw: Raw, options: ReadOptions) -> Dataset:
-    """The data set, by the same rules as a shard (fedclient.data.shard).
+    """Return the data set, checked by the same rules as a shard (fedclient.data.shard).
 
-    Errors: ShardError for axes, types, lengths and labels that do not fit, NonFiniteFeatures for NaN that are not filled in.
+    Raises:
+        ShardError: Axes, types, lengths or labels do not fit.
+        NonFiniteFeatures: There are NaN, and `options` does not fill them in.
     """
     train_x, train_y = raw.train
     test_x, test_y = raw.test if raw.test is not None else (train_x[:0], train_y[:0])

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary version: records of one or two label bytes and 3 x 32 x 32 bytes of colours."""
+"""Reader of CIFAR-10 and CIFAR-100 in their binary version: records of one or two label bytes and 3 x 32 x 32 colour bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PICKLED_100 = {"train", "test", "meta"}
 
 
 def recognises(path: Path) -> bool:
-    """Both versions: the pickled one, to be refused with a reason."""
+    """Return whether the folder holds CIFAR in one of its versions. `read` refuses the pickled one with a reason."""
     if not path.is_dir():
         return False
     names = {file.name for file in listed(path)}
@@ -27,7 +27,11 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """CIFAR-100's coarse classes become the label array `coarse`. Errors: ShardError."""
+    """Read the folder. CIFAR-100's coarse classes become the label array `coarse`.
+
+    Raises:
+        ShardError: A file is damaged, or only the pickled version is there.
+    """
     names = [file.name for file in listed(path)]
     if "train.bin" in names:
         return _hundred(path)
@@ -57,6 +61,6 @@ def _records(path: Path, labels: int) -> Array:
 
 
 def _images(records: Array, labels: int) -> Array:
-    """(N, 32, 32, 3), from one plane a colour."""
+    """Return images (N, 32, 32, 3) from records with one plane per colour."""
     planes = records[:, labels:].reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))

@@ -1,4 +1,4 @@
-"""idx files, the originals of MNIST and its like: a folder with train and test images and labels, packed by gzip or not."""
+"""Reader of idx files, the form of MNIST: a folder with train and test images and labels, with or without gzip."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: "
 
 
 def recognises(path: Path) -> bool:
+    """Return whether this reader can read the path, by names or a first line."""
     return path.is_dir() and any("idx" in file.name and "ubyte" in file.name for file in listed(path))
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """Errors: ShardError if a file is missing or ambiguous, is no idx file, or is not as long as it says."""
+    """Read the four files of the folder.
+
+    Raises:
+        ShardError: A file is missing or ambiguous, is no idx file, or has another length than its header says.
+    """
     arrays = {}
     for part, words in (("train", ("train",)), ("test", ("t10k", "test"))):
         for what in ("images", "labels"):
@@ -33,20 +38,21 @@ def read(path: Path, options: ReadOptions) -> Raw:
 
 
 def _only(folder: Path, words: tuple[str, ...], what: str) -> Path:
-    names = [file for file in listed(folder) if "ubyte" in file.name and what in file.name]
-    found = [file for file in names if any(word in file.name for word in words)]
-    if len(found) != 1:
-        said = f"{len(found)} files ({', '.join(file.name for file in found)})" if found else "no file"
+    files = [file for file in listed(folder) if "ubyte" in file.name and what in file.name]
+    files = [file for file in files if any(word in file.name for word in words)]
+    if len(files) != 1:
+        held = f"{len(files)} files ({', '.join(file.name for file in files)})" if files else "no file"
         raise ShardError(
-            f"{folder} holds {said} with {' or '.join(words)}, {what} and ubyte in the name; exactly one is needed"
+            f"{folder} holds {held} with {' or '.join(words)}, {what} and ubyte in the name; exactly one is needed"
         )
-    return found[0]
+    return files[0]
 
 
 def parse(path: Path) -> Array:
-    """The array of one idx file: two zero bytes, type, number of axes, sizes as big-endian 32-bit numbers, values.
+    """Return the array of one idx file: two zero bytes, type, number of axes, sizes as big-endian 32-bit numbers, values.
 
-    Errors: ShardError.
+    Raises:
+        ShardError: The file has another form, or another length than its header says.
     """
     data = read_bytes(path, MAX_BINARY_BYTES)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or not 1 <= data[3] <= 4:

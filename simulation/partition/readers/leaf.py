@@ -1,4 +1,4 @@
-"""LEAF's JSON (Caldas et al., 'LEAF: A Benchmark for Federated Settings', 2018): samples by user, numbers or text."""
+"""Reader of LEAF's JSON (Caldas et al., 'LEAF: A Benchmark for Federated Settings', 2018): numbers or text by user."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ class _User(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """Other keys, such as num_samples, follow from these and are not read."""
+    """Content of a file. Other keys, such as num_samples, follow from these and are not read."""
 
     users: list[str]
     user_data: dict[str, _User]
 
 
 def recognises(path: Path) -> bool:
+    """Return whether this reader can read the path, by names or a first line."""
     if path.is_file():
         return plain_suffix(path) == ".json"
     return path.is_dir() and bool(_json(path) or _json(path / "train"))
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """A file, a folder of files, or one with folders train and test; the label array `client` names the user.
+    """Read a file, a folder of files, or a folder with folders train and test. The label array `client` names the user.
 
-    Text of one length becomes tokens, and a single character as a label its token.
-    Errors: ShardError.
+    Texts of one length become tokens. Labels that are single characters become tokens.
+
+    Raises:
+        ShardError: A file has another form, or its samples do not fit together.
     """
     if path.is_dir() and not _json(path):
         parts = [_part(_json(path / "train")), _part(_json(path / "test"))] if _json(path / "test") else []
@@ -66,7 +69,7 @@ def _json(folder: Path) -> list[Path]:
 
 
 def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
-    """x, y and the user of every sample. The limit is for all files together."""
+    """Return x, y and the user of every sample. The size limit applies to all files together."""
     x: list[Any] = []
     y: list[Any] = []
     whose: list[str] = []
@@ -75,11 +78,11 @@ def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
         data = read_bytes(path, left)
         left -= len(data)
         try:
-            found = msgspec.json.decode(data, type=_File)
+            content = msgspec.json.decode(data, type=_File)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ShardError(f"{path} is not LEAF's JSON (users, user_data with x and y for each): {error}") from None
-        for user in found.users:
-            mine = found.user_data.get(user)
+        for user in content.users:
+            mine = content.user_data.get(user)
             if mine is None or len(mine.x) != len(mine.y):
                 raise ShardError(f"user {user!r} of {path} has no data, or not as many x as y")
             x += mine.x
@@ -92,7 +95,7 @@ def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
 
 def _features(x: list[Any], name: str) -> Array:
     if isinstance(x[0], str):
-        lengths = {len(each) if isinstance(each, str) else -1 for each in x}
+        lengths = {len(text) if isinstance(text, str) else -1 for text in x}
         if len(lengths) != 1 or min(lengths) < 1:
             raise ShardError(f"the texts of {name} have different lengths; only windows of one length can be tokens")
         return encode("".join(x)).reshape(len(x), -1)
@@ -106,8 +109,8 @@ def _features(x: list[Any], name: str) -> Array:
 
 
 def _labels(y: list[Any], text: bool, name: str) -> Array:
-    if text and all(isinstance(each, str) and len(each) == 1 for each in y):
+    if text and all(isinstance(label, str) and len(label) == 1 for label in y):
         return encode("".join(y))
-    if len({isinstance(each, str) for each in y}) != 1:
+    if len({isinstance(label, str) for label in y}) != 1:
         raise ShardError(f"some labels of {name} are text and some are numbers; save them as one of both")
     return np.array(y)

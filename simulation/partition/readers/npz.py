@@ -1,4 +1,4 @@
-""".npz files: the four arrays train_x, train_y, test_x, test_y, or x and y; and any further label array by name."""
+"""Reader of .npz files: the arrays train_x, train_y, test_x, test_y, or x and y, and further label arrays by name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from attune.simulation.partition.readers.assemble import Raw
 
 
 def recognises(path: Path) -> bool:
+    """Return whether this reader can read the path, by names or a first line."""
     return path.is_file() and path.suffix.lower() == ".npz"
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """train_NAME with test_NAME, or NAME beside x and y, are label arrays; NAME_names has the names of the values 0, 1, ...
+    """Read the file.
 
-    Errors: ShardError, SettingError for a --label that is not there.
+    train_NAME with test_NAME, or NAME beside x and y, are label arrays. NAME_names has the names of the values 0, 1, ...
+
+    Raises:
+        ShardError: The arrays cannot be read, or are too large.
+        SettingError: There is no array for --label.
     """
     held = names_in(path)
     with zipfile.ZipFile(path) as archive:
@@ -69,9 +74,9 @@ def _check(path: Path, label: str, held: list[str]) -> None:
 
 
 def _called(path: Path, held: list[str], more: dict[str, Array]) -> dict[str, list[str]]:
-    found = {}
+    called = {}
     for name in more:
         if f"{name}_names" in held:
             names = read_arrays(path, (f"{name}_names",))[0]
-            found[name] = [str(each) for each in names.reshape(-1)]
-    return found
+            called[name] = [str(value) for value in names.reshape(-1)]
+    return called

@@ -1,6 +1,7 @@
-"""Plain text with roles: plays (ROLE, a tab, the line), ROLE: before each speech, or a table with columns role and line.
+"""Reader of text with roles.
 
-In plays further lines of a speech begin with a tab, and stage directions stand in square brackets.
+It has one of three forms: plays (ROLE, a tab, the line), `ROLE:` before each speech, or a table with columns role and line. In
+plays further lines of a speech begin with a tab, and stage directions are in square brackets.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ _DIRECTION = re.compile(r"\[[^\]]*\]")
 
 
 def recognises(path: Path) -> bool:
+    """Return whether this reader can read the path, by names or a first line."""
     if path.is_file():
         return plain_suffix(path) == ".txt" or (plain_suffix(path) == ".tsv" and _is_lines(_head(path)))
     return path.is_dir() and any(plain_suffix(file) == ".txt" for file in listed(path))
 
 
 def read(path: Path, options: ReadOptions) -> Corpus:
-    """Roles of equal names in different files (plays) are different roles. Errors: ShardError if no role is found."""
+    """Read a file or a folder of plays. Roles of equal names in different files are different roles.
+
+    Raises:
+        ShardError: There is no role.
+    """
     lines: dict[str, list[str]] = {}
     if path.is_file() and plain_suffix(path) == ".tsv":
         _gather(lines, "", _table(path, read_text(path)))
@@ -88,10 +94,10 @@ def _script(text: str) -> Iterator[tuple[str, str]]:
 
 
 def lines_of_play(text: str) -> Iterator[tuple[str, str]]:
-    """(role, line), in order, from the first act or scene on; before it stand the persons of the play."""
-    found = _BEGIN.search(text)
+    """Yield (role, line) in order, from the first act or scene on. The list of persons before it is skipped."""
+    begin = _BEGIN.search(text)
     role = ""
-    for line in _DIRECTION.sub("", text[found.start() if found else 0 :]).splitlines():
+    for line in _DIRECTION.sub("", text[begin.start() if begin else 0 :]).splitlines():
         name, tab, said = line.partition("\t")
         if _HEADING.match(line) or (line.strip() and not tab):
             role = ""

@@ -1,4 +1,4 @@
-"""Which reader takes a path. Each recognises its own form by names alone, or by a first line."""
+"""Choice of the reader for a path. Each reader recognises its form by names, or by a first line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _ARCHIVES = {".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z"}
 
 
 def read(path: Path, options: ReadOptions) -> Source:
-    """What lies at `path`, by the first reader that recognises it.
+    """Read the data at `path` with the first reader that recognises it.
 
-    Errors: ShardError if none does, or for what is wrong with the files; SettingError for columns that are not there.
+    Raises:
+        ShardError: No reader recognises it, or the files are damaged.
+        SettingError: A column is not there.
     """
     if path.suffix.lower() in _PICKLES:
         raise ShardError(f"{path}: pickles and the like can run code and are never read; save the arrays with numpy.savez")
@@ -27,8 +29,8 @@ def read(path: Path, options: ReadOptions) -> Source:
         raise ShardError(f"{path} is an archive; unpack it and give the folder")
     for reader in READERS:
         if reader.recognises(path):
-            found = reader.read(path, options)
-            return assemble(found, options) if isinstance(found, Raw) else found
+            data = reader.read(path, options)
+            return assemble(data, options) if isinstance(data, Raw) else data
     raise ShardError(
         f"{path} has no form that can be read: .npz, .csv, .json (LEAF), .txt (roles), a shard, or a folder of idx files, of "
         "CIFAR's binary version, of LEAF's JSON or of plays"

@@ -1,4 +1,4 @@
-"""A folder with train.npz [, test.npz, meta.json]: a shard, cut once more."""
+"""Reader of a shard, a folder with train.npz and perhaps test.npz and meta.json, which is cut once more."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from attune.simulation.partition.samples import Dataset
 
 
 def recognises(path: Path) -> bool:
+    """Return whether this reader can read the path, by names or a first line."""
     return path.is_dir() and (path / "train.npz").is_file()
 
 
 def read(path: Path, options: ReadOptions) -> Dataset:
-    """Errors: as `load_shard`; SettingError for options, because meta.json has them."""
+    """Read the shard.
+
+    Raises:
+        SettingError: Options were given that meta.json declares.
+        ShardError: As in `load_shard`.
+    """
     if options != ReadOptions(apart=options.apart):
         raise SettingError(
             f"{path} is a shard, and its meta.json declares all that is needed; leave --label, --shape and --missing out"

@@ -1,4 +1,4 @@
-"""CSV and its like, and Parquet: numbers as features, one column for the class, others set apart."""
+"""Reader of tables (CSV, TSV, Parquet): numbers as features, one column for the class, others set apart."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from attune.simulation.partition.readers.assemble import Raw
 
 
 def recognises(path: Path) -> bool:
+    """Return whether this reader can read the path, by names or a first line."""
     return path.is_file() and is_table(path)
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
-    """The class is the column --label names (default: `y` or `label`); columns that are named as the client or group,
-    or by --apart, become label arrays, all others must be numbers. Empty cells, `?`, `NA` and `nan` are missing values.
+    """Read a table.
 
-    Errors: ShardError, SettingError for columns that are not there.
+    The column of --label has the classes (default: `y` or `label`). Columns that name the client or the group, and those of
+    --apart, become label arrays. All others must be numbers. Empty cells, `?`, `NA` and `nan` are missing values.
+
+    Raises:
+        ShardError: The table cannot be read.
+        SettingError: A column is not there.
     """
     table = read_table(path)
     x, y, test_N, features = samples_of(table, options)
@@ -28,5 +33,5 @@ def read(path: Path, options: ReadOptions) -> Raw:
     name = path.name.partition(".")[0]
     if test_N is None:
         return Raw(name, (x, y), more=more, columns=features)
-    more = {key: np.concatenate([each[~test_N], each[test_N]]) for key, each in more.items()}
+    more = {key: np.concatenate([label_N[~test_N], label_N[test_N]]) for key, label_N in more.items()}
     return Raw(name, (x[~test_N], y[~test_N]), (x[test_N], y[test_N]), more=more, columns=features)

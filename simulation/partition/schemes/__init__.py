@@ -1,1 +1,1 @@
-"""How a data set is cut into the shards of clients: every split of both papers, by name."""
+"""Schemes that divide a data set among clients: every split of both papers, by name."""

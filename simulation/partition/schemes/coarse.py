@@ -16,9 +16,11 @@ from attune.simulation.partition.schemes.shares import deal, hand_out, per_class
 
 
 def parents(data: Dataset, coarse: str) -> tuple[Counts, list[str]]:
-    """(F,) the coarse class of every fine one as 0..G-1, and the names of these G.
+    """Return the coarse class of every fine class as 0..G-1, (F,), and the names of the G coarse classes.
 
-    Errors: SettingError without that label array, ShardError if a class lies in two coarse classes or has no samples.
+    Raises:
+        SettingError: There is no such label array.
+        ShardError: A class lies in two coarse classes, or has no samples.
     """
     names, coarse_n = np.unique(data.further(coarse), return_inverse=True)
     fine_n, coarse_n = data.class_indices(), coarse_n.reshape(-1)
@@ -34,16 +36,20 @@ def parents(data: Dataset, coarse: str) -> tuple[Counts, list[str]]:
 
 
 def pachinko(data: Dataset, clients: int, settings: PachinkoSettings, seed: int) -> Cut:
-    """Both parts pooled; client after client draws n/N samples: a coarse class by Dir(alpha), then a fine one by Dir(beta).
+    """Divide a data set by Pachinko allocation.
 
-    Drawn samples of the original test part are the client's test part.
-    Errors: SettingError if a client got no sample of one part; as `parents`.
+    Both parts are pooled. One client after another draws n/N samples: for each a coarse class by Dir(alpha), then a fine
+    class of it by Dir(beta). Drawn samples of the original test part are the client's test part.
+
+    Raises:
+        SettingError: A client got no sample of one part, or there are no coarse classes.
+        ShardError: As in `parents`.
     """
     rng = generator(seed, "pachinko")
     parent_F, groups = parents(data, settings.coarse)
     fine_n = data.class_indices()
     stock = [rng.permutation(np.flatnonzero(fine_n == f)) for f in range(len(parent_F))]
-    left_F = np.array([len(each) for each in stock])
+    left_F = np.array([len(members) for members in stock])
     mine: list[Positions] = []
     for _ in range(clients):
         theta_G = rng.dirichlet(np.full(len(groups), settings.alpha))
@@ -52,7 +58,7 @@ def pachinko(data: Dataset, clients: int, settings: PachinkoSettings, seed: int)
             inside = np.flatnonzero(parent_F == g)
             phi_F[inside] = rng.dirichlet(np.full(len(inside), settings.beta))
         count_F = draw(theta_G, phi_F, parent_F, left_F, len(data) // clients, rng)
-        pieces = [each[left - count : left] for each, left, count in zip(stock, left_F, count_F, strict=True)]
+        pieces = [members[left - count : left] for members, left, count in zip(stock, left_F, count_F, strict=True)]
         mine.append(np.sort(np.concatenate(pieces)))
         left_F = left_F - count_F
     split = len(data.train_y)
@@ -63,10 +69,10 @@ def pachinko(data: Dataset, clients: int, settings: PachinkoSettings, seed: int)
 
 
 def draw(theta_G: Shares, phi_F: Shares, parent_F: Counts, left_F: Counts, count: int, rng: np.random.Generator) -> Counts:
-    """(F,) how many samples of every fine class `count` draws without replacement take from a stock of `left_F`.
+    """Return how many samples of every fine class `count` draws without replacement take from a stock of `left_F`, (F,).
 
-    An emptied fine class is dropped and its siblings' shares renormalised; a coarse class with nothing left likewise. If no
-    class with a share has samples left, all that have some are equally likely.
+    When a fine class is empty, it is dropped and the shares of its siblings are renormalised. Empty coarse classes are dropped
+    likewise. If no class with a share has samples left, all classes with samples are equally likely.
     """
     taken_F = np.zeros(len(left_F), dtype=np.int64)
     while (missing := count - int(taken_F.sum())) > 0:
@@ -76,7 +82,7 @@ def draw(theta_G: Shares, phi_F: Shares, parent_F: Counts, left_F: Counts, count
         drawn = np.minimum(drawn, np.flatnonzero(room_F)[-1])
         for f in np.unique(drawn):
             place = np.flatnonzero(drawn == f)
-            if len(place) >= room_F[f]:  # what comes after the class ran out was drawn with its share: it is drawn again
+            if len(place) >= room_F[f]:  # draws after the class ran out used its share, so they are repeated
                 drawn = drawn[: place[room_F[f] - 1] + 1]
         taken_F += np.bincount(drawn, minlength=len(left_F))
     return taken_F
@@ -90,10 +96,14 @@ def _chances(theta_G: Shares, phi_F: Shares, parent_F: Counts, there_F: npt.NDAr
 
 
 def siblings(data: Dataset, clients: int | None, settings: Coarse5Settings, seed: int) -> Cut:
-    """Clients s*c to s*c + s-1 belong to coarse class c; each gets 1/s of each of its fine classes, or one of them.
+    """Divide a data set among s siblings for each coarse class.
 
-    Errors: SettingError for another number of clients than G*s, for too few samples, and for "one-class" where a coarse class
-    does not have s fine ones; as `parents`.
+    Clients s*c to s*c + s-1 belong to coarse class c. Each gets 1/s of each of its fine classes, or one of them.
+
+    Raises:
+        SettingError: The number of clients is not G*s, there are too few samples, or `each` is "one-class" and a coarse class
+            does not have s fine classes.
+        ShardError: As in `parents`.
     """
     rng = generator(seed, "coarse5")
     parent_F, groups = parents(data, settings.coarse)

@@ -1,4 +1,4 @@
-"""What a scheme makes, and what several schemes need: generators, quotas, and a test part cut out of samples.
+"""Result of a scheme, and functions that several schemes need: generators, quotas, and the choice of a test part.
 
 N clients, C classes.
 """
@@ -20,28 +20,31 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cut:
-    """Who gets what: sorted positions in `dataset` for the training and the test part of each client."""
+    """Division of a data set: sorted positions in `dataset` for the training and the test part of each client."""
 
     dataset: Dataset
     train: tuple[Positions, ...]
     test: tuple[Positions, ...]
-    clients: tuple[str, ...] = ()  # their names, if the data have names
-    notes: tuple[str, ...] = ()  # what the user should know
+    clients: tuple[str, ...] = ()  # names of the clients, if the data have names
+    notes: tuple[str, ...] = ()  # messages for the user
     group: str = ""  # a label array of the data set: samples of a group stay on one side of every further cut
 
 
 def generator(seed: int, scheme: str, *what: str | int) -> np.random.Generator:
-    """The generator of a scheme's draws."""
+    """Return the generator of a scheme's draws."""
     return np.random.default_rng(derive(seed, "partition", scheme, *what))
 
 
 def legacy(seed: int) -> np.random.RandomState:
-    """NumPy's old generator, whose stream never changes: for published sizes, which were drawn with it."""
+    """Return NumPy's old generator, whose stream never changes. Published sizes were drawn with it."""
     return np.random.RandomState(seed if 0 <= seed < 2**32 else derive(seed) % 2**32)
 
 
 def quotas(total: int, share_N: Shares, rank_N: Counts) -> Counts:
-    """`total` samples by largest remainder: every client gets its exact quota rounded down or up; `rank_N` breaks ties."""
+    """Divide `total` samples by largest remainder and return the counts, (N,).
+
+    Every client gets its exact quota rounded down or up. `rank_N` breaks ties.
+    """
     exact_N = total * share_N
     count_N = np.floor(exact_N + 1e-9).astype(np.int64)
     order_N = np.lexsort((rank_N, -np.round(exact_N - count_N, 9)))
@@ -50,7 +53,7 @@ def quotas(total: int, share_N: Shares, rank_N: Counts) -> Counts:
 
 
 def stratified(y: npt.NDArray[np.generic], share: float, rng: np.random.Generator) -> Mask:
-    """(n,) which samples are the test part: n - floor((1 - share) n) of them, each class its quota of these, at random."""
+    """Return which samples are the test part, (n,): n - floor((1 - share) n) random ones, with a quota for each class."""
     total = len(y) - int(np.floor((1 - share) * len(y) + 1e-9))
     values, index, count_C = np.unique(y, return_inverse=True, return_counts=True)
     test_C = quotas(total, count_C / max(len(y), 1), rng.permutation(len(values)))
@@ -61,10 +64,10 @@ def stratified(y: npt.NDArray[np.generic], share: float, rng: np.random.Generato
 
 
 def grouped(y: npt.NDArray[np.generic], group: npt.NDArray[np.generic], share: float, rng: np.random.Generator) -> Mask:
-    """(n,) which samples are the test part, whole groups only: of each class about `share` of its samples.
+    """Return which samples are the test part, (n,), in whole groups: about `share` of the samples of each class.
 
-    A group counts as of its most frequent class. A class with one group has it in the training part; with more, each part
-    gets at least one.
+    A group counts for its most frequent class. If a class has one group, it is in the training part. If it has more, each
+    part gets at least one.
     """
     values, index_n = np.unique(group, return_inverse=True)
     _, class_n = np.unique(y, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Natural clients: a column or label array names the client of each sample, so the split is not drawn."""
+"""Scheme for natural clients: a column or label array names the client of each sample, so the split is not drawn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _LONGEST = 40
 
 
 def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed: int) -> Cut:
-    """One client to each value of `by`; with `clients`, that many of them, drawn at random.
+    """Divide a data set into a client for each value of `by`; with `clients`, that many of them, drawn at random.
 
-    The test part of a client is the given one, or a share of its samples: at random in equal proportions of every class, the
-    last ones ("time"), or whole groups. Errors: SettingError for arrays that are not there, and if too few clients are left.
+    The test part of a client is the given one, or a share of its samples: random ones in equal proportions of every class, the
+    last ones ("time"), or whole groups.
+
+    Raises:
+        SettingError: An array is not there, or too few clients are left.
     """
     whose = data.further(settings.by)
     group = data.further(settings.group) if settings.group else None
@@ -29,7 +32,7 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
     if split == "given" and not len(data.test_y):
         raise SettingError(f"data set {data.name} has no test part, so no split is given; set split to random or time")
     index = data.class_indices()
-    found: list[tuple[str, Positions, Positions]] = []
+    usable: list[tuple[str, Positions, Positions]] = []
     values = np.unique(whose)
     for value in values:
         here = np.flatnonzero(whose == value)
@@ -38,12 +41,12 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
         if split != "given":
             mask = _test_part(index[here], None if group is None else group[here], split, settings.test, rng)
         if len(here) >= settings.at_least and mask.any() and not mask.all():
-            found.append((_called(data, settings.by, value), here[~mask], here[mask]))
-    notes = _notes(len(values), len(found), settings)
-    if not found:
+            usable.append((_called(data, settings.by, value), here[~mask], here[mask]))
+    notes = _notes(len(values), len(usable), settings)
+    if not usable:
         raise SettingError(f"no client of {data.name} by {settings.by!r} can be used. {' '.join(notes)}")
-    kept = some(len(found), clients, generator(seed, "natural"), f"by {settings.by!r}")
-    names, train, test = zip(*(found[place] for place in kept), strict=True)
+    kept = some(len(usable), clients, generator(seed, "natural"), f"by {settings.by!r}")
+    names, train, test = zip(*(usable[place] for place in kept), strict=True)
     return Cut(data, train, test, folders(names), notes, settings.group)
 
 
@@ -55,7 +58,7 @@ def _test_part(
     last = np.arange(len(y)) >= int((1 - share) * len(y) + 1e-9)
     if group is None or not len(y):
         return last
-    # A group that the border cuts through goes to the training part as a whole.
+    # A group on both sides of the border goes to the training part as a whole.
     return last & ~np.isin(group, group[~last])
 
 
@@ -71,12 +74,16 @@ def _notes(there: int, used: int, settings: NaturalSettings) -> tuple[str, ...]:
     if used == there:
         return ()
     return (
-        f"{there - used} of {there} clients are left out: fewer than {settings.at_least} samples, or none in one of the parts.",
+        f"{there - used} of {there} clients are left out: they have fewer than {settings.at_least} samples, or none in one part.",
     )
 
 
 def some(there: int, wanted: int | None, rng: np.random.Generator, what: str) -> list[int]:
-    """All places 0..there-1, or `wanted` of them at random, in order. Errors: SettingError if there are fewer."""
+    """Return all places 0..there-1, or `wanted` of them at random, in order.
+
+    Raises:
+        SettingError: There are fewer than `wanted`.
+    """
     if wanted is None:
         return list(range(there))
     if wanted > there:
@@ -85,7 +92,7 @@ def some(there: int, wanted: int | None, rng: np.random.Generator, what: str) ->
 
 
 def folders(names: Iterable[str]) -> tuple[str, ...]:
-    """Folder names for clients, all different: shard-NAME in lower case."""
+    """Return folder names for clients, all different: shard-NAME in lower case."""
     made: dict[str, None] = {}
     for name in names:
         base = "shard-" + (_FOREIGN.sub("-", name.lower()).strip("-")[:_LONGEST] or "client")

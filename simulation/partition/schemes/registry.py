@@ -1,4 +1,4 @@
-"""The schemes by name: settings, what each one cuts, and how many clients it makes. No numpy until one is used."""
+"""Registry of the schemes: settings, accepted data and number of clients. numpy is imported when a scheme is used."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One row: `cut(source, clients, settings, seed)` is imported when it is used."""
+    """Row of the registry. `cut(source, clients, settings, seed)` is imported when it is used."""
 
     cut: str  # module:function below simulation.partition.schemes
     settings: type[msgspec.Struct]
     takes: Literal["samples", "text", "nothing"] = "samples"
-    test_part: bool = True  # whether the data must come with a test part: else it is held out first
-    clients: int | Literal["given", "natural"] = (
-        "given"  # the default number; "natural": as many as the data have; "given": no default
-    )
-    normalise: str = "none"  # unless --normalise is given
+    test_part: bool = True  # whether the scheme needs a test part; data without one get one first
+    clients: int | Literal["given", "natural"] = "given"  # default number; "natural": as many as in the data; "given": none
+    normalise: str = "none"  # default of --normalise
 
     def function(self) -> Callable[..., Cut]:
-        """What cuts."""
+        """Import and return the function that divides a data set."""
         module, _, name = self.cut.partition(":")
-        found: Callable[..., Cut] = getattr(importlib.import_module(f"attune.simulation.partition.schemes.{module}"), name)
-        return found
+        function: Callable[..., Cut] = getattr(importlib.import_module(f"attune.simulation.partition.schemes.{module}"), name)
+        return function
 
 
 _SCHEMES = {
@@ -52,17 +50,21 @@ _SCHEMES = {
 
 
 def names() -> list[str]:
-    """All schemes, sorted."""
+    """Return the names of all schemes, sorted."""
     return sorted(_SCHEMES)
 
 
 def get(name: str) -> Scheme:
-    """The scheme of that name. Errors: SettingError with the nearest name."""
+    """Return the scheme of that name.
+
+    Raises:
+        SettingError: There is none; the message has the nearest name.
+    """
     if name not in _SCHEMES:
         raise SettingError(f"unknown scheme {name!r}{nearest(name, _SCHEMES)}")
     return _SCHEMES[name]
 
 
 def fields(scheme: Scheme) -> dict[str, Any]:
-    """The scheme's settings and their defaults."""
+    """Return the scheme's settings with their defaults."""
     return {field.encode_name: field.default for field in msgspec.structs.fields(scheme.settings)}

@@ -1,4 +1,4 @@
-"""Text with roles: one client to a role, the beginning of its text for training and the rest for testing.
+"""Scheme for text with roles: a client for each role, with the beginning of its text for training and the rest for testing.
 
 R roles, L characters in all, T characters in a window.
 """
@@ -17,29 +17,32 @@ from attune.simulation.partition.schemes.scheme_settings import RolesSettings
 
 
 def roles(text: Corpus, clients: int | None, settings: RolesSettings, seed: int) -> Cut:
-    """Windows of T characters with the character after each position, (N, T), or after the last alone, (N,), as the label.
+    """Divide a text into windows of T characters.
 
-    No window, and no label, reaches over the border between the two parts or between roles. Roles without a window in both
-    parts are left out; with `clients`, that many of the others are drawn at random.
-    The position of a sample is where its window begins in the corpus. The arrays are views: nothing is copied until taken.
-    Errors: SettingError if no or too few roles are left.
+    The label is the character after each position, (N, T), or after the last one only, (N,). No window and no label crosses
+    the border between the two parts or between roles. Roles without a window in both parts are left out. With `clients`, that
+    many of the others are drawn at random. The position of a sample is the start of its window in the corpus. The arrays are
+    views, so memory is used only for samples that are taken.
+
+    Raises:
+        SettingError: No role is left, or too few.
     """
     stride = settings.stride or (settings.window if settings.target == "each" else 1)
-    found: list[tuple[str, Positions, Positions]] = []
+    usable: list[tuple[str, Positions, Positions]] = []
     for role, start, end in zip(text.roles, text.starts[:-1], text.starts[1:], strict=True):
         border = start + int((end - start) * settings.train + 1e-9)
         train, test = (_windows(a, b, settings.window, stride) for a, b in ((start, border), (border, end)))
         if end - start >= settings.at_least and len(train) and len(test):
-            found.append((role, train, test))
-    left_out = len(text) - len(found)
+            usable.append((role, train, test))
+    left_out = len(text) - len(usable)
     notes = (f"{left_out} of {len(text)} roles are left out: too little text for a window in both parts.",) if left_out else ()
-    if not found:
+    if not usable:
         raise SettingError(
             f"no role of {text.name} has enough text for windows of {settings.window} characters in both parts; "
             "take a smaller --set window, or at_least"
         )
-    kept = some(len(found), clients, generator(seed, "roles"), "with enough text")
-    names, train_parts, test_parts = zip(*(found[place] for place in kept), strict=True)
+    kept = some(len(usable), clients, generator(seed, "roles"), "with enough text")
+    names, train_parts, test_parts = zip(*(usable[place] for place in kept), strict=True)
     return Cut(_dataset(text, settings), train_parts, test_parts, folders(names), notes)
 
 

@@ -1,4 +1,4 @@
-"""The schemes' settings, their defaults and checks; no numpy here."""
+"""Settings of the schemes, with defaults and checks. This module does not import numpy."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Part = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class IidSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everybody gets the same share of every class: nothing to set."""
+    """Settings of `iid`: none, every client gets the same share of every class."""
 
 
 class PathologicalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A few classes for each client."""
+    """Settings of `pathological`: a few classes for each client."""
 
     classes_per_client: Count = 2
 
 
 class DirichletSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of each class by a Dirichlet distribution, sizes capped."""
+    """Settings of `dirichlet`: shares of each class by a Dirichlet distribution, with capped sizes."""
 
     alpha: Concentration = 0.3  # smaller is more unequal
 
 
 class PachinkoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Pachinko allocation: a coarse class, then a fine class of it, for every single sample."""
+    """Settings of `pachinko`: for every sample a coarse class, then a fine class of it."""
 
     alpha: Concentration = 0.3  # over the coarse classes
     beta: Concentration = 10.0  # over the fine classes of a coarse one
@@ -38,32 +38,32 @@ class PachinkoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Coarse5Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Siblings that share a coarse class."""
+    """Settings of `coarse5`: siblings share a coarse class."""
 
-    siblings: Count = 5  # clients to a coarse class
-    each: Literal["equal", "one-class"] = "equal"  # "one-class", the harder variant: each sibling gets one fine class
+    siblings: Count = 5  # clients per coarse class
+    each: Literal["equal", "one-class"] = "equal"  # "one-class": each sibling gets one fine class, the harder variant
     coarse: str = "coarse"
 
 
 class UnequalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """FedMCSA's images: consecutive classes, unequal sizes, both parts pooled."""
+    """Settings of `two-class-unequal` (FedMCSA's images): consecutive classes, unequal sizes, both parts pooled."""
 
     classes_per_client: Count = 2
     test: Part = 0.25  # of each client's samples
 
 
 class SyntheticSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Synthetic(alpha, beta)."""
+    """Settings of Synthetic(alpha, beta)."""
 
-    alpha: Deviation = 0.5  # of the clients' models: how much their labellings differ
-    beta: Deviation = 0.5  # of the clients' features
+    alpha: Deviation = 0.5  # deviation of the clients' models
+    beta: Deviation = 0.5  # deviation of the clients' features
     features: Count = 60
     classes: Annotated[int, msgspec.Meta(ge=2)] = 10
     test: Part = 0.25  # of each client's samples; 0.1 in the published code (E4)
 
 
 class NaturalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Clients that the data name."""
+    """Settings of `natural`: the data name the clients."""
 
     by: str = "client"  # the column or label array that names the client
     split: Literal["auto", "given", "random", "time"] = "auto"  # auto: "given" if there is a test part, else "random"
@@ -73,10 +73,10 @@ class NaturalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RolesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One client to a role, its text cut in time."""
+    """Settings of `roles`: a client for each role, whose text is cut in time."""
 
     window: Count = 80  # characters of a sample
     target: Literal["each", "last"] = "each"  # the next character of each position, or of the last alone
     stride: CountOrZero = 0  # characters from one window to the next; 0: `window` for "each", 1 for "last"
-    train: Part = 0.8  # of the role's text, its beginning
+    train: Part = 0.8  # share of the role's text, from its beginning
     at_least: CountOrZero = 0  # characters; roles with fewer are left out

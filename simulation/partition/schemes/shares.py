@@ -1,6 +1,6 @@
-"""Which share of every class a client gets: iid, pathological and Dirichlet (FedTP, section IV-A).
+"""Schemes by shares of every class: iid, pathological and Dirichlet (FedTP, section IV-A).
 
-N clients, C classes. A class is dealt by `deal`, the same shares cutting its training and its test samples.
+N clients, C classes. `deal` divides a class with the same shares for its training and its test samples.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ MIN_SAMPLES = 10  # of each part, for every client of a Dirichlet partition
 
 
 def iid(data: Dataset, clients: int, settings: IidSettings, seed: int) -> Cut:
-    """Every client gets the same share of every class."""
+    """Give every client the same share of every class."""
     rng = generator(seed, "iid")
     counts = _deal_all(*per_class(data), lambda _: np.full(clients, 1 / clients), clients, rng)
     return hand_out(data, *counts, rng)
 
 
 def pathological(data: Dataset, clients: int, settings: PathologicalSettings, seed: int) -> Cut:
-    """Every client owns K classes, every class has N*K/C owners, who share it in proportion to draws from U(0.4, 0.6).
+    """Give every client K classes. Every class has N*K/C owners, who share it in proportion to draws from U(0.4, 0.6).
 
-    Errors: SettingError if N*K/C is no whole number, K is more than C, or a class has too few samples for its owners.
+    Raises:
+        SettingError: N*K/C is no whole number, K is more than C, or a class has too few samples for its owners.
     """
     rng = generator(seed, "pathological")
     train_C, test_C = per_class(data)
@@ -46,10 +47,13 @@ def pathological(data: Dataset, clients: int, settings: PathologicalSettings, se
 
 
 def dirichlet(data: Dataset, clients: int, settings: DirichletSettings, seed: int) -> Cut:
-    """Per class shares ~ Dir(alpha), over the clients that hold fewer than n_train/N samples so far.
+    """Divide each class by shares ~ Dir(alpha) over the clients that have fewer than n_train/N samples so far.
 
-    (Zeroing the others' shares of a Dirichlet draw and renormalising gives the same distribution.) Repeated until every client
-    has 10 samples in both parts. Errors: SettingError after 1,000 draws, or at once if there are too few samples.
+    (A Dirichlet draw whose other shares are set to zero and which is renormalised has the same distribution.) Draws are repeated
+    until every client has 10 samples in both parts.
+
+    Raises:
+        SettingError: 1,000 draws failed, or there are too few samples.
     """
     rng = generator(seed, "dirichlet")
     train_C, test_C = per_class(data)
@@ -66,7 +70,11 @@ def dirichlet(data: Dataset, clients: int, settings: DirichletSettings, seed: in
 
 
 def per_class(data: Dataset) -> tuple[Counts, Counts]:
-    """(C,) training and test samples of every class. Errors: ShardError where a class lacks one of them."""
+    """Return the numbers of training and test samples of every class, (C,) each.
+
+    Raises:
+        ShardError: A class has no sample in one part.
+    """
     index, split = data.class_indices(), len(data.train_y)
     train_C, test_C = (np.bincount(part, minlength=len(data.classes)) for part in (index[:split], index[split:]))
     for label, train, test in zip(data.classes, train_C, test_C, strict=True):
@@ -79,7 +87,7 @@ def per_class(data: Dataset) -> tuple[Counts, Counts]:
 
 
 def hand_out(data: Dataset, train_NC: Counts, test_NC: Counts, rng: np.random.Generator) -> Cut:
-    """The samples of every class, shuffled, to the clients by these counts."""
+    """Give the shuffled samples of every class to the clients by these counts."""
     index, split = data.class_indices(), len(data.train_y)
     train = _pieces(index[:split], train_NC, rng)
     return Cut(data, train, tuple(cut + split for cut in _pieces(index[split:], test_NC, rng)))
@@ -95,10 +103,10 @@ def _pieces(index: Positions, count_NC: Counts, rng: np.random.Generator) -> tup
 
 
 def deal(train: int, test: int, share_N: Shares, rank_N: Counts) -> tuple[Counts, Counts]:
-    """(training, test) counts of one class for every client, at least one of each or none of both.
+    """Return (training, test) counts of one class for every client: at least one of each, or none of both.
 
-    A client whose share comes to nothing in one part gets nothing of the class, and the others' shares grow in proportion.
-    The largest share always comes to something in both parts, so this ends.
+    If a client's share rounds to zero in one part, it gets no sample of the class, and the others' shares grow in proportion.
+    The largest share never rounds to zero, so this ends.
     """
     share_N = share_N / share_N.sum()
     while True:
@@ -111,7 +119,13 @@ def deal(train: int, test: int, share_N: Shares, rank_N: Counts) -> tuple[Counts
 
 
 def owners(clients: int, classes_per_client: int, classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """(N, C), who owns what: client after client takes the K classes that lack most owners, ties at random."""
+    """Return which client owns which class, (N, C).
+
+    One client after another takes the K classes that lack most owners. Ties are broken at random.
+
+    Raises:
+        SettingError: The classes cannot all have equally many owners.
+    """
     if not 1 <= classes_per_client <= classes:
         raise SettingError(f"--classes-per-client is {classes_per_client}; this data set has {classes} classes")
     owners_each, rest = divmod(clients * classes_per_client, classes)

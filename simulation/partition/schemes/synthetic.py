@@ -1,6 +1,6 @@
-"""Synthetic(alpha, beta) with power-law sizes (Li et al., 'Federated Optimization in Heterogeneous Networks', 2020; FedMCSA).
+"""Scheme Synthetic(alpha, beta) with power-law sizes (Li et al., 'Federated Optimization in Heterogeneous Networks', 2020).
 
-Client i has u_i ~ N(0, alpha) and B_i ~ N(0, beta), both single numbers and alpha, beta standard deviations. Its model is
+FedMCSA uses it too. Client i has u_i ~ N(0, alpha) and B_i ~ N(0, beta), with standard deviations alpha and beta. Its model is
 W_i, b_i ~ N(u_i, 1); its features x ~ N(v_i, diag(j^-1.2)) with v_i ~ N(B_i, 1) per coordinate and variances in the diagonal;
 y = argmax(W_i^T x + b_i). Features are used as they are: a common model can distinguish the clients by their values.
 """
@@ -16,12 +16,15 @@ from attune.simulation.partition.schemes.scheme_settings import SyntheticSetting
 
 
 def sizes(clients: int, seed: int) -> Counts:
-    """(N,) samples of each client, both parts: (int(lognormal(4, 2)) + 50) * 5, with the stream of the published code."""
+    """Return the number of samples of each client, both parts together, (N,).
+
+    It is (int(lognormal(4, 2)) + 50) * 5, drawn with the stream of the published code.
+    """
     return np.asarray((legacy(seed).lognormal(4, 2, clients).astype(np.int64) + 50) * 5)
 
 
 def synthetic(source: None, clients: int, settings: SyntheticSettings, seed: int) -> Cut:
-    """Every client's samples are its own, made here; nothing is shared out."""
+    """Draw the samples of every client."""
     xs, ys = [], []
     train: list[Positions] = []
     test: list[Positions] = []
@@ -45,7 +48,7 @@ def synthetic(source: None, clients: int, settings: SyntheticSettings, seed: int
 def samples(
     size: int, settings: SyntheticSettings, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """x (n, F) and y (n,) of one client."""
+    """Return x (n, F) and y (n,) of one client."""
     u, b = rng.normal(0, settings.alpha), rng.normal(0, settings.beta)
     W_FC = rng.normal(u, 1, (settings.features, settings.classes))
     b_C = rng.normal(u, 1, settings.classes)

@@ -1,4 +1,4 @@
-"""two-class-unequal: FedMCSA's MNIST, Fashion-MNIST and CIFAR-10.
+"""Scheme two-class-unequal: FedMCSA's MNIST, Fashion-MNIST and CIFAR-10.
 
 Both parts are pooled; client u gets the classes (K u, ..., K u + K - 1) mod C, in unequal pieces.
 """
@@ -16,9 +16,12 @@ from attune.simulation.partition.schemes.scheme_settings import UnequalSettings
 
 
 def unequal(data: Dataset, clients: int, settings: UnequalSettings, seed: int) -> Cut:
-    """The sizes are those that the published code draws with the same seed, the samples are drawn apart from them.
+    """Divide a data set into consecutive classes of unequal sizes.
 
-    Errors: SettingError if N*K/C is no whole number, K is more than C, or a class is too small for its owners.
+    The sizes are those that the published code draws with the same seed. The samples are drawn independently of them.
+
+    Raises:
+        SettingError: N*K/C is no whole number, K is more than C, or a class is too small for its owners.
     """
     classes, each = len(data.classes), settings.classes_per_client
     if each > classes:
@@ -45,7 +48,11 @@ def unequal(data: Dataset, clients: int, settings: UnequalSettings, seed: int) -
 
 
 def sizes(total_C: Sequence[int] | Counts, owners: int, draws: np.random.RandomState) -> Counts:
-    """(C, M) samples for each of a class's M owners in turn: randint(left/(M+1), left/2), the last one taking the rest."""
+    """Return the samples of each of a class's M owners in turn, (C, M): randint(left/(M+1), left/2), and the rest for the last.
+
+    Raises:
+        SettingError: A class is too small for its owners.
+    """
     size_CM = np.zeros((len(total_C), owners), dtype=np.int64)
     for c, left in enumerate(map(int, total_C)):
         for m in range(owners - 1):
