@@ -21,7 +21,7 @@ from attune.simulation.partition.samples import Dataset
 
 @dataclass(frozen=True)
 class Raw:
-    """Unchecked arrays of a reader: x (N, ...), y (N,) and further labels (N,) for the training part and perhaps a test part."""
+    """Unchecked arrays of a reader: x (N, ...), y (N,) and further labels (N,), for training and perhaps for testing."""
 
     name: str
     train: tuple[Array, Array]

@@ -74,7 +74,7 @@ def _notes(there: int, used: int, settings: NaturalSettings) -> tuple[str, ...]:
     if used == there:
         return ()
     return (
-        f"{there - used} of {there} clients are left out: they have fewer than {settings.at_least} samples, or none in one part.",
+        f"{there - used} of {there} clients are left out: fewer than {settings.at_least} samples, or none in one part.",
     )
 
 

@@ -49,8 +49,8 @@ def pathological(data: Dataset, clients: int, settings: PathologicalSettings, se
 def dirichlet(data: Dataset, clients: int, settings: DirichletSettings, seed: int) -> Cut:
     """Divide each class by shares ~ Dir(alpha) over the clients that have fewer than n_train/N samples so far.
 
-    (A Dirichlet draw whose other shares are set to zero and which is renormalised has the same distribution.) Draws are repeated
-    until every client has 10 samples in both parts.
+    (A Dirichlet draw whose other shares are set to zero and which is renormalised has the same distribution.) Draws are
+    repeated until every client has 10 samples in both parts.
 
     Raises:
         SettingError: 1,000 draws failed, or there are too few samples.
