@@ -73,9 +73,7 @@ def _called(data: Dataset, by: str, value: np.generic) -> str:
 def _notes(there: int, used: int, settings: NaturalSettings) -> tuple[str, ...]:
     if used == there:
         return ()
-    return (
-        f"{there - used} of {there} clients are left out: fewer than {settings.at_least} samples, or none in one part.",
-    )
+    return (f"{there - used} of {there} clients are left out: fewer than {settings.at_least} samples, or none in one part.",)
 
 
 def some(there: int, wanted: int | None, rng: np.random.Generator, what: str) -> list[int]:
