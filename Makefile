@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Images of containers often set it. Then every process compiles every module anew, and every run of tests all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk site conformance attacks fuzz lowest chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk docs site conformance attacks fuzz lowest chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -34,7 +34,7 @@ develop: .venv/developed
 
 # What the oldest Python does not have. `str.decode` and `long` are other things here: names of our own, and torch's.
 OLDEST := --quiet --no-tips --violations --target=3.10- --exclude str.decode --exclude long --exclude-regex '/pb/' \
-	__init__.py common fedserver fedclient simulation tests benchmarks examples
+	__init__.py common fedserver fedclient simulation tests benchmarks examples docs
 
 check: develop
 	$(BIN)/ruff format --check .
@@ -160,6 +160,10 @@ bench-quick: develop
 # Federations over narrow, long links: some six minutes.
 bench-links: develop
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
+
+# The tables in the documents that are made from the code and from the result files.
+docs: develop
+	PYTHONPATH=.package:. $(BIN)/python -m docs.generate
 
 # The documentation as a site in build/site; a link that leads nowhere is an error.
 site: .venv/documenting

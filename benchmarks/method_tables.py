@@ -1,4 +1,4 @@
-"""The table of docs/methods/README.md, written from the rows of `benchmarks.methods` by `python -m benchmarks.report`."""
+"""The table of docs/methods/README.md, written from the rows of `benchmarks.methods` by `make docs`."""
 
 from __future__ import annotations
 

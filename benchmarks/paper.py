@@ -2,7 +2,7 @@
 
 For each seed, column and row of benchmarks/papers/TABLE.toml: trials on validation parts choose the settings (once, for all
 seeds), then one run at full length. A CSV row is written as each ends, with its command, commit and machine, and its accuracy
-by round in a file of its own. --column, --row and --seed run a part of the table. `python -m benchmarks.report` makes
+by round in a file of its own. --column, --row and --seed run a part of the table. `make docs` makes
 docs/reference.md from these files, `python -m benchmarks.paper_curves` the pictures.
 """
 

@@ -1,4 +1,4 @@
-"""docs/choosing.md's tables, written from the rows of `fedserver simulate --benchmark` by `python -m benchmarks.report`."""
+"""docs/choosing.md's tables, written from the rows of `fedserver simulate --benchmark` by `make docs`."""
 
 from __future__ import annotations
 

@@ -1,26 +1,19 @@
-"""The tables of docs/reference.md, choosing.md, security.md and methods/README.md, from the CSV files in benchmarks/results.
+"""The papers' tables of docs/reference.md, from the CSV files in benchmarks/results; `make docs` writes them into the page.
 
-`python -m benchmarks.report` rewrites what lies between two marks of the page; `--check` says whether that is up to date.
 A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds; of a reduced
 table, whether ours is on the printed side of one row. Where a figure prints by how much a row is ahead, these leads too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import click
-
-from benchmarks import method_tables, recipe_tables, robust_tables
 from benchmarks.lines import Line, constant, leads, lines_of
 from benchmarks.paper import CELLS, OUT, Cell, cells
 from benchmarks.study import Results
 from benchmarks.tables import Column, Table, load, names
-
-DOCS = Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- benchmarks.report begins -->", "<!-- benchmarks.report ends -->"
 
 
 def section(name: str, results: Path = OUT) -> Iterator[str]:
@@ -102,41 +95,8 @@ def data_of(left: Iterable[Cell]) -> str:
     return "".join(f" --data {each}=PATH" for each in found)
 
 
-def papers(results: Path = OUT) -> str:
-    """The tables of both papers."""
-    return "\n\n".join("\n".join(section(name, results)) for name in names())
-
-
-PAGES: dict[Path, Callable[[], str]] = {
-    DOCS / "reference.md": papers,
-    DOCS / "choosing.md": lambda: "\n".join(recipe_tables.sections()),
-    DOCS / "security.md": lambda: "\n".join(robust_tables.sections()),
-    DOCS / "methods" / "README.md": lambda: "\n".join(method_tables.sections()),
-}
-
-
-def page(path: Path) -> str:
-    """The page with its tables as the CSV files have them. Errors: ValueError if a mark is missing."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{path.name} has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n\n{PAGES[path]()}\n\n{END}{after}"
-
-
-@click.command()
-@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if a page is not up to date.")
-def main(check: bool) -> None:
-    """Writes the tables into the pages."""
-    for path in PAGES:
-        made = page(path)
-        if made == path.read_text(encoding="utf-8"):
-            click.echo(f"{path.name}: up to date")
-        elif check:
-            raise SystemExit(f"{path.name} is not what the CSV files say: python -m benchmarks.report")
-        else:
-            path.write_text(made, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def papers(results: Path = OUT) -> Iterator[str]:
+    """Yield the lines of all tables of both papers."""
+    for name in names():
+        yield from section(name, results)
+        yield ""

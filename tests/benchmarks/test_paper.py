@@ -297,8 +297,3 @@ def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypa
     ended = CliRunner().invoke(paper.main, [*GPU, "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
     assert ended.exit_code == 1 and "no accelerator at hand, so nothing was run" in ended.output
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
-def test_the_pages_are_what_the_files_say(path):
-    assert report.page(path) == path.read_text(encoding="utf-8"), "python -m benchmarks.report"

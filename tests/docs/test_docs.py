@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -108,19 +107,3 @@ def test_help_of_every_command_answers_and_each_is_documented(page: Any) -> None
 )
 def test_files_named_exist(path: str, page: Any) -> None:
     assert not [name for name in NAMED.findall(page(path).prose) if not (ROOT / name).exists()]
-
-
-def test_every_package_has_its_line(page: Any) -> None:
-    lines = {row[0].strip("`") for row in page("ARCHITECTURE.md").table("## Packages")}
-    packages = {str(file.parent.relative_to(ROOT)) for top in COMMANDS for file in (ROOT / top).rglob("__init__.py")}
-    packages |= {
-        str(file.parent.relative_to(ROOT)) for top in ("common", "simulation") for file in (ROOT / top).rglob("__init__.py")
-    }
-    assert lines >= packages
-    assert not [line for line in lines if not (ROOT / line).is_dir()]
-
-
-def test_the_arrow_rule_is_the_one_that_is_checked(page: Any) -> None:
-    settings = msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())["tool"]["importlinter"]["contracts"]
-    layers = [contract["layers"] for contract in settings if contract["type"] == "layers"]
-    assert [block.split("\n")[:-1] for block in page("ARCHITECTURE.md").blocks("layers")] == layers

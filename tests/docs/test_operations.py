@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from attune.common.errors import AttuneError
-from attune.common.metrics import Metrics
+from attune.common.metrics import METRICS
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view.export import COLUMNS
+from attune.fedserver.view.export import ORDER_COLUMNS
 from attune.fedserver.view.status import status
 
 PAGE = "docs/operations.md"
@@ -32,8 +32,8 @@ def test_every_field_of_the_status_is_described(page: Any) -> None:
     said = status(Snapshot(None, None, record, (DeviceRecord("anna", "key"),), (), ()), set())
     rows = [row[0].strip("`") for row in page(PAGE).table("## Status")]
     [client] = said["clients"]
-    assert set(Metrics.__struct_fields__) <= client.keys()
-    assert rows == [*said, *(field for field in client if field not in Metrics.__struct_fields__)]
+    assert METRICS.keys() <= client.keys()
+    assert rows == [*said, *(field for field in client if field not in METRICS)]
     described = page(PAGE).section("## Status")
     for field in [*said["awaited"][0], "mean_over_clients", "over_samples"]:
         assert f"`{field}`" in described
@@ -41,5 +41,5 @@ def test_every_field_of_the_status_is_described(page: Any) -> None:
 
 def test_every_column_of_the_metrics_is_described(page: Any) -> None:
     described = page(PAGE).section("## Export")
-    assert all(f"`{column}`" in described for column in COLUMNS if column not in Metrics.__struct_fields__)
+    assert all(f"`{column}`" in described for column in ORDER_COLUMNS)
     assert "(protocol.md#the-metrics)" in described

@@ -15,6 +15,7 @@ BLOCK = re.compile(r'^```(?P<language>sh|python)(?: title="(?P<title>[^"]*)")?\n
 APART = "in a terminal of its own"
 # What takes minutes, and is the same with the environment in which the test runs.
 INSTALLING = ("make install", ". .venv/bin/activate", "make demo")
+NOT_WALKED = ("make test",)  # it takes minutes, and CI runs it beside this walk
 HEAD = """set -eo pipefail
 said=$(mktemp -d)
 pids=()
@@ -54,5 +55,7 @@ def _lines(found: list[Block], real: bool) -> Iterator[str]:
             yield JOINABLE.format(log=log) if " fedserver " in f" {block.code}" else ""
         else:
             yield "".join(
-                f"echo '$' {shlex.quote(line)}\n{line}\n" for line in block.code.splitlines() if real or line not in INSTALLING
+                f"echo '$' {shlex.quote(line)}\n{line}\n"
+                for line in block.code.splitlines()
+                if line not in NOT_WALKED and (real or line not in INSTALLING)
             )

@@ -1,0 +1,90 @@
+"""The generated regions of the documents: `make docs` rewrites them from the code and from the result files.
+
+A region begins with `<!-- generated: NAME -->` and ends with `<!-- end generated -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from benchmarks import method_tables, recipe_tables, report, robust_tables
+
+ROOT = Path(__file__).parents[1]
+REGION = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n.*?<!-- end generated -->", re.DOTALL)
+CODE = ("common", "fedserver", "fedclient", "simulation", "benchmarks", "examples")
+
+
+def packages() -> Iterator[str]:
+    """Yield the packages, each with the first line of its docstring."""
+    yield "| package | its job |"
+    yield "|---|---|"
+    for top in CODE:
+        for file in sorted((ROOT / top).rglob("__init__.py")):
+            summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+            yield f"| `{file.parent.relative_to(ROOT)}` | {summary} |"
+
+
+def layers() -> Iterator[str]:
+    """Yield the contracts of import-linter in pyproject.toml."""
+    settings = msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    for contract in contracts:
+        if contract["type"] == "layers":
+            yield from [f"{contract['name']}:", "", "```text", *contract["layers"], "```", ""]
+    yield "Further contracts:"
+    yield ""
+    yield from (f"- {contract['name']}." for contract in contracts if contract["type"] != "layers")
+
+
+REGIONS: dict[str, Callable[[], Iterator[str]]] = {
+    "packages": packages,
+    "layers": layers,
+    "papers": report.papers,
+    "recipes": recipe_tables.sections,
+    "attackers": robust_tables.sections,
+    "all-methods": method_tables.sections,
+}
+
+
+def pages() -> list[Path]:
+    """Return the documents that have generated regions."""
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(path for path in documents if REGION.search(path.read_text(encoding="utf-8")))
+
+
+def filled(text: str) -> str:
+    """Return a page's text with its regions as the code and the result files have them.
+
+    Raises:
+        KeyError: If no function makes a region of this name.
+    """
+
+    def region(match: re.Match[str]) -> str:
+        made = "\n".join(REGIONS[match["name"]]())
+        return f"<!-- generated: {match['name']} -->\n\n{made.strip()}\n\n<!-- end generated -->"
+
+    return REGION.sub(region, text)
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if a page is not up to date.")
+def main(check: bool) -> None:
+    """Write the generated regions of the documents."""
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        made = filled(text)
+        if check and made != text:
+            raise SystemExit(f"{path.relative_to(ROOT)} is out of date: make docs")
+        if made != text:
+            path.write_text(made, encoding="utf-8")
+            click.echo(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
