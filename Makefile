@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Images of containers often set it. Then every process compiles every module anew, and every run of tests all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk docs site conformance attacks fuzz lowest chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -61,6 +61,11 @@ walk: develop
 # Every method over gRPC and mutual TLS, and simulated: a minute or two.
 conformance: develop
 	$(BIN)/pytest $(PARALLEL) tests/conformance
+
+# The working tree beside another revision: every method in simulation, six over the network. Every bit must be the same.
+REV ?= 82b576c
+same-bits: develop
+	$(BIN)/python -m tests.same_bits --rev $(REV)
 
 # What a hostile peer can try, each with what it is answered.
 attacks: develop
