@@ -30,8 +30,7 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
 from attune.common.wire.files import write_tensors
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from benchmarks.machine import machine
 
 VIT = {"patch": 7, "width": 48, "depth": 2, "heads": 4, "mlp": 96}
@@ -168,7 +167,7 @@ def sizes(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
 
 def state_bytes(home: Path) -> int:
     """What the server of a simulation with this home holds at its end."""
-    return sum(slot.size for slot in snapshot(Home(home / "server")).slots)
+    return sum(slot.size for slot in ServerHome(home / "server").snapshot().slots)
 
 
 @click.command()

@@ -23,9 +23,7 @@ import msgspec
 import numpy as np
 
 from attune.common import faults
-from attune.fedserver.home import Home
-from attune.fedserver.stores.audit import entries
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from benchmarks.machine import machine
 from benchmarks.processes import federation
 
@@ -58,17 +56,19 @@ def measure(minutes: float) -> dict[str, Any]:
         with federation(work, shards, [*FLAGS, *settings], [], on_line=hear) as (server, devices):
             time.sleep(minutes * 60)
             ended = [str(each) for each in (server, *devices) if each.process.poll() is not None]
-        return figures(Home(work / "server"), closed) | {"processes_that_ended": len(ended), "why": ended}
+        return figures(ServerHome(work / "server"), closed) | {"processes_that_ended": len(ended), "why": ended}
 
 
-def figures(home: Home, closed: list[float]) -> dict[str, Any]:
-    rows = snapshot(home).rows
+def figures(home: ServerHome, closed: list[float]) -> dict[str, Any]:
+    rows = home.snapshot().rows
+    with home.reading() as reader:
+        renewals = sum(entry.event == "renewed" for entry, _ in reader.audit())
     updates = Counter(row.round for row in rows if row.work == "train")
     gaps = [later - earlier for earlier, later in itertools.pairwise(closed)]
     return {
         "rounds": len(updates),
         "rounds_without_a_device": sum(count < DEVICES for count in updates.values()),
-        "renewals": sum(entry.event == "renewed" for entry, _ in entries(home.audit.path)),
+        "renewals": renewals,
         "round_s_median": round(statistics.median(gaps), 3) if gaps else None,
         "round_s_longest": round(max(gaps), 3) if gaps else None,
     }

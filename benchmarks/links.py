@@ -19,8 +19,7 @@ from typing import Any
 
 import click
 
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from benchmarks.delay import Counted, Proxy, Way, through
 from benchmarks.machine import machine
 from benchmarks.model import FACTORY
@@ -89,7 +88,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 def _payload_bytes(work: Path) -> tuple[int, int]:
     """(up, down): the bytes of all blobs that counted."""
-    rows = snapshot(Home(work / "server")).rows
+    rows = ServerHome(work / "server").snapshot().rows
     return sum(row.bytes_up or 0 for row in rows), sum(row.bytes_down or 0 for row in rows)
 
 

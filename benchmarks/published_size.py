@@ -20,8 +20,7 @@ from typing import Any
 import click
 import numpy as np
 
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from benchmarks.delay import Proxy, Way, through
 from benchmarks.machine import machine
 from benchmarks.processes import federation
@@ -104,7 +103,7 @@ def measure(size: Size = Size(), way: Way = LINK) -> dict[str, Any]:
             closed = {"server": taken(server.process.pid), "devices": taken(devices.process.pid)}
             server.wait_for(EVALUATED, PATIENCE_S)
             evaluated_s, ended = time.monotonic(), {"server": taken(server.process.pid)}
-        rows = snapshot(Home(work / "server")).rows
+        rows = ServerHome(work / "server").snapshot().rows
     counted = proxies[0].counted
     at = {name: [when for said, when in watch.said if said == name] for name in ("plan", "closed")}
     begins = [at["plan"][0], *at["closed"]]

@@ -26,17 +26,16 @@ from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
-from attune.fedserver.home import Address, Home
+from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk, user
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.cluster.place import HERE, Place
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.server import Door
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.web.live import Operator, page
 
 LOG = logging.getLogger("fedserver")
@@ -63,24 +62,23 @@ class Options:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A home that this process alone has open, and what works on its state. overrides: what was said, over what was before."""
+    """A home that this process alone has open, and what works on its state. `overrides`: of this start, over those before."""
 
-    home: Home
+    home: ServerHome
     authority: Authority
-    ledger: Ledger
-    blobs: FolderBlobs
+    storage: Storage
     lab: ThreadLab
     executors: Executors
     overrides: dict[str, Any]
     settings: ResolvedSettings
 
     def desk(self, who: str) -> Desk:
-        return Desk(self.ledger, self.home.audit, who)
+        return Desk(self.storage.ledger, who)
 
 
 async def run(options: Options, overrides: dict[str, Any]) -> None:
     """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
-    home = Home(options.home)
+    home = ServerHome(options.home)
     home.check()
     if not home.exists():
         # A first start that cannot work leaves no home behind.
@@ -90,32 +88,28 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def _opened(options: Options, home: Home, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
+async def _opened(options: Options, home: ServerHome, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
     """Errors: HomeMismatch, HomeBusy, SettingError."""
     with home.locked():
         home.create()
-        ledger = SqliteLedger(home.database)
-        executors = Executors()
+        storage, executors = home.open(), Executors()
         try:
-            await ledger.check()
-            found = await ledger.snapshot()
-            if found.leaving:  # a `fedserver run new` was killed
-                runs.tidy(home)
+            await asyncio.to_thread(storage.check_ledger)
+            found = await storage.ledger.snapshot()
+            await runs.tidy(storage, found)
             merged = planning.reconcile(found.overrides, overrides)
             authority = home.open_authority()
-            settings, blobs = planning.resolve(merged), FolderBlobs(home.path)
-            blobs.sweep()
-            async with _laboratory(options, settings.server, blobs, executors) as lab:
-                yield _Opened(home, authority, ledger, blobs, lab, executors, merged, settings)
+            settings = planning.resolve(merged)
+            storage.blobs.sweep()
+            async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
+                yield _Opened(home, authority, storage, lab, executors, merged, settings)
         finally:
             executors.shutdown()
-            await ledger.close()
+            await storage.close()
 
 
 @asynccontextmanager
-async def _laboratory(
-    options: Options, server: ServerSettings, blobs: FolderBlobs, executors: Executors
-) -> AsyncIterator[ThreadLab]:
+async def _laboratory(options: Options, server: ServerSettings, blobs: Blobs, executors: Executors) -> AsyncIterator[ThreadLab]:
     """Errors: SettingError for workers that cannot be had."""
     if not options.place.is_here:
         cluster_environment.prepare()
@@ -129,14 +123,13 @@ async def _laboratory(
 
 
 async def _serve(options: Options, opened: _Opened) -> None:
-    home, ledger, authority, settings = opened.home, opened.ledger, opened.authority, opened.settings
-    registrar = Registrar(authority, ledger, settings.server.certificate_days, home.audit)
-    coordinator = Coordinator(
-        ledger, opened.blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock
-    )
+    home, authority, settings = opened.home, opened.authority, opened.settings
+    ledger, blobs = opened.storage.ledger, opened.storage.blobs
+    registrar = Registrar(authority, ledger, settings.server.certificate_days)
+    coordinator = Coordinator(ledger, blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock)
     door = Door(
-        settings.server, registrar, opened.desk("operator over the network"), Refusals(ledger, home.audit), coordinator, ledger,
-        opened.blobs, opened.executors,
+        settings.server, registrar, opened.desk("operator over the network"), Refusals(ledger), coordinator, ledger, blobs,
+        opened.executors,
     )  # fmt: skip
     address = _listen(door, options, home.address())
     join = await _begun(options, opened)
@@ -162,26 +155,26 @@ async def _begun(options: Options, opened: _Opened) -> str:
     starting = opened.desk(f"operator {user()}, start of the server")
     await starting.set_settings(opened.overrides)
     fail_at(SERVER, 0, "settings-written")
-    await install_operator(opened.authority, opened.ledger, opened.home.operator)
+    await install_operator(opened.authority, opened.storage.ledger, opened.home.operator)
     key = opened.authority.public_key_compressed
     local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(opened.home.local_token, local.encode())
     return await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
 
 
-def _listen(door: Door, options: Options, before: Address | None) -> Address:
+def _listen(door: Door, options: Options, before: ServedAddress | None) -> ServedAddress:
     """Binds where the options say, else where this home was served before, for its devices look there. Errors: PortInUse."""
     host = options.host or (before.host if before else ANY_HOST)
     port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
-    return Address(host, door.listen(host, port), os.getpid())
+    return ServedAddress(host, door.listen(host, port), os.getpid())
 
 
-def _join_host(address: Address) -> str:
+def _join_host(address: ServedAddress) -> str:
     return socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
 
 
 def _greet(
-    options: Options, address: Address, fingerprint: str, join: str, settings: ResolvedSettings, dashboard: str | None
+    options: Options, address: ServedAddress, fingerprint: str, join: str, settings: ResolvedSettings, dashboard: str | None
 ) -> None:
     host = _join_host(address)
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")

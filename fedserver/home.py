@@ -1,27 +1,34 @@
-"""The server's home on disk: its layout, its lock, and how a new one is made."""
+"""The server's home on disk: keys, lock, address and earlier runs; how a new home is made, and its storage opened.
+
+This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `fedserver.web.live` owns the two
+dashboard files, and the storage (`fedserver.stores.disk`) owns the rest.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import filelock
 import msgspec
 
+from attune.common import aio
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
 from attune.common.text import from_json
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
-from attune.fedserver.stores.audit import Audit
+from attune.fedserver.ports.ledger import LedgerReader, Snapshot
+from attune.fedserver.stores.disk import DiskStorage
 
 LEFT_ASIDE = ".backup-"  # the name of a folder in which a backup sets files aside begins with it
 
 
-class Address(msgspec.Struct):
-    """server.json: where the running (or last) server listens, and its process."""
+class ServedAddress(msgspec.Struct):
+    """The contents of server.json: where the running (or last) server listens, and its process."""
 
     host: str
     port: int
@@ -29,103 +36,128 @@ class Address(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Home:
-    """Paths below one folder. Only `create` writes."""
+class ServerHome:
+    """A folder that holds one federation. Only `create` and the `write_...` methods write."""
 
     path: Path
 
     @property
     def authority(self) -> Path:
+        """Folder of the federation's certificate authority."""
         return self.path / "ca"
 
     @property
     def operator(self) -> Path:
+        """Folder of the credential with which the commands of this home call the server."""
         return self.path / "operator"
 
     @property
-    def database(self) -> Path:
-        return self.path / "state.sqlite"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state"
-
-    @property
-    def serve(self) -> Path:
-        return self.path / "serve"
-
-    @property
-    def inbox(self) -> Path:
-        return self.path / "inbox"
-
-    @property
-    def uploads(self) -> Path:
-        return self.path / "uploads"
-
-    @property
     def runs(self) -> Path:
-        """Earlier runs of this home's devices, each a folder that can be looked at like a home."""
+        """Folder of earlier runs of this home's devices, each a folder that can be read like a home."""
         return self.path / "runs"
 
     @property
-    def audit(self) -> Audit:
-        return Audit(self.path / "audit.jsonl")
-
-    @property
     def local_token(self) -> Path:
+        """File with the join token for devices of this user on this machine."""
         return self.path / "local-token"
 
+    def open(self) -> DiskStorage:
+        """Return the storage of this home: ledger, readers for views, and blobs. Each is opened when it is first used."""
+        return DiskStorage(self.path)
+
     def exists(self) -> bool:
-        return self.database.exists()
+        """Return whether a server has used this folder."""
+        return self.open().exists()
 
     def require(self) -> None:
-        """Errors: HomeMismatch if no server has ever used this folder."""
+        """Check that a server has used this folder.
+
+        Raises:
+            HomeMismatch: No server has ever used it.
+        """
         if not self.exists():
             raise HomeMismatch(f"{self.path} holds no federation: start one there with `fedserver --home {self.path}`")
 
-    def check(self) -> None:
-        """Errors: HomeMismatch if something of a federation is here, but not all that it needs.
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[LedgerReader]:
+        """Give the reader of the ledger during the block.
 
-        The database is made first and the authority last, so an authority or state without a database was not left by a crash.
+        Raises:
+            HomeMismatch: There is no federation here, or the ledger is damaged.
+            LedgerBusy: The ledger cannot be read now.
         """
-        remains = [path for path in (self.authority / CERTIFICATE_FILE, self.state, self.inbox) if _holds_something(path)]
-        if remains and not self.database.exists():
-            raise HomeMismatch(
-                f"{self.database} is missing, but {remains[0]} is of a federation: restore the database from a backup, "
-                "or use a new --home"
-            )
-        if _holds_something(self.state) and not (self.authority / CERTIFICATE_FILE).exists():
-            raise HomeMismatch(
-                f"{self.path} has state but no certificate authority: restore {self.authority}, or use a new --home"
-            )
+        self.require()
+        with contextlib.closing(self.open().reader()) as reader:
+            yield reader
+
+    def snapshot(self) -> Snapshot:
+        """Return what the ledger holds now.
+
+        Raises:
+            HomeMismatch, LedgerBusy: As for `reading`.
+        """
+        with self.reading() as reader:
+            return reader.snapshot()
+
+    def note(self, event: str, by: str, **facts: Any) -> None:
+        """Append an entry to the audit log, for a command.
+
+        Raises:
+            DiskFull, LedgerBusy: As for `MemberLedger.note`.
+        """
+
+        async def write() -> None:
+            storage = self.open()
+            try:
+                await storage.ledger.note(event, by, **facts)
+            finally:
+                await storage.close()
+
+        aio.run(write())
+
+    def check(self) -> None:
+        """Check that nothing of a federation is missing.
+
+        Raises:
+            HomeMismatch: Something of a federation is here, but not all that it needs.
+        """
+        self.open().check(self.authority / CERTIFICATE_FILE)
 
     def create(self) -> None:
-        """The folders of a home, made or completed, and closed to other users. What is only of one process is emptied."""
+        """Make or complete the folders of a home, closed to other users. What belongs to one process alone is removed."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.path, self.authority, self.operator):
             sweep_files(folder)
-        for left in (self.serve, *self.path.glob(f"{LEFT_ASIDE}*")):
+        for left in self.path.glob(f"{LEFT_ASIDE}*"):
             shutil.rmtree(left, ignore_errors=True)
-        for folder in (self.state, self.serve, self.inbox, self.uploads):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        for folder in (self.path, self.authority, self.operator, self.state, self.serve, self.inbox, self.uploads):
+        for folder in (self.path, self.authority, self.operator):
             if folder.exists():
                 folder.chmod(0o700)
+        self.open().create()
 
     def open_authority(self) -> Authority:
-        """The authority that this home belongs to; a new one for a new home. Errors: HomeMismatch if it is damaged."""
+        """Return the authority of this home; a new one for a new home.
+
+        Raises:
+            HomeMismatch: The authority is damaged.
+        """
         if (self.authority / CERTIFICATE_FILE).exists():
             return Authority.load(self.authority)
         return Authority.create(self.authority)
 
-    def write_address(self, address: Address) -> None:
+    def write_address(self, address: ServedAddress) -> None:
+        """Write where this home is served."""
         write_file(self.path / "server.json", msgspec.json.encode(address))
 
-    def address(self) -> Address | None:
-        """Where this home was served last. Errors: HomeMismatch if that is damaged."""
+    def address(self) -> ServedAddress | None:
+        """Return where this home was served last.
+
+        Raises:
+            HomeMismatch: server.json is damaged.
+        """
         path = self.path / "server.json"
         try:
-            return from_json(path.read_bytes(), Address)
+            return from_json(path.read_bytes(), ServedAddress)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -133,9 +165,13 @@ class Home:
                 f"{path} is damaged ({error}): remove it, and start with the --host and --port that devices know"
             ) from None
 
-    @contextmanager
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Held while a server runs on this home. Errors: HomeBusy."""
+        """Hold the lock of this home during the block, as each server does while it runs.
+
+        Raises:
+            HomeBusy: A server runs on this home.
+        """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = filelock.FileLock(self.path / "lock")
         try:
@@ -148,7 +184,7 @@ class Home:
             lock.release()
 
     def is_served(self) -> bool:
-        """Whether a server runs on this home now."""
+        """Return whether a server runs on this home now."""
         lock = filelock.FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
@@ -156,7 +192,3 @@ class Home:
             return True
         lock.release()
         return False
-
-
-def _holds_something(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists()

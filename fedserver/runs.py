@@ -1,33 +1,30 @@
-"""Several runs, one after the other, over one enrolled fleet: the home is the present run, `runs/NAME` holds those before it.
+"""Several runs over one enrolled fleet, one after the other: the home is the present run, `runs/NAME` holds earlier ones.
 
-A run is over before the next begins. Then its ledger and state are put aside as a folder that can be looked at like a home,
-without keys, tokens and certificates, and the home's own ledger begins anew for the same members.
+A run is over before the next begins. Then its ledger and state are copied into a folder that can be read like a home, without
+keys, tokens and certificates, and the home's ledger begins anew for the same members.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from attune.common import aio
 from attune.common.config import merge
-from attune.common.durable import PRIVATE, disk_errors, sync
+from attune.common.durable import disk_errors, sync
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.identity.names import check_name
 from attune.common.plan import FIRST_RUN, run_name
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.desk import flat
-from attune.fedserver.ports.blobs import STATE
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.folder import AREAS
-from attune.fedserver.stores.tables import Tables
+from attune.fedserver.stores.disk import DiskStorage
 
 KEPT_SECTIONS = ("server", "data")  # settings that belong to the fleet and not to a run
 ENDED: Mapping[str, Any] = {
@@ -36,67 +33,75 @@ ENDED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def begin(home: Home, name: str, given: Mapping[str, Any], by: str) -> str:
-    """The next run, under `name`, with these settings; the one before is put aside. Where that one lies, or nothing.
+def begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str:
+    """Begin the run `name` with the settings `given`, and put the run before it aside.
 
-    Errors: HomeMismatch if the present run is not over, SettingError for the name or a setting, HomeBusy while a server runs.
+    Returns:
+        The folder of the run before; empty if it had no plan, so that there was nothing to keep.
+
+    Raises:
+        HomeMismatch: The present run is not over.
+        SettingError: The name or a setting cannot be.
+        HomeBusy: A server runs on the home.
     """
     home.require()
-    with home.locked(), _tables(home) as tables:
-        found = tables.snapshot()
-        if found.leaving:
-            _remove_blobs(home, tables)
+    with home.locked():
+        return aio.run(_begin(home, name, given, by))
+
+
+async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str:
+    storage = home.open()
+    try:
+        found = await storage.ledger.snapshot()
+        await tidy(storage, found)
         _check_over(found)
         _check_new(home, found, name)
         kept = {key: value for key, value in (found.overrides or {}).items() if key in KEPT_SECTIONS}
         settings = merge(kept, given)
         planning.resolve(settings)
-        place = _put_aside(home, found) if found.plan is not None else None
-        home.audit.write("run begun", by, run=name, before=run_name(found.run), settings=flat(settings))
-        tables.begin_run(name, settings)
-        _remove_blobs(home, tables)
+        place = _put_aside(home, storage, found) if found.plan is not None else None
+        await storage.ledger.note("run begun", by, run=name, before=run_name(found.run), settings=flat(settings))
+        await storage.ledger.begin_run(name, settings)
+        await tidy(storage, await storage.ledger.snapshot())
         return str(place or "")
+    finally:
+        await storage.close()
 
 
-def stop(home: Home, by: str) -> int:
-    """Ends the present run after the rounds that are closed; how many these are. Its devices get their models as ever.
+def stop(home: ServerHome, by: str) -> int:
+    """End the present run after the rounds that are closed, and return their number. Its devices get their models as ever.
 
-    Errors: HomeMismatch if no round is closed, or the run is over already; HomeBusy while a server runs.
+    Raises:
+        HomeMismatch: No round is closed, or the run is over already.
+        HomeBusy: A server runs on the home.
     """
     home.require()
-    with home.locked(), _tables(home) as tables:
-        found = tables.snapshot()
+    with home.locked():
+        return aio.run(_stop(home, by))
+
+
+async def _stop(home: ServerHome, by: str) -> int:
+    storage = home.open()
+    try:
+        found = await storage.ledger.snapshot()
         record = found.record
         if record.revive().phase is Phase.DONE:
             raise HomeMismatch(f"the run {run_name(found.run)} is over already: `fedserver run new` begins the next")
         if not record.round:
             raise HomeMismatch(f"no round of the run {run_name(found.run)} is closed, so there is nothing to end")
-        home.audit.write("run stopped", by, run=run_name(found.run), rounds=record.round)
+        await storage.ledger.note("run stopped", by, run=run_name(found.run), rounds=record.round)
         settings = merge(found.overrides or {}, {"round": {"rounds": record.round}})
-        tables.end_run(msgspec.structs.replace(record, **ENDED), settings)
+        await storage.ledger.end_run(msgspec.structs.replace(record, **ENDED), settings)
         return record.round
-
-
-def tidy(home: Home) -> None:
-    """The blobs of a run that was put aside go: a `begin` that was killed has left them. For whoever has locked the home."""
-    with _tables(home) as tables:
-        _remove_blobs(home, tables)
-
-
-def _remove_blobs(home: Home, tables: Tables) -> None:
-    for area in AREAS:
-        shutil.rmtree(home.path / area, ignore_errors=True)
-    home.create()
-    tables.left()
-
-
-@contextlib.contextmanager
-def _tables(home: Home) -> Iterator[Tables]:
-    tables = Tables(home.database)
-    try:
-        yield tables
     finally:
-        tables.close()
+        await storage.close()
+
+
+async def tidy(storage: DiskStorage, found: Snapshot) -> None:
+    """Remove the blobs of a run that was put aside, where a `begin` that was killed has left them. The home is locked."""
+    if found.leaving:
+        storage.clear_blobs()
+        await storage.ledger.end_cleanup()
 
 
 def _check_over(found: Snapshot) -> None:
@@ -106,38 +111,20 @@ def _check_over(found: Snapshot) -> None:
         )
 
 
-def _check_new(home: Home, found: Snapshot, name: str) -> None:
+def _check_new(home: ServerHome, found: Snapshot, name: str) -> None:
     check_name(name, "a run", "Choose another.")
     if name in (FIRST_RUN, found.run) or (home.runs / name).exists():
         raise SettingError(f"there is a run {name} already; choose another name (`fedserver run list`)")
 
 
-def _put_aside(home: Home, found: Snapshot) -> Path:
-    """The present run as a folder of its own. A killed process leaves the home as it is, and at most a folder to replace."""
+def _put_aside(home: ServerHome, storage: DiskStorage, found: Snapshot) -> Path:
+    """Copy the present run into a folder of its own; a killed process leaves at most a copy that the next try replaces."""
     place = home.runs / run_name(found.run)
     filling = home.runs / f".{place.name}.filling"
-    for left in (filling, place):  # the home's run has this name, so what lies there was not finished
+    for left in (filling, place):  # the home's run has this name, so a folder of this name was not finished
         shutil.rmtree(left, ignore_errors=True)
     with disk_errors(place):
-        (filling / STATE).mkdir(mode=0o700, parents=True)
-        _copy_ledger(home.database, filling / home.database.name)
-        for path in home.state.iterdir():
-            shutil.copyfile(path, filling / STATE / path.name)
-            sync(filling / STATE / path.name)
-        for folder in (filling / STATE, filling):
-            sync(folder)
+        storage.copy_run(filling)
         filling.rename(place)
         sync(home.runs)
     return place
-
-
-def _copy_ledger(source: Path, copy: Path) -> None:
-    with contextlib.closing(sqlite3.connect(source)) as own, contextlib.closing(sqlite3.connect(copy)) as other:
-        own.backup(other)
-        for table in ("certificates", "tokens", "refusals"):  # they stay with the home
-            other.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
-        other.execute("UPDATE devices SET connected = 0")
-        other.commit()
-        other.execute("VACUUM")
-    copy.chmod(PRIVATE)
-    sync(copy)

@@ -97,7 +97,7 @@ class Federation:
 
     async def run(self) -> Ended:
         """To the end. Errors: AttuneError of whoever could not go on."""
-        ledger = self._world.ledger
+        ledger = self._world.storage.ledger
         try:
             settings = await self._settings()
             await self._enrol()
@@ -114,12 +114,11 @@ class Federation:
             reported = coordinator.inbox.names(*found.record.open_orders)
             return Ended(found, frozenset(reported), coordinator.troubles.lines, results)
         finally:
-            await ledger.close()
+            await self._world.storage.close()
 
     async def _settings(self) -> ResolvedSettings:
         """What is set now, over what this federation was begun with. Errors: HomeMismatch, SettingError."""
-        ledger = self._world.ledger
-        await ledger.check()
+        ledger = self._world.storage.ledger
         merged = planning.reconcile((await ledger.snapshot()).overrides, dict(self._overrides))
         settings = planning.resolve(merged)
         await ledger.set_overrides(merged)
@@ -127,12 +126,12 @@ class Federation:
 
     async def _enrol(self) -> None:
         for name in sorted(self._shards):
-            if await self._world.ledger.device(name) is None:
-                await self._world.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
+            if await self._world.storage.ledger.device(name) is None:
+                await self._world.storage.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
 
     def _coordinator(self, settings: ResolvedSettings) -> Coordinator:
         """Its clock stands still: one thing is done after the other, so nobody is late and nothing runs out."""
-        ledger, blobs, executors = self._world.ledger, self._world.blobs, InlineExecutors()
+        ledger, blobs, executors = self._world.storage.ledger, self._world.storage.blobs, InlineExecutors()
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
         return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True))
 
@@ -149,7 +148,7 @@ class Federation:
             return await self._lived(coordinator, worker)
 
     async def _lived(self, coordinator: Coordinator, worker: Worker) -> dict[str, Result]:
-        ledger, blobs = self._world.ledger, self._world.blobs
+        ledger, blobs = self._world.storage.ledger, self._world.storage.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
         server = InProcess(members, updates, coordinator, blobs, self._troubled, worker.look)

@@ -86,7 +86,7 @@ class Result:
         """
         from attune.fedserver.view import plots
 
-        source = plots.Drawn(lambda: self._ended.found, self._world.blobs, None, "this simulation")
+        source = plots.Drawn(lambda: self._ended.found, self._world.storage.blobs, None, "this simulation")
         title, sections, _ = plots.pages(source, pictures)
         return Pictures(title, sections)
 
@@ -125,7 +125,7 @@ class Result:
         out, found = Path(folder).expanduser(), self._ended.found
         assert found.plan is not None  # noqa: S101 (it is over, so it had one)
         (out / "models").mkdir(parents=True, exist_ok=True)
-        export.write_state(found, self._world.blobs, out)
+        export.write_state(found, self._world.storage.blobs, out)
         export.write_tables(found, found.plan, out, self._ended.reported, self._ended.troubles)
         with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [each.name for each in fields(Row)])

@@ -32,7 +32,7 @@ def watched(place: Place | None, coordinator: Coordinator, world: World) -> Iter
         return
     listener, token = serving.bind(place), serving.new_token()
     with listening() as feed:
-        source = OfLedger("simulation", world.reader(), world.blobs, Running(coordinator, HERE, feed))
+        source = OfLedger("simulation", world.storage, Running(coordinator, HERE, feed))
         with serving.serving(listener, place.host, token, source):
             click.echo(f"dashboard {serving.url_of(listener, token)}", err=True)
             yield

@@ -14,10 +14,8 @@ from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import HomeMismatch, NoModel
 from attune.fedclient.home import Home
 from attune.fedclient.store import FolderStore, MemoryStore, Store
-from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.ledger import Ledger, Reader
-from attune.fedserver.stores.memory import MemoryBlobs
-from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.ports.storage import Storage
+from attune.fedserver.stores.memory import MemoryStorage
 from attune.simulation.executor_names import SEQUENTIAL
 
 if TYPE_CHECKING:
@@ -25,36 +23,34 @@ if TYPE_CHECKING:
 
 
 class World(Protocol):
-    """The server's ledger and blobs, and what each device keeps, by its name."""
+    """The server's storage, and the store of each device."""
 
     @property
-    def ledger(self) -> Ledger: ...
+    def storage(self) -> Storage: ...
 
     @property
-    def blobs(self) -> Blobs: ...
-
-    @property
-    def stores(self) -> Mapping[str, Store]: ...
-
-    def reader(self) -> Reader:
-        """Of the ledger, for another thread."""
+    def stores(self) -> Mapping[str, Store]:
+        """The store of each device, by its name."""
+        ...
 
     def model(self, name: str) -> Model:
-        """A device's finished model. Errors: NoModel."""
+        """Return a device's finished model.
+
+        Raises:
+            NoModel: The federation has not come to its end.
+        """
+        ...
 
 
 class InMemory:
-    """Nothing is written."""
+    """A world without files."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.ledger, self.blobs = MemoryLedger(), MemoryBlobs()
+        self.storage = MemoryStorage()
         self.stores = {name: MemoryStore() for name in names}
 
     def __repr__(self) -> str:
         return f"InMemory({len(self.stores)} devices)"
-
-    def reader(self) -> Reader:
-        return self.ledger.reader()
 
     def model(self, name: str) -> Model:
         from attune.fedclient.model.artifact import Model
@@ -68,15 +64,8 @@ class InMemory:
 class InFolder:
     """The same homes as over the network: `server`, and `devices/NAME`; without keys, for nobody calls."""
 
-    ledger: Ledger
-    blobs: Blobs
+    storage: Storage
     homes: Mapping[str, Home]
-    database: Path
-
-    def reader(self) -> Reader:
-        from attune.fedserver.stores.reader import SqliteReader
-
-        return SqliteReader(self.database)
 
     @property
     def stores(self) -> Mapping[str, Store]:
@@ -128,9 +117,7 @@ def world(names: Iterable[str], folder: Path | None) -> Iterator[World]:
     if folder is None:
         yield InMemory(names)
         return
-    from attune.fedserver.home import Home as ServerHome
-    from attune.fedserver.stores.folder import FolderBlobs
-    from attune.fedserver.stores.sqlite import SqliteLedger
+    from attune.fedserver.home import ServerHome
 
     server = ServerHome(folder / "server")
     homes = {name: Home(folder / "devices" / name) for name in names}
@@ -139,6 +126,7 @@ def world(names: Iterable[str], folder: Path | None) -> Iterator[World]:
         server.create()
         for home in homes.values():
             held.enter_context(home.locked())
-        blobs = FolderBlobs(server.path)
-        blobs.sweep()
-        yield InFolder(SqliteLedger(server.database), blobs, homes, server.database)
+        storage = server.open()
+        storage.check_ledger()
+        storage.blobs.sweep()
+        yield InFolder(storage, homes)

@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING
 from attune.common import homes
 
 if TYPE_CHECKING:
-    from attune.fedserver.home import Home
+    from attune.fedserver.home import ServerHome
     from attune.fedserver.identity.desk import Desk
 
 
-def place_of(home: Path | None) -> Home:
-    from attune.fedserver.home import Home
+def place_of(home: Path | None) -> ServerHome:
+    from attune.fedserver.home import ServerHome
 
-    return Home(home or homes.server_home())
+    return ServerHome(home or homes.server_home())
 
 
-def desk_of(home: Path | None) -> tuple[Home, Desk]:
+def desk_of(home: Path | None) -> tuple[ServerHome, Desk]:
     """The home, and the operator's desk in it. Errors: HomeMismatch if there is none."""
     from attune.fedserver.identity.desk import Desk, user
-    from attune.fedserver.stores.sqlite import SqliteLedger
 
     place = place_of(home)
     place.require()
-    return place, Desk(SqliteLedger(place.database), place.audit, f"operator {user()}")
+    return place, Desk(place.open().ledger, f"operator {user()}")
 
 
-def wake(place: Home) -> None:
+def wake(place: ServerHome) -> None:
     """Tells the running server, if there is one."""
     if place.is_served():
         from attune.fedserver.rpc import admin_client
@@ -36,7 +35,7 @@ def wake(place: Home) -> None:
         admin_client.wake(place)
 
 
-def troubles_of(place: Home) -> list[str]:
+def troubles_of(place: ServerHome) -> list[str]:
     """What the running server has to say, if there is one; that it does not answer is worth a line too."""
     if not place.exists() or not place.is_served():
         return []

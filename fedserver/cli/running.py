@@ -49,7 +49,7 @@ def status(home: Path | None, as_json: bool) -> None:
     """Round, phase, connected devices, devices whose answer is missing, accuracies."""
     import msgspec
 
-    from attune.fedserver.view.beside import status_of
+    from attune.fedserver.view.homes import status_of
 
     place = place_of(home)
     found = status_of(place, troubles_of(place))

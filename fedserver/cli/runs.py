@@ -24,10 +24,10 @@ def list_runs(home: Path | None, as_json: bool) -> None:
     """The present run and those before it; `status`, `export`, `plot` and `compare` read each of their folders."""
     import msgspec
 
-    from attune.fedserver.view import runs
+    from attune.fedserver.view import homes
 
-    found = list(runs.listed(place_of(home)))
-    click.echo(msgspec.json.encode(found) if as_json else runs.render(found))
+    found = list(homes.listed(place_of(home)))
+    click.echo(msgspec.json.encode(found) if as_json else homes.render(found))
 
 
 @run.command("new")

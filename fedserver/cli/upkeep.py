@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,7 +14,9 @@ from attune.common.errors import HomeMismatch
 from attune.common.text import clean
 from attune.fedserver.cli.options import HOME
 from attune.fedserver.cli.places import place_of
-from attune.fedserver.stores.audit import Entry
+
+if TYPE_CHECKING:
+    from attune.fedserver.ports.ledger import AuditEntry
 
 
 @click.command()
@@ -23,16 +26,13 @@ from attune.fedserver.stores.audit import Entry
 @click.option("--contains", metavar="DIGEST", help="Fail unless this entry, noted before, is still in the log.")
 def audit(home: Path | None, last: int | None, as_json: bool, contains: str | None) -> None:
     """Shows who was let in, refused or shut out and which settings changed; exit code 4 if the log is damaged."""
-    from attune.fedserver.cli.upkeep import lines_of
-    from attune.fedserver.stores.audit import entries
-
     place = place_of(home)
-    place.require()
-    found = list(entries(place.audit.path))
+    with place.reading() as reader:
+        found = list(reader.audit())
     for line in lines_of(found[-last:] if last else found, as_json):
         click.echo(line)
     if contains is not None and contains not in (digest for _, digest in found):
-        raise HomeMismatch(f"the entry {contains} is not in {place.audit.path}: the log was cut or replaced")
+        raise HomeMismatch(f"the entry {contains} is not in the audit log of {place.path}: the log was cut or replaced")
     if not as_json:
         click.echo(f"{len(found)} entries, each follows the one before; the last is {found[-1][1] if found else 'none'}")
 
@@ -49,7 +49,7 @@ def backup(home: Path | None, out: Path) -> None:
     place.require()
     for line in back_up(place, out):
         click.echo(line)
-    place.audit.write("backup made", f"operator {user()}", folder=str(out))
+    place.note("backup made", f"operator {user()}", folder=str(out))
 
 
 @click.command()
@@ -63,7 +63,7 @@ def restore(home: Path, source: Path) -> None:
     place = place_of(home)
     for line in restore_to(source, place):
         click.echo(line)
-    place.audit.write("restored", f"operator {user()}", folder=str(source))
+    place.note("restored", f"operator {user()}", folder=str(source))
 
 
 @click.command()
@@ -85,7 +85,7 @@ def verify(home: Path | None) -> None:
 LONGEST = 600  # characters of a line
 
 
-def lines_of(found: Iterable[tuple[Entry, str]], as_json: bool) -> Iterator[str]:
+def lines_of(found: Iterable[tuple[AuditEntry, str]], as_json: bool) -> Iterator[str]:
     for entry, digest in found:
         if as_json:
             yield msgspec.json.encode(msgspec.structs.asdict(entry) | {"digest": digest}).decode()

@@ -17,7 +17,7 @@ from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.journal import WORK, Stage
 from attune.fedserver.federation.streams import Stream
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.ledger import MemberLedger
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
@@ -35,7 +35,7 @@ def quarter_of(done: float) -> float | None:
 class Members:
     """What the services call when a device says something on its stream, or the stream ends."""
 
-    def __init__(self, coordinator: Coordinator, ledger: Ledger) -> None:
+    def __init__(self, coordinator: Coordinator, ledger: MemberLedger) -> None:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
         self._journal = coordinator.journal

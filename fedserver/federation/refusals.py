@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from attune.common.errors import AttuneError
 from attune.common.text import clean
 from attune.fedserver.core.advice import ORDINARY, advice
-from attune.fedserver.ports.ledger import Ledger, Refusal
-from attune.fedserver.stores.audit import Audit
+from attune.fedserver.ports.ledger import MemberLedger, Refusal
 
 LOG = logging.getLogger("fedserver")
 EVERY_S, AUDIT_EVERY_S = 60.0, 3600.0
@@ -37,8 +36,8 @@ class _Seen:
 
 
 class Refusals:
-    def __init__(self, ledger: Ledger, audit: Audit) -> None:
-        self._ledger, self._audit = ledger, audit
+    def __init__(self, ledger: MemberLedger) -> None:
+        self._ledger = ledger
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._written: list[float] = []  # times of the last minute
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,7 +81,7 @@ class Refusals:
                 await self._ledger.update_device(device, note=f"{refusal.text} - {advice(refusal.kind)}"[:MAX_NOTE])
             if not audited:
                 facts = {"who": refusal.who, "kind": refusal.kind, "reason": refusal.text}
-                await asyncio.to_thread(self._audit.write, "refused", "server", **facts)
+                await self._ledger.note("refused", "server", **facts)
 
     def _forget(self, now: float) -> None:
         """Old ones go, so that memory is bounded."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from attune.fedserver.core.policy import PATIENCE
 from attune.fedserver.federation.troubles import Troubles
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.ledger import MemberLedger
 
 LOG = logging.getLogger("fedserver")
 PASSED_OVER = (
@@ -21,7 +21,7 @@ SHOWN = 3  # names in a line of the log
 
 
 class Standing:
-    def __init__(self, ledger: Ledger, troubles: Troubles) -> None:
+    def __init__(self, ledger: MemberLedger, troubles: Troubles) -> None:
         self._ledger, self._troubles = ledger, troubles
         self._told: set[str] = set()  # devices whose first bounded change was a warning
 

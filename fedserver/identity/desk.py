@@ -6,7 +6,6 @@ running server must be woken after it, to let new tokens in and to cut off who w
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import os
 import time
@@ -19,7 +18,6 @@ from attune.common.errors import SettingError, nearest
 from attune.common.identity.credential import fingerprint_of
 from attune.common.identity.token import JoinToken
 from attune.fedserver.ports.ledger import Ledger, Token
-from attune.fedserver.stores.audit import Audit
 
 DAY_S = 86400.0
 BY_OPERATOR, AT_START, FOR_LOCAL = "operator", "start", "local"  # origins of tokens
@@ -66,8 +64,8 @@ def state_of(token: Token, now: float) -> str:
 class Desk:
     """by: who decides, for the audit log."""
 
-    def __init__(self, ledger: Ledger, audit: Audit, by: str) -> None:
-        self._ledger, self._audit, self._by = ledger, audit, by
+    def __init__(self, ledger: Ledger, by: str) -> None:
+        self._ledger, self._by = ledger, by
 
     def __repr__(self) -> str:
         return f"Desk({self._by})"
@@ -164,4 +162,4 @@ class Desk:
             raise SettingError(f"no device {name!r} is enrolled here{nearest(name, names)}")
 
     async def _note(self, event: str, **facts: object) -> None:
-        await asyncio.to_thread(self._audit.write, event, self._by, **facts)
+        await self._ledger.note(event, self._by, **facts)

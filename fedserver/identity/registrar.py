@@ -17,8 +17,7 @@ from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import DAY_S, state_of
 from attune.fedserver.identity.server_tls import LiveServerCredentials
-from attune.fedserver.ports.ledger import Certificate, Ledger, Token
-from attune.fedserver.stores.audit import Audit
+from attune.fedserver.ports.ledger import Certificate, MemberLedger, Token
 
 KEEP_SPENT_S = 7 * 86400.0  # for this time a spent token passes the handshake, only to hear why it is refused
 LOCAL_USES = 1_000_000
@@ -56,9 +55,9 @@ class Caller:
 class Registrar:
     """Issues certificates and decides by fingerprint. Every decision is read from the ledger, so a command can change it."""
 
-    def __init__(self, authority: Authority, ledger: Ledger, certificate_days: float, audit: Audit) -> None:
+    def __init__(self, authority: Authority, ledger: MemberLedger, certificate_days: float) -> None:
         self.authority = authority
-        self._ledger, self._audit = ledger, audit
+        self._ledger = ledger
         self._days = certificate_days
         self._turn = asyncio.Lock()
         self._retired: dict[str, float] = {}
@@ -124,7 +123,7 @@ class Registrar:
             if not again:
                 _check_live(token)
             await self._check_often(name)
-            await self._note("enrolled", name=name, token=token.id, certificate=fingerprint_of(pem))
+            await self._ledger.note("enrolled", "device", name=name, token=token.id, certificate=fingerprint_of(pem))
             certificate, now = self._certificate(pem, name), time.time()
             await self._ledger.enrol(name, key, certificate, now, None if again else bootstrap_fingerprint)
         fail_at(SERVER, 0, "certificate-issued")
@@ -138,7 +137,7 @@ class Registrar:
         pem = self.authority.issue_device(csr_der, name, self._days)
         async with self._turn:
             await self._check_often(name)
-            await self._note("renewed", name=name, certificate=fingerprint_of(pem))
+            await self._ledger.note("renewed", "device", name=name, certificate=fingerprint_of(pem))
             await self._ledger.renew(self._certificate(pem, name), time.time(), UNUSED, FORGET_S)
         return pem
 
@@ -175,9 +174,6 @@ class Registrar:
         ends = not_after(pem).timestamp()
         return Certificate(fingerprint_of(pem), name, "device", ends, public_key=key_fingerprint_of(pem), issued_at=time.time())
 
-    async def _note(self, event: str, **facts: object) -> None:
-        await asyncio.to_thread(self._audit.write, event, "device", **facts)
-
 
 def _check_live(token: Token) -> None:
     """Errors: TokenRefused."""
@@ -191,7 +187,7 @@ def _check_live(token: Token) -> None:
             raise TokenRefused(f"the operator has withdrawn this join token: {again}")
 
 
-async def install_operator(authority: Authority, ledger: Ledger, folder: Path) -> None:
+async def install_operator(authority: Authority, ledger: MemberLedger, folder: Path) -> None:
     """A fresh credential in `folder`, with which the commands of this home may call the server; older ones end."""
     credential = authority.issue_operator()
     credential.save(folder, OPERATOR)

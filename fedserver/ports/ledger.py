@@ -1,16 +1,22 @@
-"""The ledger: what a federation must not forget (settings, plan, record, members, certificates, tokens, slots, metrics).
+"""The ledger: the decisions of a federation, in one store with two interfaces.
 
-Every call is awaited, so that an implementation may wait for a disk or a network. What a call has changed survives a killed
-process; what `commit_round` has changed also survives a power cut. An error that can pass is LedgerBusy: the caller decides
-whether to try again.
+`RoundLedger` has settings, plan, record, slots and metrics. `MemberLedger` has devices, certificates, tokens and the audit log.
+`Ledger` is both, because `commit_round` changes rounds and members in one transaction. `LedgerReader` is for views: it reads
+beside whoever writes.
+
+Every call of a ledger is awaited, so that an implementation may wait for a disk or a network. A change survives a killed
+process; a change by `commit_round` also survives a power cut. Each call may raise LedgerBusy: the caller decides whether to try
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
@@ -22,7 +28,7 @@ Role = Literal["device", "operator"]
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate that this server issued. Times are unix times. revoked: the device that it names was shut out."""
+    """A certificate that this server issued. Times are unix times. `revoked`: the device that it names was shut out."""
 
     fingerprint: str
     name: str
@@ -36,6 +42,7 @@ class Certificate:
 
     @property
     def ends_at(self) -> float:
+        """Unix time from which on it is refused."""
         return self.not_after if self.retires_at is None else min(self.not_after, self.retires_at)
 
 
@@ -58,7 +65,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Who was turned away, most lately at unix time `at`, and how often for this kind of reason (common.errors)."""
+    """A caller that was turned away: `count` times for this kind of reason (common.errors), last at unix time `at`."""
 
     who: str
     kind: str
@@ -69,7 +76,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that people are shown, as it was at one moment."""
+    """The whole ledger at one moment, as far as views show it."""
 
     overrides: Mapping[str, Any] | None  # of the settings, as set; None: no server has served this federation yet
     plan: Plan | None
@@ -84,41 +91,75 @@ class Snapshot:
 
     @cached_property
     def settings(self) -> ResolvedSettings:
-        """The overrides over all defaults, typed; parsed once for each snapshot. Errors: SettingError."""
+        """The overrides over all defaults, typed; parsed once for each snapshot. Raises SettingError."""
         return resolve(self.overrides or {})
 
-
-@dataclass(frozen=True)
-class Look:
-    """A snapshot with the rows of some rounds alone, and when the devices' newest certificates expire (unix times)."""
-
-    found: Snapshot
-    expires: Mapping[str, float]
-
-
-class Reader(Protocol):
-    """Looks at a ledger again and again, from any one thread, beside whoever writes it."""
-
-    def look(self, since: int) -> Look:
-        """Rows: those of rounds from `since` on. Errors: LedgerBusy; HomeMismatch for a damaged file."""
-
-    def close(self) -> None: ...
+    @property
+    def certificate_ends(self) -> dict[str, float]:
+        """Unix time at which each device's newest certificate expires, by the device's name."""
+        ends: dict[str, float] = {}
+        for certificate in self.certificates:
+            ends[certificate.name] = max(certificate.not_after, ends.get(certificate.name, 0.0))
+        return ends
 
 
-class Ledger(Protocol):
-    async def close(self) -> None:
-        """Nothing is called afterwards."""
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One line of the audit log. `facts` are those of the event, by name."""
 
-    async def check(self) -> None:
-        """Looks the whole ledger over. Errors: HomeMismatch if it is damaged."""
+    number: int  # from 1
+    at: str  # UTC, ISO 8601
+    event: str
+    by: str
+    facts: dict[str, Any]
+    previous: str  # SHA-256 of the line before, without its end
 
-    # --- settings, plan and record
 
-    async def snapshot(self) -> Snapshot: ...
+class LedgerReader(Protocol):
+    """A ledger for views: it only reads, from one thread at a time, and holds up no writer."""
 
-    async def set_overrides(self, overrides: Mapping[str, Any]) -> None: ...
+    def snapshot(self, since: int = 0) -> Snapshot:
+        """Return what the ledger holds now, with the rows of rounds from `since` on.
 
-    async def put_record(self, record: Record) -> None: ...
+        Raises:
+            LedgerBusy: The ledger cannot be read now.
+            HomeMismatch: The ledger is damaged.
+        """
+        ...
+
+    def audit(self) -> Iterator[tuple[AuditEntry, str]]:
+        """Yield each entry of the audit log with its digest, the oldest first.
+
+        Raises:
+            HomeMismatch: A line was changed, taken out or put in.
+        """
+        ...
+
+    def check(self) -> None:
+        """Read the whole ledger.
+
+        Raises:
+            LedgerBusy: The ledger cannot be read now.
+            HomeMismatch: The ledger is damaged.
+        """
+        ...
+
+    def was_served(self) -> bool:
+        """Return whether an operator's certificate was ever issued: each start of a server issues one, a simulation none."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the ledger. No other call may follow."""
+        ...
+
+
+class RoundLedger(Protocol):
+    """Settings, plan, record, slots and metrics of the present run."""
+
+    async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
+        """Bind the federation to these settings."""
+
+    async def put_record(self, record: Record) -> None:
+        """Write the record of the round."""
 
     async def commit_round(
         self,
@@ -128,73 +169,137 @@ class Ledger(Protocol):
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None = None,
     ) -> None:
-        """The one commit point of a round: record, state, metrics and the devices' `marks` become true together, or not at all.
+        """Commit a round: record, state, metrics and the devices' marks become true together, or not at all.
 
-        marks: device -> {"contributed" or "fetched": round}.
+        Args:
+            record: The record after the round.
+            slots: The slots that have changed.
+            rows: What devices reported.
+            marks: device -> {"contributed" or "fetched": round}.
+            plan: The plan, where this commit fixes it.
         """
 
     async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
-        """Of each device that is not revoked, by name: what it reported of the latest state before this round's.
+        """Return each device's latest evaluation of a state before round `before`, by name, without revoked devices.
 
-        but: a round whose state is left out.
+        Args:
+            before: The first round that does not count.
+            but: A round that does not count either.
+        """
+        ...
+
+    async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
+        """Begin a run in the place of the present one: members stay, plan, record, slots and metrics go.
+
+        Until `end_cleanup`, snapshots say that the blobs of the run before must go too.
         """
 
-    # --- members
+    async def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
+        """End the present run with this record and these settings, in one step."""
 
-    async def device(self, name: str) -> DeviceRecord | None: ...
+    async def end_cleanup(self) -> None:
+        """Note that the blobs of the run before are gone."""
+
+
+class MemberLedger(Protocol):
+    """Devices, certificates, tokens, and the audit log of decisions about them."""
+
+    # --- the audit log
+
+    async def note(self, event: str, by: str, **facts: Any) -> None:
+        """Append an entry to the audit log, durably: call it before the decision that it notes.
+
+        Raises:
+            DiskFull: There is no space for the entry.
+            LedgerBusy: Another process holds the log.
+        """
+
+    # --- devices
+
+    async def device(self, name: str) -> DeviceRecord | None:
+        """Return the device of this name."""
+        ...
 
     async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
-        """Those of `names` that are known, or all; by name."""
+        """Return the known devices of `names`, or all devices, by name."""
+        ...
 
     async def update_device(self, name: str, **fields: Any) -> None:
-        """Changes fields of core.records.DeviceRecord. Nothing happens if there is no such device."""
+        """Change fields of a device. No-op for an unknown one."""
 
     async def disconnect_all(self, now: float) -> None:
-        """At start: a new process has no streams."""
+        """Mark all devices as disconnected: a new process has no streams."""
 
     async def refuse(self, refusal: Refusal, keep: int) -> None:
-        """Somebody was turned away, `count` times since this was last called; only the latest `keep` stay."""
+        """Count a refusal, and keep only the latest `keep` kinds of refusals."""
 
     # --- certificates and tokens
 
     async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
-        """A device with its certificate at unix time `now`; a founder if no round is closed yet.
+        """Add a device with its certificate at unix time `now`; it is a founder if no round is closed yet.
 
-        `token` (a fingerprint) is used once by it, in the same step.
+        Args:
+            name: The device.
+            public_key: SHA-256 of its key.
+            certificate: Its first certificate, or a new one.
+            now: Unix time.
+            token: Fingerprint of the token, of which this takes one use in the same step.
         """
 
     async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
-        """One more certificate of a device. Of those that were never used the newest `unused` stay; gone are those that have
-        expired, and those that have retired more than `forget_s` ago.
+        """Add one more certificate of a device.
+
+        Of the certificates that were never used, the newest `unused` stay. Expired certificates go, and those that have retired
+        more than `forget_s` seconds ago.
         """
 
     async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
-        """A device has moved over to this certificate: its key is the device's key, and older ones retire at `retires_at`.
+        """Make this certificate's key the device's key, and retire the older certificates at `retires_at`.
 
-        Returns their fingerprints.
+        Returns:
+            The fingerprints of the older certificates.
         """
+        ...
 
     async def certificates(self, name: str | None = None) -> list[Certificate]:
-        """Of this device, or of all by name; of each the oldest first."""
+        """Return the certificates of one device, or of all by name; the oldest first."""
+        ...
 
-    async def certificate(self, fingerprint: str) -> Certificate | None: ...
-
-    async def served(self) -> bool:
-        """Whether an operator's certificate was ever issued: every start of a server issues one, and a simulation none."""
+    async def certificate(self, fingerprint: str) -> Certificate | None:
+        """Return the certificate with this fingerprint, as the store has it at this moment."""
+        ...
 
     async def replace_operator(self, certificate: Certificate) -> None:
-        """The one operator's certificate from now on."""
+        """Make this the one operator's certificate."""
 
     async def add_token(self, token: Token, keep: int | None = None) -> None:
-        """keep: only so many of this origin stay, the newest."""
+        """Add a join token; with `keep`, only the newest `keep` tokens of its origin stay."""
 
-    async def token(self, fingerprint: str) -> Token | None: ...
+    async def token(self, fingerprint: str) -> Token | None:
+        """Return the token with this fingerprint."""
+        ...
 
     async def tokens(self) -> list[Token]:
-        """All that are kept, the newest last."""
+        """Return all tokens, the newest last."""
+        ...
 
     async def withdraw(self, id: str, now: float) -> None:
-        """This token admits nobody any more."""
+        """Withdraw a token: it admits no device any more."""
 
     async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
-        """Bootstrap certificates to admit to the handshake; spent ones for `keep_s` longer, so that they hear the reason."""
+        """Return the bootstrap certificates (PEM) to admit to the handshake.
+
+        Spent ones stay for `keep_s` seconds, so that their holders hear the reason.
+        """
+        ...
+
+
+class Ledger(RoundLedger, MemberLedger, Protocol):
+    """Rounds and members in one store."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return what the ledger holds now."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the store. No other call may follow."""

@@ -10,7 +10,7 @@ import grpc
 from attune.common.errors import Unreachable
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.registrar import OPERATOR
 from attune.fedserver.pb.admin_pb2 import PauseRequest, TroublesRequest, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
@@ -19,17 +19,17 @@ TIMEOUT_S = 10.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 
 
-def wake(home: Home) -> int:
+def wake(home: ServerHome) -> int:
     """Makes the server look at its database again; returns the number of connected devices. Errors: Unreachable."""
     return int(_call(home, lambda admin: admin.Wake(WakeRequest(), timeout=TIMEOUT_S)).connected)
 
 
-def troubles(home: Home) -> list[str]:
+def troubles(home: ServerHome) -> list[str]:
     """What keeps the running server from carrying a step out, a line each. Errors: Unreachable."""
     return list(_call(home, lambda admin: admin.Troubles(TroublesRequest(), timeout=TIMEOUT_S)).troubles)
 
 
-def pause(home: Home, on: bool) -> tuple[str, int]:
+def pause(home: ServerHome, on: bool) -> tuple[str, int]:
     """Holds further rounds back, or lets them open; the phase that goes on, and how many rounds are closed.
 
     Errors: Unreachable.
@@ -38,7 +38,7 @@ def pause(home: Home, on: bool) -> tuple[str, int]:
     return str(reply.phase), int(reply.round)
 
 
-def _call(home: Home, call: Callable[[AdminStub], Any]) -> Any:
+def _call(home: ServerHome, call: Callable[[AdminStub], Any]) -> Any:
     address = home.address()
     if address is None:
         raise Unreachable(f"{home.path} is locked by a server that has not said where it listens yet: try again in a moment")

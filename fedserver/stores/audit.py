@@ -1,10 +1,10 @@
-"""The audit log: who was let in, refused or shut out, and which setting changed. One JSON line each, chained by digests.
+"""The audit log: devices let in, refused or revoked, and changed settings. One JSON line each, chained by digests.
 
-Each line names the digest of the line before it, so that none can be changed, taken out or put in unnoticed. What is missing at
-the end shows only to who has noted a later digest: `fedserver audit` prints the last one.
+Each line names the digest of the line before it, so a line that was changed, taken out or put in is noticed. Lines missing at
+the end are noticed by an operator who has noted a later digest: `fedserver audit` prints the last one.
 
-The server and the commands of its home write to one file. A line is synced before what it tells of becomes true: what happened
-is never missing, and what failed right afterwards may be there.
+The server and the commands of its home write to one file. A line is synced before the decision that it notes becomes true. So
+no decision is missing, and a line may be there for a decision that failed right afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,29 +24,15 @@ from attune.common.durable import PRIVATE, disk_errors, sync, sync_with_name
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.faults import SERVER, fail_at
 from attune.common.text import from_json
+from attune.fedserver.ports.ledger import AuditEntry
 
 FIRST = "0" * 64  # what the first line names
 LOCK_S = 10.0
 TAIL_BYTES = 1 << 16  # longer than nearly every line
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One line. facts: of the event, by name."""
-
-    number: int  # from 1
-    at: str  # UTC, ISO 8601
-    event: str
-    by: str
-    facts: dict[str, Any]
-    previous: str  # SHA-256 of the line before, without its end
-
-
-def digest_of(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()
-
-
 class Audit:
-    """One file. Plain calls that wait for the disk, and for another process that writes."""
+    """The audit log as one file. Calls wait for the disk, and for another process that writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,9 +42,11 @@ class Audit:
         return f"Audit({self.path})"
 
     def write(self, event: str, by: str, **facts: Any) -> None:
-        """Appends one line, durably. What a killed process has left of a line is cut off, and said.
+        """Append one line, durably. A line that a killed process left unfinished is cut off, and another line notes that.
 
-        Errors: DiskFull; LedgerBusy if another process holds the file.
+        Raises:
+            DiskFull: There is no space for the line.
+            LedgerBusy: Another process holds the file.
         """
         try:
             with self._lock.acquire(timeout=LOCK_S), disk_errors(self.path):
@@ -83,7 +71,7 @@ class Audit:
 
 
 def _tail(fd: int) -> tuple[bytes, bytes]:
-    """The last whole line, and what comes after it: read from the end, for as long as it takes to have both."""
+    """Return the last whole line, and what comes after it. Reads from the end, in growing steps, until it has both."""
     size, asked = os.fstat(fd).st_size, TAIL_BYTES
     while True:
         end = os.pread(fd, asked, max(0, size - asked))
@@ -94,9 +82,7 @@ def _tail(fd: int) -> tuple[bytes, bytes]:
 
 
 def _add(fd: int, last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:
-    number = from_json(last, Entry).number + 1 if last else 1
-    at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
-    line = msgspec.json.encode(Entry(number, at, event, by, facts, digest_of(last) if last else FIRST))
+    line = next_line(last, event, by, facts)
     os.lseek(fd, 0, os.SEEK_END)
     half = len(line) // 2
     os.write(fd, line[:half])
@@ -105,22 +91,45 @@ def _add(fd: int, last: bytes, event: str, by: str, facts: dict[str, Any]) -> by
     return line
 
 
-def entries(path: Path) -> Iterator[tuple[Entry, str]]:
-    """Each line with its digest. An unfinished last line is left out: it never counted, and the next writer cuts it off.
+def next_line(last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:
+    """Return the line that follows `last` (empty: the first line), without its end."""
+    number = from_json(last, AuditEntry).number + 1 if last else 1
+    at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
+    return msgspec.json.encode(AuditEntry(number, at, event, by, facts, _digest_of(last) if last else FIRST))
 
-    Errors: HomeMismatch that names the first line that was not written so.
+
+def entries(path: Path) -> Iterator[tuple[AuditEntry, str]]:
+    """Yield each entry of a file with its digest.
+
+    An unfinished last line is left out: it never counted, and the next writer cuts it off.
+
+    Raises:
+        HomeMismatch: A line was changed, taken out or put in; the error names the first such line.
     """
     data = path.read_bytes() if path.exists() else b""
+    return entries_in(data.split(b"\n")[:-1], str(path))
+
+
+def entries_in(lines: Iterable[bytes], where: str) -> Iterator[tuple[AuditEntry, str]]:
+    """Yield the entry of each line with its digest; `where` is what errors call the log.
+
+    Raises:
+        HomeMismatch: As for `entries`.
+    """
     previous = FIRST
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+    for number, line in enumerate(lines, 1):
         try:
-            entry = from_json(line, Entry)
+            entry = from_json(line, AuditEntry)
         except msgspec.MsgspecError as error:
-            raise HomeMismatch(f"{path}, line {number}: it is no entry ({error}): restore the file from a backup") from None
+            raise HomeMismatch(f"{where}, line {number}: it is no entry ({error}): restore the file from a backup") from None
         if (entry.number, entry.previous) != (number, previous):
             raise HomeMismatch(
-                f"{path}, line {number}: it does not follow the line before it; lines were changed, taken out or put in: "
+                f"{where}, line {number}: it does not follow the line before it; lines were changed, taken out or put in: "
                 "restore the file from a backup"
             )
-        previous = digest_of(line)
+        previous = _digest_of(line)
         yield entry, previous
+
+
+def _digest_of(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

@@ -1,4 +1,4 @@
-"""Blobs in memory, for tests and for whole federations in one process. They end with the process."""
+"""Storage in memory, for tests and for whole federations in one process. It ends with the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,24 @@ from attune.common.wire.blobs import Blob, Buffer, Readable
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import Truncated
 from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.stores.memory_ledger import MemoryLedger, MemoryReader
 from attune.fedserver.stores.trust import Trust
+
+
+class MemoryStorage:
+    """Implements ports.storage.Storage."""
+
+    def __init__(self) -> None:
+        self.ledger, self.blobs = MemoryLedger(), MemoryBlobs()
+
+    def __repr__(self) -> str:
+        return f"MemoryStorage({self.ledger!r})"
+
+    def reader(self) -> MemoryReader:
+        return self.ledger.reader()
+
+    async def close(self) -> None:
+        """No-op: memory holds no file."""
 
 
 class Shelf(MutableMapping[str, bytes | bytearray]):

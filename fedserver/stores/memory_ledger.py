@@ -1,8 +1,8 @@
-"""A ledger in memory: for federations in one process, and for tests of what stands on the port."""
+"""A ledger in memory, for federations in one process and for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,14 @@ import msgspec
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
-from attune.fedserver.ports.ledger import Certificate, Look, Refusal, Snapshot, Token
+from attune.fedserver.ports.ledger import AuditEntry, Certificate, Refusal, Snapshot, Token
+from attune.fedserver.stores.audit import entries_in, next_line
 
 WORK_ORDER = {"train": 0, "evaluate": 1}
 
 
 class MemoryLedger:
-    """Values are immutable, so what is handed out is nobody's to change."""
+    """Implements ports.ledger.Ledger. Values are immutable, so they are handed out as they are."""
 
     def __init__(self) -> None:
         self._overrides: Mapping[str, Any] | None = None
@@ -29,35 +30,49 @@ class MemoryLedger:
         self._slots: dict[tuple[str, str], Slot] = {}
         self._refusals: dict[tuple[str, str], Refusal] = {}
         self._rows: dict[tuple[int, str, str], Report] = {}
+        self._run, self._leaving = "", False
+        self._audit: list[bytes] = []
 
     def __repr__(self) -> str:
         return f"MemoryLedger({len(self._devices)} devices, round {self._record.round})"
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
-
-    async def check(self) -> None:
-        """Memory is what it is."""
+        """No-op: memory holds no file."""
 
     async def snapshot(self) -> Snapshot:
-        return self.look(0).found
+        return self.seen_from_outside(0)
 
     def reader(self) -> MemoryReader:
+        """Return a reader of this ledger, for any one thread."""
         return MemoryReader(self)
 
-    def look(self, since: int) -> Look:
-        """As ports.ledger.Reader. What is read are copies that are made in one step, so another thread may ask."""
+    def seen_from_outside(self, since: int) -> Snapshot:
+        """Return the snapshot of a LedgerReader. It copies each table in one step, so another thread may ask."""
         rows = [row for row in list(self._rows.values()) if row.round >= since]
         rows.sort(key=lambda row: (row.round, WORK_ORDER[row.work], row.client))
-        slots = tuple(slot for _, slot in sorted(self._slots.items()))
-        devices = tuple(device for _, device in sorted(self._devices.items()))
-        expires: dict[str, float] = {}
-        for each in list(self._certificates.values()):
-            if each.role == "device":
-                expires[each.name] = max(each.not_after, expires.get(each.name, 0.0))
-        refusals, certificates = tuple(self._refusals.values()), tuple(self._certificates_of(None))
-        found = Snapshot(self._overrides, self._plan, self._record, devices, slots, tuple(rows), certificates, refusals)
-        return Look(found, expires)
+        return Snapshot(
+            self._overrides,
+            self._plan,
+            self._record,
+            tuple(device for _, device in sorted(self._devices.items())),
+            tuple(slot for _, slot in sorted(self._slots.items())),
+            tuple(rows),
+            tuple(self._certificates_of(None)),
+            tuple(self._refusals.values()),
+            self._run,
+            self._leaving,
+        )
+
+    def audit_lines(self) -> list[bytes]:
+        """Return the lines of the audit log."""
+        return list(self._audit)
+
+    def has_operator(self) -> bool:
+        """Return whether an operator's certificate was issued."""
+        return any(certificate.role == "operator" for certificate in list(self._certificates.values()))
+
+    async def note(self, event: str, by: str, **facts: Any) -> None:
+        self._audit.append(next_line(self._audit[-1] if self._audit else b"", event, by, facts))
 
     async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         self._overrides = msgspec.json.decode(msgspec.json.encode(overrides))
@@ -80,6 +95,23 @@ class MemoryLedger:
         self._devices |= marked
         self._slots |= new_slots
         self._rows |= new_rows
+
+    async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
+        await self.set_overrides(overrides)
+        self._run, self._leaving = name, True
+        self._plan, self._record = None, Record()
+        self._slots, self._rows, self._refusals = {}, {}, {}
+        for name, one in self._devices.items():
+            self._devices[name] = DeviceRecord(
+                name, one.public_key, one.enrolled_at, True, one.revoked, since=one.since, token=one.token
+            )
+
+    async def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
+        await self.set_overrides(overrides)
+        self._record = record
+
+    async def end_cleanup(self) -> None:
+        self._leaving = False
 
     async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         out = {device.name for device in self._devices.values() if device.revoked}
@@ -125,48 +157,45 @@ class MemoryLedger:
     async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name, forget = certificate.name, now - forget_s
         self._certificates[certificate.fingerprint] = certificate
-        own = await self.certificates(name)
-        gone = [each for each in own if each.not_after < now or (each.retires_at is not None and each.retires_at < forget)]
-        gone += [each for each in own if each.used_at is None][:-unused]
-        for each in gone:
-            self._certificates.pop(each.fingerprint, None)
+        of_device = await self.certificates(name)
+        gone = [one for one in of_device if one.not_after < now or (one.retires_at is not None and one.retires_at < forget)]
+        gone += [one for one in of_device if one.used_at is None][:-unused]
+        for one in gone:
+            self._certificates.pop(one.fingerprint, None)
 
     async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
         if fingerprint not in self._certificates:
             return []
-        found = replace(self._certificates[fingerprint], used_at=now)
-        own = [each for each in await self.certificates(found.name) if each.fingerprint != fingerprint]
-        retiring = [each for each in own if each.issued_at <= found.issued_at and each.retires_at is None]
-        self._certificates[fingerprint] = found
-        for each in retiring:
-            self._certificates[each.fingerprint] = replace(each, retires_at=retires_at)
-        if found.public_key:
-            await self.update_device(found.name, public_key=found.public_key)
-        return [each.fingerprint for each in retiring]
+        used = replace(self._certificates[fingerprint], used_at=now)
+        others = [one for one in await self.certificates(used.name) if one.fingerprint != fingerprint]
+        retiring = [one for one in others if one.issued_at <= used.issued_at and one.retires_at is None]
+        self._certificates[fingerprint] = used
+        for one in retiring:
+            self._certificates[one.fingerprint] = replace(one, retires_at=retires_at)
+        if used.public_key:
+            await self.update_device(used.name, public_key=used.public_key)
+        return [one.fingerprint for one in retiring]
 
     async def certificates(self, name: str | None = None) -> list[Certificate]:
         return self._certificates_of(name)
 
     def _certificates_of(self, name: str | None) -> list[Certificate]:
-        of_devices = [each for each in list(self._certificates.values()) if each.role == "device" and name in (None, each.name)]
-        return sorted(of_devices, key=lambda each: (each.name, each.issued_at))
+        of_devices = [one for one in list(self._certificates.values()) if one.role == "device" and name in (None, one.name)]
+        return sorted(of_devices, key=lambda one: (one.name, one.issued_at))
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
-        found = self._certificates.get(fingerprint)
-        device = self._devices.get(found.name) if found is not None and found.role == "device" else None
-        return replace(found, revoked=device.revoked) if found is not None and device is not None else found
-
-    async def served(self) -> bool:
-        return any(each.role == "operator" for each in self._certificates.values())
+        known = self._certificates.get(fingerprint)
+        device = self._devices.get(known.name) if known is not None and known.role == "device" else None
+        return replace(known, revoked=device.revoked) if known is not None and device is not None else known
 
     async def replace_operator(self, certificate: Certificate) -> None:
-        kept = {key: each for key, each in self._certificates.items() if each.role != "operator"}
+        kept = {key: one for key, one in self._certificates.items() if one.role != "operator"}
         self._certificates = kept | {certificate.fingerprint: certificate}
 
     async def add_token(self, token: Token, keep: int | None = None) -> None:
         self._tokens[token.fingerprint] = token
         if keep is not None:
-            of_origin = [fingerprint for fingerprint, each in self._tokens.items() if each.origin == token.origin]
+            of_origin = [fingerprint for fingerprint, one in self._tokens.items() if one.origin == token.origin]
             for fingerprint in of_origin[:-keep]:
                 del self._tokens[fingerprint]
 
@@ -190,13 +219,22 @@ class MemoryLedger:
 
 
 class MemoryReader:
-    """Implements ports.ledger.Reader."""
+    """Implements ports.ledger.LedgerReader."""
 
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
 
-    def look(self, since: int) -> Look:
-        return self._ledger.look(since)
+    def snapshot(self, since: int = 0) -> Snapshot:
+        return self._ledger.seen_from_outside(since)
+
+    def audit(self) -> Iterator[tuple[AuditEntry, str]]:
+        return entries_in(self._ledger.audit_lines(), "the audit log in memory")
+
+    def check(self) -> None:
+        """No-op: memory is not checked."""
+
+    def was_served(self) -> bool:
+        return self._ledger.has_operator()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: memory holds no file."""

@@ -1,42 +1,126 @@
-"""The ledger in one SQLite file, on a thread of its own: no caller waits on the event loop for a disk or for a lock.
+"""The ledger in one SQLite file with the audit log beside it, and its reader for views.
 
-One question is asked at every call of a peer: whose certificate is this? It is read at once, through a connection of its own
-that waits for nobody (a reader needs no lock in SQLite's WAL mode); so it does not queue behind a commit that is being synced.
+`SqliteLedger` works on a thread of its own, so that the event loop never waits for a disk or for a lock. Every call of a peer
+asks for its certificate. That is read through a connection of its own, because a reader needs no lock in SQLite's WAL mode: the
+answer does not queue behind a commit that is being synced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from attune.common.errors import LedgerBusy
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
-from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
-from attune.fedserver.stores.tables import Tables, certificate_in
+from attune.fedserver.ports.ledger import AuditEntry, Certificate, Refusal, Snapshot, Token
+from attune.fedserver.stores.audit import Audit, entries
+from attune.fedserver.stores.tables import BUSY_S, VERSION, Tables, certificate_in, damage, snapshot_in
 
 T = TypeVar("T")
-# What SQLite says of errors that pass when another process lets go, or when somebody makes room. Python 3.10 tells no codes.
+AUDIT_FILE = "audit.jsonl"
+# What SQLite says of errors that pass when another process lets go of the file, or when the disk has room again. Python 3.10
+# tells no codes.
 PASSING = ("locked", "is full", "unable to open", "disk I/O error")
 
 
 def passes(error: sqlite3.OperationalError) -> bool:
+    """Return whether a later try may succeed."""
     return any(words in str(error) for words in PASSING)
 
 
+class SqliteReader:
+    """Implements ports.ledger.LedgerReader. It opens the file when it is first read, and updates an older schema."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._guard: sqlite3.Connection | None = None  # of a damaged file; see `close`
+
+    def __repr__(self) -> str:
+        return f"SqliteReader({self._path})"
+
+    @cached_property
+    def _db(self) -> sqlite3.Connection:
+        db = _connected(self._path, "rw", BUSY_S)
+        if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            Tables(self._path).close()
+        db.execute("PRAGMA query_only = 1")
+        return db
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise LedgerBusy(f"the database of the federation cannot be read now ({error})") from error
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            raise damage(self._path, str(error)) from None
+
+    def snapshot(self, since: int = 0) -> Snapshot:
+        with self._errors():
+            self._db.execute("BEGIN DEFERRED")
+            try:
+                return snapshot_in(self._db, since)
+            finally:
+                self._db.execute("ROLLBACK")
+
+    def audit(self) -> Iterator[tuple[AuditEntry, str]]:
+        return entries(self._path.with_name(AUDIT_FILE))
+
+    def check(self) -> None:
+        self._guard = _connected(self._path, "ro", BUSY_S)
+        with self._errors():
+            faults = [row[0] for row in self._guard.execute("PRAGMA quick_check(3)")]
+            if faults != ["ok"]:
+                raise damage(self._path, "; ".join(faults))
+            self.snapshot()
+        self._guard.close()
+
+    def was_served(self) -> bool:
+        with self._errors():
+            return self._db.execute("SELECT 1 FROM certificates WHERE role = 'operator'").fetchone() is not None
+
+    def close(self) -> None:
+        """Close the file.
+
+        SQLite folds the write-ahead log into the file when its last connection closes, unless that one is read-only. The log of
+        a damaged file belongs to the file that a backup brings back. So `_guard` goes last: it stays open after a check that
+        has found damage.
+        """
+        if "_db" in self.__dict__:
+            self._db.close()
+        if self._guard is not None:
+            self._guard.close()
+
+
+def _connected(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    db = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    return db
+
+
 class SqliteLedger:
-    """Calls are carried out one after the other. Errors: LedgerBusy for what can pass; HomeMismatch for a damaged file."""
+    """Implements ports.ledger.Ledger: calls are carried out one after the other.
+
+    Raises:
+        HomeMismatch: The file is no such database, or a newer version of fedserver wrote it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._tables = Tables(path)
-        self._reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0, check_same_thread=False)
+        self._certificates = _connected(path, "ro", 0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._path = path
+        self._path, self._audit = path, Audit(path.with_name(AUDIT_FILE))
 
     def __repr__(self) -> str:
         return f"SqliteLedger({self._path})"
@@ -50,18 +134,12 @@ class SqliteLedger:
             raise
 
     async def close(self) -> None:
-        """SQLite folds the write-ahead log into the file when its last connection closes, unless that one only reads.
-
-        So the reader of a damaged file, which `check` has used, goes last: the log is of the file that a backup brings back.
-        """
-        if not self._tables.damaged:
-            self._reader.close()
+        self._certificates.close()
         await self._do(self._tables.close)
-        self._reader.close()
         self._thread.shutdown()
 
-    async def check(self) -> None:
-        await self._do(self._tables.check, self._reader)
+    async def note(self, event: str, by: str, **facts: Any) -> None:
+        await asyncio.to_thread(self._audit.write, event, by, **facts)
 
     async def snapshot(self) -> Snapshot:
         return await self._do(self._tables.snapshot)
@@ -84,6 +162,15 @@ class SqliteLedger:
 
     async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         return await self._do(self._tables.last_evaluations, before, but)
+
+    async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
+        await self._do(self._tables.begin_run, name, overrides)
+
+    async def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
+        await self._do(self._tables.end_run, record, overrides)
+
+    async def end_cleanup(self) -> None:
+        await self._do(self._tables.end_cleanup)
 
     async def device(self, name: str) -> DeviceRecord | None:
         return await self._do(self._tables.device, name)
@@ -114,12 +201,9 @@ class SqliteLedger:
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
         try:
-            return certificate_in(self._reader, fingerprint)
-        except sqlite3.OperationalError:  # somebody recovers the file, or holds all of it
+            return certificate_in(self._certificates, fingerprint)
+        except sqlite3.OperationalError:  # another process recovers the file, or holds all of it
             return await self._do(self._tables.certificate, fingerprint)
-
-    async def served(self) -> bool:
-        return await self._do(self._tables.served)
 
     async def replace_operator(self, certificate: Certificate) -> None:
         await self._do(self._tables.replace_operator, certificate)

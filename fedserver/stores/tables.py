@@ -64,12 +64,20 @@ UPDATE tokens SET uses = MAX(uses_left, 1), id = SUBSTR(fingerprint, 1, 16);
 """
 
 
+def damage(path: Path, what: str) -> HomeMismatch:
+    """Return the error for a database that cannot be what it was; `what`: how that shows."""
+    return HomeMismatch(f"{path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home")
+
+
 class Tables:
-    """One connection. Errors: HomeMismatch for a file that is no such database; errors of SQLite pass through."""
+    """The ledger's methods over one connection, as plain calls. Errors of SQLite pass through.
+
+    Raises:
+        HomeMismatch: The file is no such database, or a newer version of fedserver wrote it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.damaged = False  # as far as anybody has looked
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
@@ -79,7 +87,7 @@ class Tables:
             raise
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise self._damage(str(error)) from None
+            raise damage(path, str(error)) from None
 
     def _open(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -94,26 +102,8 @@ class Tables:
             older = FROM_1 if version == 1 else ""
             self._db.executescript(f"BEGIN IMMEDIATE; {older} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
-    def _damage(self, what: str) -> HomeMismatch:
-        self.damaged = True
-        return HomeMismatch(
-            f"{self._path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home"
-        )
-
     def close(self) -> None:
         self._db.close()
-
-    def check(self, reader: sqlite3.Connection) -> None:
-        """Errors: HomeMismatch if any page (as the reader finds them) or row cannot be what it was."""
-        try:
-            found = [row[0] for row in reader.execute("PRAGMA quick_check(3)")]
-            if found != ["ok"]:
-                raise self._damage("; ".join(found))
-            self.snapshot()
-        except sqlite3.OperationalError:
-            raise
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-            raise self._damage(str(error)) from None
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
@@ -147,7 +137,6 @@ class Tables:
     # --- runs, while no server runs
 
     def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
-        """The members stay; plan, record, state and metrics go. Until `left` the snapshot is leaving: the blobs must go too."""
         with self._transaction():
             self._db.execute("DELETE FROM meta WHERE key IN ('plan', 'record')")
             for table in ("slots", "metrics", "refusals"):
@@ -165,7 +154,7 @@ class Tables:
             self._put("record", record)
             self._put("overrides", overrides)
 
-    def left(self) -> None:
+    def end_cleanup(self) -> None:
         self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
 
     def commit_round(
@@ -296,9 +285,6 @@ class Tables:
 
     def certificate(self, fingerprint: str) -> Certificate | None:
         return certificate_in(self._db, fingerprint)
-
-    def served(self) -> bool:
-        return self._db.execute("SELECT 1 FROM certificates WHERE role = 'operator'").fetchone() is not None
 
     def replace_operator(self, certificate: Certificate) -> None:
         with self._transaction():

@@ -1,17 +1,15 @@
-"""A copy of all that a federation needs, made beside a running server, and a home made of it after every byte was verified.
+"""`fedserver backup` and `restore`: a copy of a home, made beside a running server, and a home made of a verified copy.
 
-The database is copied first, at one moment. Files of the state are never changed, only replaced by others, so those that it
-names are linked aside at once. If a round was committed in between and took one away, everything begins anew.
+The database is copied first, at one moment, and the files that it names are linked aside at once. If a round was committed in
+between and removed one of them, everything begins anew. Then the links are copied.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,16 +21,12 @@ from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.estimate import told
 from attune.common.text import from_json
-from attune.common.wire.blobs import Blob
-from attune.fedserver.home import LEFT_ASIDE, Home
+from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
-from attune.fedserver.lab.recipe import Recipe, name_of
-from attune.fedserver.ports.blobs import INBOX, blob_of
+from attune.fedserver.lab.recipe import Recipe
+from attune.fedserver.ports.blobs import Blobs, blob_of
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.age import is_later
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.inbox import ENTRY
-from attune.fedserver.stores.tables import Tables
+from attune.fedserver.stores.disk import link
 from attune.fedserver.view.verify import damages
 
 MANIFEST = "MANIFEST.json"
@@ -55,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, File]  # by path below the folder
 
 
-def back_up(home: Home, out: Path) -> Iterator[str]:
+def back_up(home: ServerHome, out: Path) -> Iterator[str]:
     """Lines that say what was done. Errors: HomeMismatch if `out` is there, LedgerBusy if rounds close too fast, DiskFull."""
     if out.exists():
         raise HomeMismatch(f"{out} is there already: name a new folder for each backup")
@@ -74,77 +68,32 @@ def back_up(home: Home, out: Path) -> Iterator[str]:
     yield "it holds the key of the federation's authority: keep it like a password"
 
 
-def _taken_aside(home: Home, aside: Path) -> Snapshot:
-    """Links (or copies) of one moment, below `aside`. Errors: LedgerBusy."""
+def _taken_aside(home: ServerHome, aside: Path) -> Snapshot:
+    """Link or copy what is there at one moment into the folder `aside`.
+
+    Raises:
+        LedgerBusy: Rounds close faster than their state can be linked.
+    """
+    storage = home.open()
     for _ in range(TRIES):
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(mode=0o700)
-        found = _database(home.database, aside / home.database.name)
         try:
-            for name in _state_of(home, found):
-                _link(home.path / name, aside / name)
+            found = storage.set_aside(aside, lambda found: _state_of(storage.blobs, found))
         except FileNotFoundError:  # a round was committed meanwhile
             time.sleep(PAUSE_S)
             continue
-        _link_inbox(home, aside, found.record.round)
-        _link_rest(home, aside)
+        for path in (home.authority / KEY_FILE, home.authority / CERTIFICATE_FILE, home.path / "server.json"):
+            if path.exists():
+                link(path, aside / path.relative_to(home.path))
         return found
     raise LedgerBusy("rounds close faster than their state can be set aside: pause the federation (`fedserver pause`) for this")
 
 
-def _database(source: Path, copy: Path) -> Snapshot:
-    read_only = f"{source.absolute().as_uri()}?mode=ro"
-    with (
-        contextlib.closing(sqlite3.connect(read_only, uri=True)) as running,
-        contextlib.closing(sqlite3.connect(copy)) as other,
-    ):
-        running.backup(other)
-    copy.chmod(PRIVATE)
-    tables = Tables(copy)
-    try:
-        return tables.snapshot()
-    finally:
-        tables.close()
-
-
-def _state_of(home: Home, found: Snapshot) -> list[str]:
-    blobs, name = FolderBlobs(home.path), name_of(found.record.round)
+def _state_of(blobs: Blobs, found: Snapshot) -> list[str]:
+    """Return the names of the blobs of the state, and of what is kept to make them again."""
     recipe = Recipe.load(blobs, found.record.round)
     slots = (*found.slots, *(recipe.replaced if recipe else ()))
-    wanted: list[Blob] = [blob_of(slot) for slot in slots]
-    return sorted({*(blob.name for blob in wanted), *([name] if recipe else [])})
-
-
-def _link_inbox(home: Home, aside: Path, closed: int) -> None:
-    """Whole updates only, and one that goes away meanwhile need not be there: its device hands it in again.
-
-    Answers to rounds that the copied database does not know yet stay out: beside them it would count as an old copy.
-    """
-    entries = sorted((home.path / INBOX).glob(f"*/{ENTRY}"))
-    for entry in (each for each in entries if not is_later(each.relative_to(home.path).as_posix(), closed)):
-        with contextlib.suppress(FileNotFoundError):
-            for path in [*(path for path in entry.parent.iterdir() if path != entry), entry]:
-                _link(path, aside / path.relative_to(home.path))
-
-
-def _link_rest(home: Home, aside: Path) -> None:
-    for path in (home.authority / KEY_FILE, home.authority / CERTIFICATE_FILE, home.path / "server.json"):
-        if path.exists():
-            _link(path, aside / path.relative_to(home.path))
-    log = home.audit.path
-    if log.exists():  # grows while it is read: whole lines only
-        data = log.read_bytes()
-        write_file(aside / log.name, data[: data.rfind(b"\n") + 1], durable=False)
-
-
-def _link(path: Path, to: Path) -> None:
-    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        os.link(path, to)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without links
-        shutil.copyfile(path, to)
+    return sorted({*(blob_of(slot).name for slot in slots), *([recipe.name] if recipe else [])})
 
 
 def _copied(source: Path, out: Path) -> dict[str, File]:
@@ -175,7 +124,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def restore_to(source: Path, home: Home) -> Iterator[str]:
+def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
     """Lines that say what was done. Errors: HomeMismatch if the backup is damaged, or the home is there already; DiskFull."""
     if home.path.exists() and any(home.path.iterdir()):
         raise HomeMismatch(f"{home.path} is there already and not empty: restore into a new --home")

@@ -13,8 +13,7 @@ from attune.common.errors import NoModel, SettingError
 from attune.common.statistics import finding, mcnemar
 from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
 from attune.fedserver.core.records import Report
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from attune.fedserver.view.summary import Summary, read_rows, read_summary, summarise
 
 
@@ -73,7 +72,7 @@ class Run(msgspec.Struct, frozen=True):
         return {client.name: client.accuracy for client in self.summary.clients if client.accuracy is not None}
 
 
-def read(given: Sequence[str], place: Home) -> list[Run]:
+def read(given: Sequence[str], place: ServerHome) -> list[Run]:
     """Each `[NAME=]WHERE`: a folder, or the name of a run of the home `place`.
 
     Errors: SettingError for anything else and for two runs of one name; NoModel for a run without a closed round.
@@ -90,16 +89,16 @@ def read(given: Sequence[str], place: Home) -> list[Run]:
     return runs
 
 
-def _read(name: str, where: str, place: Home) -> Run:
+def _read(name: str, where: str, place: ServerHome) -> Run:
     path = Path(where).expanduser()
-    if not path.exists() and (place.runs / where / place.database.name).exists():
+    if not path.exists() and ServerHome(place.runs / where).exists():
         path, name = place.runs / where, name or where
     if not path.is_dir():
         raise SettingError(f"{where} is neither a folder nor a run of {place.path} (`fedserver run list` names them)")
-    home = Home(path)
+    home = ServerHome(path)
     if not home.exists():
         return Run(name or _called(path), str(path), read_summary(path), read_rows(path))
-    found = snapshot(home)
+    found = home.snapshot()
     if found.plan is None or not found.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
     settings, closed = found.settings, found.record.round

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -15,14 +14,13 @@ from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.frames import read_frames
 from attune.common.wire.tensors import Tensors
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import SERVED, Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
-from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.status import status
 
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
@@ -30,9 +28,9 @@ ATTEMPTS = 5  # a running server removes the files of a closed round's old state
 ORDER_COLUMNS = ("round", "work", "client", "samples")
 
 
-def export_home(home: Home, out: Path) -> list[str]:
+def export_home(home: ServerHome, out: Path) -> list[str]:
     """Writes everything below `out` and returns a line for each thing written. Errors: NoModel before round 1."""
-    found = snapshot(home)
+    found = home.snapshot()
     if found.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
     out.mkdir(parents=True, exist_ok=True)
@@ -67,10 +65,10 @@ def summarised(found: Snapshot, plan: Plan) -> summary.Summary:
     return summary.summarise(found.rows, settings, plan.model.name, found.record.round, plan.task)
 
 
-def _consistent_tensors(home: Home, out: Path) -> list[str]:
+def _consistent_tensors(home: ServerHome, out: Path) -> list[str]:
     for attempt in range(ATTEMPTS):
         try:
-            return write_state(snapshot(home), FolderBlobs(home.path), out)
+            return write_state(home.snapshot(), home.open().blobs, out)
         except Damaged:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -79,14 +77,14 @@ def _consistent_tensors(home: Home, out: Path) -> list[str]:
 
 def write_state(found: Snapshot, blobs: Blobs, out: Path) -> list[str]:
     """The tensors of the state, as files in the folder `out`; a line for each. Errors: Damaged."""
-    with TemporaryDirectory(dir=out) as scratch:
-        return list(_tensors(_Exported(found, blobs, FolderBlobs(Path(scratch))), out))
+    with scratch_blobs(out) as scratch:
+        return list(_tensors(_Exported(found, blobs, scratch), out))
 
 
 class _Exported:
     """The state as it is, read beside the server that may be running; what is generated goes to `scratch`."""
 
-    def __init__(self, found: Snapshot, blobs: Blobs, scratch: FolderBlobs) -> None:
+    def __init__(self, found: Snapshot, blobs: Blobs, scratch: Blobs) -> None:
         assert found.plan is not None  # noqa: S101 (who calls has looked)
         self._blobs, self._scratch = blobs, scratch
         self._slots = {(slot.part, slot.key): blob_of(slot) for slot in found.slots}

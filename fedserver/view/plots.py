@@ -11,14 +11,12 @@ from typing_extensions import Self
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices, plot_metrics
-from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.summary import Summary, read_summary, summarise
 
 T = TypeVar("T")
@@ -44,9 +42,9 @@ class Drawn:
             self.groups, self.coloured_by = read_labels(labels, [device.name for device in found.devices])
 
     @classmethod
-    def of_home(cls, home: Home, labels: Path | None) -> Self:
+    def of_home(cls, home: ServerHome, labels: Path | None) -> Self:
         """Errors: as the constructor."""
-        return cls(lambda: snapshot(home), FolderBlobs(home.path), labels, str(home.path))
+        return cls(home.snapshot, home.open().blobs, labels, str(home.path))
 
     def __repr__(self) -> str:
         return f"Drawn({self._where}, {self.closed} rounds)"
@@ -119,7 +117,7 @@ PICTURES: dict[str, Callable[[Drawn], page.Section]] = {
 }
 
 
-def plot_home(home: Home, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
+def plot_home(home: ServerHome, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
     """Pictures and a page into `out`; a line for each.
 
     Without `wanted`: all pictures that there can be, and why there cannot be the others.

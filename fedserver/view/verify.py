@@ -1,70 +1,54 @@
-"""Holds every file of a server's home against what was written; reads only, also beside a running server. No torch here."""
+"""`fedserver verify`: compare every file of a server's home with its digest. Only reads, also beside a running server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
-from attune.common import aio
 from attune.common.errors import AttuneError
 from attune.common.estimate import told
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.lab.recipe import Recipe, name_of
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
-from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.audit import entries
-from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.stores.uploads import Uploads
 
 
-def damages(home: Home) -> Iterator[str]:
-    """A line for each thing that is damaged: authority, audit log, database, state, inbox, uploads."""
+def damages(home: ServerHome) -> Iterator[str]:
+    """Yield a line for each thing that is damaged: authority, audit log, address, database, state, inbox, uploads."""
+    storage = home.open()
+    with contextlib.closing(storage.reader()) as reader:
+        yield from _fault(lambda: _authority(home, reader))
+        yield from _fault(lambda: list(reader.audit()))
+        yield from _fault(home.address)
+        try:
+            reader.check()
+            found = reader.snapshot()
+        except AttuneError as error:
+            yield str(error)
+        else:
+            yield from _state(home, storage.blobs, found)
+    yield from Inbox(storage.blobs).damaged()
+    yield from Uploads(storage.blobs).damaged()
+
+
+def _fault(read: Callable[[], object]) -> Iterator[str]:
     try:
-        if home.authority.exists() or not aio.run(_simulated(home)):
-            Authority.load(home.authority)
+        read()
     except AttuneError as error:
         yield str(error)
-    try:
-        list(entries(home.audit.path))
-    except AttuneError as error:
-        yield str(error)
-    try:
-        home.address()
-    except AttuneError as error:
-        yield str(error)
-    blobs = FolderBlobs(home.path)
-    try:
-        found = aio.run(_read(home))
-    except AttuneError as error:
-        yield str(error)
-    else:
-        yield from _state(home, blobs, found)
-    yield from Inbox(blobs).damaged()
-    yield from Uploads(blobs).damaged()
 
 
-async def _simulated(home: Home) -> bool:
-    """Whether no server has ever served this home over the network: every start of one installs an operator."""
-    ledger = SqliteLedger(home.database)
-    try:
-        return not await ledger.served()
-    finally:
-        await ledger.close()
+def _authority(home: ServerHome, reader: LedgerReader) -> None:
+    """Load the authority. A home that was never served over the network, as a simulation's, needs none."""
+    if home.authority.exists() or reader.was_served():
+        Authority.load(home.authority)
 
 
-async def _read(home: Home) -> Snapshot:
-    ledger = SqliteLedger(home.database)
-    try:
-        await ledger.check()
-        return await ledger.snapshot()
-    finally:
-        await ledger.close()
-
-
-def _state(home: Home, blobs: Blobs, found: Snapshot) -> Iterator[str]:
-    """The slots, and what is kept to make them again."""
+def _state(home: ServerHome, blobs: Blobs, found: Snapshot) -> Iterator[str]:
+    """Check the slots, and what is kept to make them again."""
     closed = found.record.round
     recipe = Recipe.load(blobs, closed)
     if recipe is None and blobs.size(name_of(closed)) is not None:

@@ -12,12 +12,10 @@ import msgspec
 
 from attune.common.errors import SettingError
 from attune.fedserver.federation.journal import Journal
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.reader import SqliteReader
 from attune.fedserver.view.summary import NOT_ONE, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.condensed import Condensed
@@ -35,7 +33,7 @@ class Beside:
     fault_totals: Mapping[str, int] = MappingProxyType({})
     troubles: Sequence[str] = ()
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: ServerHome) -> None:
         self._home = home
 
     @property
@@ -44,7 +42,7 @@ class Beside:
         return f"{address.host}:{address.port}" if address else None
 
     def reported(self, found: Snapshot) -> Collection[str]:
-        return Inbox(FolderBlobs(self._home.path)).names(*found.record.open_orders)
+        return Inbox(self._home.open().blobs).names(*found.record.open_orders)
 
     def stuck(self) -> str:
         return ""  # nothing is under way in this process
@@ -53,10 +51,10 @@ class Beside:
         return "" if self.address else "no server runs on this home"
 
 
-def of_home(home: Home) -> OfLedger:
+def of_home(home: ServerHome) -> OfLedger:
     """Errors: HomeMismatch if there is none."""
     home.require()
-    return OfLedger("home", SqliteReader(home.database), FolderBlobs(home.path), Beside(home))
+    return OfLedger("home", home.open(), Beside(home))
 
 
 class OfFolder:
@@ -94,7 +92,7 @@ class OfFolder:
         """Nothing is held."""
 
 
-def running_page(home: Home) -> str | None:
+def running_page(home: ServerHome) -> str | None:
     """The address of the page that the running server of this home serves; None if none runs, or it has no page."""
     place = remembered(home) if home.exists() and home.is_served() else None
     if place is None or not place.answers():
@@ -104,7 +102,7 @@ def running_page(home: Home) -> str | None:
 
 def source_of(folder: Path) -> Source:
     """Of a home, or of a folder of results. Errors: SettingError for another folder."""
-    home = Home(folder)
+    home = ServerHome(folder)
     if home.exists():
         return of_home(home)
     if not folder.is_dir():

@@ -15,11 +15,9 @@ from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
 from attune.common.text import from_json
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import Registrar
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.reader import SqliteReader
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, NewToken, Nothing, OfDevice
 from attune.fedserver.web.serving import Place
@@ -76,7 +74,7 @@ class Remembered(msgspec.Struct, frozen=True):
     port: int
 
 
-def remembered(home: Home) -> Place | None:
+def remembered(home: ServerHome) -> Place | None:
     """Errors: HomeMismatch if that is damaged."""
     path = home.path / PLACE_FILE
     try:
@@ -88,7 +86,7 @@ def remembered(home: Home) -> Place | None:
     return Place(found.host, found.port)
 
 
-def token_of(home: Home) -> str:
+def token_of(home: ServerHome) -> str:
     """The token of this home's page; a new one for a new home."""
     path = home.path / TOKEN_FILE
     if not path.exists():
@@ -98,7 +96,7 @@ def token_of(home: Home) -> str:
 
 @contextlib.contextmanager
 def page(
-    home: Home, asked: str | None, address: tuple[str, int], coordinator: Coordinator, operator: Operator
+    home: ServerHome, asked: str | None, address: tuple[str, int], coordinator: Coordinator, operator: Operator
 ) -> Iterator[str | None]:
     """Serves the page during the block; its address with the token, or None if it was asked to be off.
 
@@ -121,6 +119,6 @@ def page(
     token = token_of(home)
     with listening() as feed:
         life = Running(coordinator, f"{address[0]}:{address[1]}", feed)
-        source = OfLedger("server", SqliteReader(home.database), FolderBlobs(home.path), life)
+        source = OfLedger("server", home.open(), life)
         with serving.serving(listener, place.host, token, source, operator.actions()):
             yield serving.url_of(listener, token)

@@ -15,8 +15,9 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
-from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
-from attune.fedserver.ports.ledger import Look, Reader, Snapshot
+from attune.fedserver.ports.blobs import Damaged, blob_of
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.view.status import status
 from attune.fedserver.web.condensed import Condensed
 from attune.fedserver.web.facts import Attention, Facts, Fault, Kind
@@ -57,29 +58,29 @@ class Living(Protocol):
 class OfLedger:
     """A federation that has a ledger: one that runs, or a home."""
 
-    def __init__(self, kind: Kind, reader: Reader, blobs: Blobs, life: Living) -> None:
-        self._kind, self._reader, self._blobs, self._life = kind, reader, blobs, life
+    def __init__(self, kind: Kind, storage: Storage, life: Living) -> None:
+        self._kind, self._reader, self._blobs, self._life = kind, storage.reader(), storage.blobs, life
         self._condensed, self._alone = Condensed(), threading.Lock()
 
     def __repr__(self) -> str:
         return f"OfLedger({self._kind}, {self._reader!r})"
 
-    def _look(self) -> Look:
+    def _snapshot(self) -> Snapshot:
         with self._alone:
-            look = self._reader.look(self._condensed.newest)
-            self._condensed.add(look.found.rows)
-            return Look(replace(look.found, rows=self._condensed.rows), look.expires)
+            newest = self._reader.snapshot(self._condensed.newest)
+            self._condensed.add(newest.rows)
+            return replace(newest, rows=self._condensed.rows)
 
     def look(self) -> Facts:
-        look, life = self._look(), self._life
-        found = status(look.found, set(life.reported(look.found)), life.address, life.troubles)
+        snapshot, life = self._snapshot(), self._life
+        found = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
         spans, round_s = (life.journal.spans, life.journal.round_s()) if life.journal is not None else ({}, None)
         return Facts(
             self._kind,
             found,
             self._condensed.lines,
             self._condensed.totals,
-            look.expires,
+            snapshot.certificate_ends,
             spans,
             tuple(life.faults),
             dict(life.fault_totals),
@@ -96,7 +97,7 @@ class OfLedger:
         raise AssertionError("the last attempt returns or raises")
 
     def _attention(self, unit: str) -> Attention:
-        found = self._look().found
+        found = self._snapshot()
         slot = next((slot for slot in found.slots if slot.key == MATRICES), None)
         if slot is None:
             return no_attention(status(found, set())["method"]) if found.record.round else Attention((), (), (), "", TOO_EARLY)

@@ -21,11 +21,10 @@ from attune.common.identity.credential import Credential, csr_der, load_certific
 from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.pb import admin_pb2
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
-from attune.fedserver.view.beside import snapshot
 from tests.attacks.conftest import Victim
 from tests.attacks.table import answer_to, attack
 from tests.e2e.hand import CALL_S, PROFILE, Caller, Hand, Stream
@@ -484,10 +483,10 @@ def words_about_another_s_order(victim: Victim) -> str:
     stream.say(progress=pb.Progress(order_id=victim.orders["ada"].id, done=1.0))
     for done in (float("nan"), float("inf"), -1e300, 0.5):
         stream.say(progress=pb.Progress(order_id=order(victim), done=done))
-    home = Home(victim.federation.home)
+    home = ServerHome(victim.federation.home)
 
     def heard() -> bool:
-        return any(each.name == "eve" and each.progress == 0.5 for each in snapshot(home).devices)
+        return any(each.name == "eve" and each.progress == 0.5 for each in home.snapshot().devices)
 
     until(heard, "what comes after them to be heard")
     return "nothing"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 
 
 def test_folders_that_others_could_read_are_closed_to_them(tmp_path: Path) -> None:
     """The home was made by `mkdir`, and a backup was restored with other modes."""
-    home = Home(tmp_path / "home")
-    for folder in (home.path, home.authority, home.state, home.inbox, home.uploads, home.operator):
+    home = ServerHome(tmp_path / "home")
+    for folder in (home.path, *(home.path / name for name in ("ca", "state", "inbox", "uploads", "operator"))):
         folder.mkdir(mode=0o755, parents=True)
         folder.chmod(0o755)
     home.create()

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from benchmarks import floor
 from benchmarks import round as benchmark
 from benchmarks.floor import floor_s
@@ -49,7 +48,7 @@ def test_the_command_measures_a_federation_in_which_everything_travels(monkeypat
     def keep(work, *arguments):
         with federation(work, *arguments) as processes:
             yield processes
-            rows = snapshot(Home(work / "server")).rows
+            rows = ServerHome(work / "server").snapshot().rows
             moved.extend((row.bytes_down, row.bytes_up) for row in rows if row.work == "train")
 
     monkeypatch.setattr(benchmark, "federation", keep)

@@ -13,12 +13,11 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.fedserver import cluster_environment
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.cluster.connect import connect
 from attune.fedserver.lab.cluster.groups import Told
 from attune.fedserver.lab.cluster.place import Place
 from attune.fedserver.lab.cluster.team import Seat, Task, Team
-from attune.fedserver.view.beside import snapshot
 from tests.cluster.conftest import Played, rounds
 from tests.cluster.ray_head import Head, descendants, free_port
 from tests.cluster.test_heads import begun, history
@@ -135,7 +134,7 @@ def test_a_worker_with_heads_that_is_killed_in_a_step_is_replaced(
 
 
 def digests(federation: Federation) -> dict[str, str]:
-    return {f"{slot.part}/{slot.key}": slot.digest for slot in snapshot(Home(federation.home)).slots}
+    return {f"{slot.part}/{slot.key}": slot.digest for slot in ServerHome(federation.home).snapshot().slots}
 
 
 @pytest.fixture(scope="module")

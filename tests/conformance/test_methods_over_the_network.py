@@ -14,7 +14,7 @@ import attune
 from attune.common.methods.registry import names
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
-from attune.fedserver.view.beside import status_of
+from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import digit_shards
 from tests.e2e.hosted import host
 

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from attune.common import faults
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot, status_of
+from attune.fedserver.home import ServerHome
 from attune.fedserver.view.export import export_home
+from attune.fedserver.view.homes import status_of
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
 from tests.forked import THREADS, Forked, run
@@ -145,7 +145,7 @@ class Federation:
 
     def status(self) -> dict[str, Any]:
         """As `fedserver status --json` prints it; asked in this process, for a process more would take a second each time."""
-        return status_of(Home(self.home))
+        return status_of(ServerHome(self.home))
 
     def client(self, name: str) -> dict[str, Any]:
         """One device's entry in the status."""
@@ -171,12 +171,12 @@ class Federation:
         """What `fedserver export` writes, by relative path."""
         out = self.folder / f"export{self._started}"
         self._started += 1
-        export_home(Home(self.home), out)
+        export_home(ServerHome(self.home), out)
         return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
     def metrics(self) -> list[dict[str, str]]:
         """The rows of metrics.csv."""
-        rows = snapshot(Home(self.home)).rows
+        rows = ServerHome(self.home).snapshot().rows
         return [{name: "" if value is None else str(value) for name, value in msgspec.structs.asdict(r).items()} for r in rows]
 
     def inbox(self) -> set[str]:

@@ -15,8 +15,7 @@ from attune.fedclient.address import Address
 from attune.fedclient.console import Console
 from attune.fedclient.options import Options as DeviceOptions
 from attune.fedserver import app
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from tests.e2e.harness import until
 
 
@@ -32,8 +31,8 @@ class Hosted:
     folder: Path
 
     @property
-    def home(self) -> Home:
-        return Home(self.folder / "server")
+    def home(self) -> ServerHome:
+        return ServerHome(self.folder / "server")
 
     def model(self, name: str) -> Path:
         return self.folder / "devices" / name / "model"
@@ -41,7 +40,7 @@ class Hosted:
     @property
     def digests(self) -> dict[str, str]:
         """Of the server's slots, by part and key."""
-        return {f"{slot.part}/{slot.key}": slot.digest for slot in snapshot(self.home).slots}
+        return {f"{slot.part}/{slot.key}": slot.digest for slot in self.home.snapshot().slots}
 
 
 def host(

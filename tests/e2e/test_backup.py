@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.view.backup import back_up
 from attune.fedserver.view.verify import damages
 from tests.e2e.harness import Federation, tabular_shard, until
@@ -38,7 +38,7 @@ def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(
         place = tmp_path / f"restored-{out.name}"
         said = federation.command("fedserver", "restore", "--from", str(out), "--home", str(place)).stdout
         assert f"is whole, after {closed} closed rounds" in said
-        assert not list(damages(Home(place)))
+        assert not list(damages(ServerHome(place)))
         assert {oct(path.stat().st_mode & 0o777) for path in place.rglob("*") if path.is_file()} <= {"0o600"}
     # The federation goes on from the last one, as after a lost disk: devices that are ahead follow.
     shutil.rmtree(federation.home)
@@ -67,7 +67,7 @@ def backed_up(federation_at: Callable[[str], Federation], tmp_path: Path) -> tup
 
 def test_answers_to_later_rounds_than_the_database_counts_stay_out(backed_up: tuple[Federation, Path], tmp_path: Path) -> None:
     """Rounds may close between the copy of the database and the look into the inbox."""
-    home = Home(backed_up[0].home)
+    home = ServerHome(backed_up[0].home)
     for order in ("train-1-ada", "train-2-ada"):
         (home.path / "inbox" / order).mkdir(parents=True)
         (home.path / "inbox" / order / "update.json").write_bytes(b"{}")

@@ -14,8 +14,8 @@ import attune
 from attune.common import aio
 from attune.common.errors import NotEnrolled, SettingError
 from attune.fedclient.console import Console
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import status_of
+from attune.fedserver.home import ServerHome
+from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import until
 
 SETTINGS = {"train.local_epochs": 1, "round.min_clients": 2}
@@ -47,7 +47,7 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
 
 def test_a_federation_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    home, said = Home(tmp_path / "server"), []
+    home, said = ServerHome(tmp_path / "server"), []
     server = in_thread(
         lambda: attune.serve(
             "fedavg", "mlr", rounds=2, settings=SETTINGS, host="127.0.0.1", port=0, exit_when_done=True, say=said.append

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attune.common.errors import HomeBusy
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
 from tests.e2e.harness import Federation, tabular_shard, until
 
 FIRST = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "2", "--set", "train.local_epochs=1")
@@ -39,7 +38,7 @@ def test_a_fleet_takes_part_in_the_next_run_without_enrolling_again(
     federation.command("fedserver", "run", "new", "second", *SECOND, code=HomeBusy.exit_code)
     assert server.stop() == 0
     first = {path.name: path.read_bytes() for path in federation.model(shards[0]).iterdir()}
-    certificates = {each.fingerprint for each in snapshot(Home(federation.home)).certificates}
+    certificates = {each.fingerprint for each in ServerHome(federation.home).snapshot().certificates}
 
     begun = federation.command("fedserver", "run", "new", "second", *SECOND).stdout
     assert str(federation.home / "runs" / "first") in begun
@@ -51,7 +50,7 @@ def test_a_fleet_takes_part_in_the_next_run_without_enrolling_again(
 
     status = federation.status()
     assert (status["run"], status["method"], status["round"]) == ("second", "fedper", 1)
-    assert {each.fingerprint for each in snapshot(Home(federation.home)).certificates} == certificates
+    assert {each.fingerprint for each in ServerHome(federation.home).snapshot().certificates} == certificates
     home = federation.model(shards[0]).parent
     kept = home / "runs" / "first" / "model"
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == first

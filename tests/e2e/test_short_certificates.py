@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.audit import entries
-from attune.fedserver.view.beside import snapshot
 from tests.e2e.harness import Federation, tabular_shard, until
 
 DEVICES = 2
@@ -34,7 +33,7 @@ def test_devices_renew_beside_their_work_and_no_round_is_without_one(
     until(renewed, "each device to have renewed its certificate")
     closed = federation.status()["round"]
     federation.await_status(lambda status: status["round"] >= closed + 2)
-    updates = Counter(row.round for row in snapshot(Home(federation.home)).rows if row.work == "train")
+    updates = Counter(row.round for row in ServerHome(federation.home).snapshot().rows if row.work == "train")
     assert sorted(updates) == list(range(1, len(updates) + 1)) and set(updates.values()) == {DEVICES}
     assert [device.popen.poll() for device in devices] == [None] * DEVICES
     assert all("renewed this device's certificate" in device.text for device in devices)

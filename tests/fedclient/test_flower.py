@@ -18,7 +18,7 @@ import attune
 from attune.common.errors import SettingError
 from attune.fedclient.console import Console
 from attune.fedclient.flower import from_flower
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from tests.e2e.harness import until
 
 RATE, SIZES, ROUNDS = 0.1, (24, 32), 2
@@ -187,7 +187,7 @@ def test_over_the_network_an_app_trains_as_in_the_simulation(tmp_path: Path, mon
     """To rounding: the threads are not the same here."""
     pytest.importorskip("flwr")
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    home, models = Home(tmp_path / "server"), {}
+    home, models = ServerHome(tmp_path / "server"), {}
     given: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "exit_when_done": True, "say": lambda line: None}
     server = threading.Thread(target=lambda: attune.serve("fedavg", "mlr", rounds=ROUNDS, settings=PLAIN, **given))
     server.start()

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -22,24 +22,37 @@ from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.plan import ModelSpec, Plan
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
-from attune.fedserver.ports.ledger import Certificate, Ledger, Token
+from attune.fedserver.ports.ledger import Certificate, Ledger, LedgerReader, Refusal, Token
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores import tables
-from attune.fedserver.stores.memory_ledger import MemoryLedger
-from attune.fedserver.stores.sqlite import SqliteLedger, passes
+from attune.fedserver.stores.disk import DiskStorage
+from attune.fedserver.stores.memory import MemoryStorage
+from attune.fedserver.stores.sqlite import SqliteLedger, SqliteReader, passes
 
 PLAN = Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings())
+T = TypeVar("T")
 Scenario = Callable[[Ledger], Awaitable[None]]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    made: Ledger = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path / "state.sqlite")
+@pytest.fixture(params=["memory", "disk"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    made: Storage = MemoryStorage() if request.param == "memory" else DiskStorage(tmp_path)
     yield made
     aio.run(made.close())
 
 
+@pytest.fixture
+def ledger(storage: Storage) -> Ledger:
+    return storage.ledger
+
+
 def run(ledger: Ledger, scenario: Scenario) -> None:
     aio.run(scenario(ledger))
+
+
+def read(storage: Storage, look: Callable[[LedgerReader], T]) -> T:
+    with closing(storage.reader()) as reader:
+        return look(reader)
 
 
 def certificate(fingerprint: str, name: str, **more: Any) -> Certificate:
@@ -52,7 +65,6 @@ def token(fingerprint: str, uses: int = 1, expires_at: float = 100.0, origin: st
 
 def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
     async def scenario(ledger: Ledger) -> None:
-        await ledger.check()
         found = await ledger.snapshot()
         assert (found.overrides, found.plan, found.record) == (None, None, Record())
         assert (found.devices, found.slots, found.rows) == ((), (), ())
@@ -249,6 +261,81 @@ def test_a_commit_that_fails_leaves_everything_as_it_was(ledger: Ledger) -> None
     run(ledger, scenario)
 
 
+def test_a_reader_sees_what_was_written_and_only_the_rows_asked_for(storage: Storage) -> None:
+    slot, rows = (
+        Slot("shared", "value", "file", "d", 8),
+        [Report(round=number, work="train", client="a") for number in (1, 2, 3)],
+    )
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+        await ledger.commit_round(Record(round=3), [slot], rows, {"a": {"contributed": 3}}, PLAN)
+        await ledger.refuse(Refusal("eve", "bad-token", "no", 5.0), keep=3)
+        assert read(storage, lambda reader: reader.snapshot()) == await ledger.snapshot()
+
+    run(storage.ledger, scenario)
+    found = read(storage, lambda reader: reader.snapshot(2))
+    assert (found.rows, found.certificate_ends) == (tuple(rows[1:]), {"a": 1e9})
+    read(storage, lambda reader: reader.check())
+
+
+def test_a_reader_goes_on_while_the_ledger_is_written(storage: Storage) -> None:
+    run(storage.ledger, lambda ledger: ledger.put_record(Record(round=1)))
+    with closing(storage.reader()) as reader:
+        assert reader.snapshot().record.round == 1
+        run(storage.ledger, lambda ledger: ledger.put_record(Record(round=2)))
+        assert reader.snapshot().record.round == 2
+
+
+def test_an_operators_certificate_shows_that_a_server_has_served_it(storage: Storage) -> None:
+    run(storage.ledger, lambda ledger: ledger.enrol("a", "key", certificate("f", "a"), now=0.0))
+    assert not read(storage, lambda reader: reader.was_served())
+    run(storage.ledger, lambda ledger: ledger.replace_operator(certificate("o", "operator", role="operator")))
+    assert read(storage, lambda reader: reader.was_served())
+
+
+def test_the_audit_log_has_every_note_chained_by_digests(storage: Storage) -> None:
+    assert read(storage, lambda reader: list(reader.audit())) == []
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.note("token made", "operator eve", id="1f", uses=2)
+        await ledger.note("enrolled", "device", name="ada")
+
+    run(storage.ledger, scenario)
+    (first, digest), (second, _) = read(storage, lambda reader: list(reader.audit()))
+    assert (first.number, first.event, first.by, first.facts) == (1, "token made", "operator eve", {"id": "1f", "uses": 2})
+    assert (second.number, second.event, second.previous) == (2, "enrolled", digest)
+
+
+def test_the_next_run_has_the_members_and_nothing_of_the_run_before(storage: Storage) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="t1", uses=5))
+        await ledger.enrol("a", "key", certificate("f", "a"), now=1.0, token="t")
+        await ledger.put_record(Record(round=1))
+        await ledger.enrol("b", "key", certificate("g", "b"), now=2.0)
+        await ledger.update_device("b", revoked=True, connected=True, samples=7, note="odd", since=3.0)
+        slot, row = Slot("shared", "value", "file", "d", 8), Report(round=2, work="train", client="a")
+        await ledger.commit_round(Record(round=2), [slot], [row], {"a": {"contributed": 2}}, PLAN)
+        await ledger.refuse(Refusal("eve", "bad-token", "no", 5.0), keep=3)
+        await ledger.end_run(Record(phase=Phase.DONE, round=2), {"round": {"rounds": 2}})
+        ended = await ledger.snapshot()
+        assert (ended.record.phase, ended.overrides) == (Phase.DONE, {"round": {"rounds": 2}})
+        await ledger.begin_run("second", {"seed": 3})
+        found = await ledger.snapshot()
+        assert (found.run, found.leaving, found.overrides, found.record) == ("second", True, {"seed": 3}, Record())
+        assert (found.plan, found.slots, found.rows, found.refusals) == (None, (), (), ())
+        assert found.devices == (
+            DeviceRecord("a", "key", enrolled_at=1.0, founder=True, token="t1"),
+            DeviceRecord("b", "key", enrolled_at=2.0, founder=True, revoked=True, since=3.0),
+        )
+        assert [one.fingerprint for one in found.certificates] == ["f", "g"]
+        assert [one.id for one in await ledger.tokens()] == ["t1"]
+        await ledger.end_cleanup()
+        assert not (await ledger.snapshot()).leaving
+
+    run(storage.ledger, scenario)
+
+
 # --- the file
 
 
@@ -268,10 +355,11 @@ def path(tmp_path: Path) -> Path:
 def test_a_newer_schema_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {tables.VERSION + 1}")
-    with pytest.raises(
-        HomeMismatch, match=rf"newer version of fedserver \(schema {tables.VERSION + 1}; this one knows {tables.VERSION}\)"
-    ):
-        SqliteLedger(path)
+    for opened in (SqliteLedger, SqliteReader):
+        with pytest.raises(
+            HomeMismatch, match=rf"newer version of fedserver \(schema {tables.VERSION + 1}; this one knows {tables.VERSION}\)"
+        ):
+            opened(path).snapshot()
 
 
 VERSION_1 = """
@@ -295,10 +383,12 @@ PRAGMA user_version = 1;
 def test_a_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state.sqlite") as db:
         db.executescript(VERSION_1)
+    with closing(SqliteReader(tmp_path / "state.sqlite")) as reader:
+        reader.check()
+        assert reader.snapshot().devices == (DeviceRecord("a", "key", 1.0, founder=True),)
     made = SqliteLedger(tmp_path / "state.sqlite")
 
     async def look() -> None:
-        await made.check()
         assert await made.devices() == [DeviceRecord("a", "key", 1.0, founder=True)]
         assert await made.certificate("fa") == Certificate("fa", "a", "device", 500.0, used_at=0.0)
         assert await made.tokens() == [Token("0123456789abcdef0123", b"P", 3, 100.0, "start", id="0123456789abcdef", uses=3)]
@@ -314,15 +404,8 @@ def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
     data[at : at + 600] = bytes(600)
     path.write_bytes(data)
 
-    async def check() -> None:
-        ledger = SqliteLedger(path)
-        try:
-            await ledger.check()
-        finally:
-            await ledger.close()
-
-    with pytest.raises(HomeMismatch, match=r"damaged .*restore it from a backup"):
-        aio.run(check())
+    with pytest.raises(HomeMismatch, match=r"damaged .*restore it from a backup"), closing(SqliteReader(path)) as reader:
+        reader.check()
 
 
 def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
@@ -337,34 +420,28 @@ def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_pa
         shutil.copytree(live, home)  # as kill -9 leaves it: what was written last is in the log
         await ledger.close()
 
-    async def check() -> Record:
-        ledger = SqliteLedger(home / "state.sqlite")
-        try:
-            await ledger.check()
-            return (await ledger.snapshot()).record
-        finally:
-            await ledger.close()
+    def check() -> Record:
+        with closing(SqliteReader(home / "state.sqlite")) as reader:
+            reader.check()
+            return reader.snapshot().record
 
     aio.run(killed_after_a_commit())
     whole, log = (home / "state.sqlite").read_bytes(), (home / "state.sqlite-wal").read_bytes()
     assert log
     (home / "state.sqlite").write_bytes(whole[: len(whole) // 4])
     with pytest.raises(HomeMismatch, match="damaged"):
-        aio.run(check())
+        check()
     assert (home / "state.sqlite-wal").read_bytes() == log
     (home / "state.sqlite").write_bytes(whole)
-    assert aio.run(check()).round == 7
+    assert check().round == 7
 
 
 def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("INSERT OR REPLACE INTO meta VALUES ('record', ?)", (b'{"phase": "dancing"}',))
 
-    async def check() -> None:
-        await SqliteLedger(path).check()
-
-    with pytest.raises(HomeMismatch, match="damaged"):
-        aio.run(check())
+    with pytest.raises(HomeMismatch, match="damaged"), closing(SqliteReader(path)) as reader:
+        reader.check()
 
 
 def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

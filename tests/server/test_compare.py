@@ -14,7 +14,7 @@ from attune.common.metrics import METRICS
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.view import compare, compare_text
 from attune.fedserver.view.summary import summarise
@@ -43,7 +43,7 @@ def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=Non
 
 
 def runs_of(tmp_path, **given):
-    return compare.read([f"{name}={saved(tmp_path / name, found)}" for name, found in given.items()], Home(tmp_path))
+    return compare.read([f"{name}={saved(tmp_path / name, found)}" for name, found in given.items()], ServerHome(tmp_path))
 
 
 def test_the_numbers_of_two_runs_by_hand(tmp_path):
@@ -66,7 +66,7 @@ def test_the_numbers_of_two_runs_by_hand(tmp_path):
 def test_a_run_that_is_no_better_than_a_constant_answer_is_named(tmp_path):
     runs = compare.read(
         [f"{name}={saved(tmp_path / name, {'a': value}, constant=0.6)}" for name, value in (("good", 0.7), ("bad", 0.6))],
-        Home(tmp_path),
+        ServerHome(tmp_path),
     )
     found = compare.compared(runs)
     assert [each.constant for each in found] == [0.6, 0.6]
@@ -90,19 +90,19 @@ def test_runs_without_a_device_in_common_are_not_compared_with_each_other(tmp_pa
 
 def test_what_cannot_be_compared_says_so(tmp_path):
     with pytest.raises(SettingError, match="neither a folder nor a run of"):
-        compare.read(["absent"], Home(tmp_path))
+        compare.read(["absent"], ServerHome(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(SettingError, match="is not a folder that `fedserver export`"):
-        compare.read([str(tmp_path / "empty")], Home(tmp_path))
+        compare.read([str(tmp_path / "empty")], ServerHome(tmp_path))
     twice = str(saved(tmp_path / "x", {"a": 0.5}))
     with pytest.raises(SettingError, match="two runs are called x"):
-        compare.read([twice, twice], Home(tmp_path))
+        compare.read([twice, twice], ServerHome(tmp_path))
 
 
 def test_a_home_before_its_first_round_has_nothing_to_compare(tmp_path):
     aio.run(SqliteLedger(tmp_path / "state.sqlite").close())
     with pytest.raises(NoModel, match="nothing to compare"):
-        compare.read([str(tmp_path)], Home(tmp_path))
+        compare.read([str(tmp_path)], ServerHome(tmp_path))
 
 
 def test_the_command_prints_json_and_draws(tmp_path):

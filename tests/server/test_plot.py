@@ -25,15 +25,12 @@ from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Certificate
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.view import plot_clients
 from attune.fedserver.view import plots as plot
-from attune.fedserver.view.beside import snapshot
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.plot_clients import neighbours
 from attune.fedserver.view.summary import FedTP
@@ -46,10 +43,9 @@ class Federation:
     """A server's home as it is after some rounds, made without a server or devices; updates are drawn at random."""
 
     def __init__(self, folder, method="fedavg", clients=4, rounds=2, labels=("0, 1", "2"), **options):
-        self.home = Home(folder / "server")
-        for path in (self.home.state, self.home.serve):
-            path.mkdir(parents=True)
-        self.ledger = SqliteLedger(self.home.database)
+        self.home = ServerHome(folder / "server")
+        self.home.create()
+        self.ledger = self.home.open().ledger
         self.names = [f"vm-shard{i}" for i in range(clients)]
         for i, name in enumerate(self.names):
             aio.run(self.ledger.enrol(name, "key", Certificate(name, name, "device", 1e9), 0.0))
@@ -58,7 +54,7 @@ class Federation:
         aio.run(self.ledger.set_overrides(said))
         spec = ModelSpec("vit", "images", (4, 4, 1), 3, options=TINY)
         self.plan = Plan("federation", 7, spec, [0, 1, 2], method, options, TrainSettings())
-        self.blobs = FolderBlobs(self.home.path)
+        self.blobs = self.home.open().blobs
         self.engine = Engine(self.plan, [], self.blobs, 0)
         self.commit(Record(), [], self.plan)
         self.engine.settle()
@@ -254,18 +250,18 @@ def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
 def test_the_attention_is_exported_too(federation, tmp_path):
     fed = federation("fedmcsa", clients=2)
     export_home(fed.home, tmp_path / "export")
-    slot = next(slot for slot in snapshot(fed.home).slots if slot.key == "matrices")
-    assert (tmp_path / "export" / "attention.safetensors").read_bytes() == (fed.home.state / slot.file).read_bytes()
+    slot = next(slot for slot in fed.home.snapshot().slots if slot.key == "matrices")
+    assert (tmp_path / "export" / "attention.safetensors").read_bytes() == (fed.home.path / "state" / slot.file).read_bytes()
 
 
 def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_path, monkeypatch):
     fed = federation("fedmcsa", clients=2)
-    present = snapshot(fed.home)
+    present = fed.home.snapshot()
     old = [msgspec.structs.replace(slot, file=f"old.{slot.file}") for slot in present.slots]
     gone = replace(present, slots=tuple(old))
+    answers = [present, gone, present]
+    monkeypatch.setattr(ServerHome, "snapshot", lambda home: answers.pop(0))
     source = plot.Drawn.of_home(fed.home, None)
-    answers = [gone, present]
-    monkeypatch.setattr(plot, "snapshot", lambda home: answers.pop(0))
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * plot.ATTEMPTS
     with pytest.raises(Damaged, match="missing"):

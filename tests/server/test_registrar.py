@@ -14,7 +14,6 @@ from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator
 from attune.fedserver.ports.ledger import Certificate
-from attune.fedserver.stores.audit import Audit
 from attune.fedserver.stores.memory_ledger import MemoryLedger
 
 
@@ -39,23 +38,18 @@ class Now:
 
 
 @pytest.fixture
-def audit(tmp_path):
-    return Audit(tmp_path / "audit.jsonl")
-
-
-@pytest.fixture
 def store(ledger):
     return Now(ledger)
 
 
 @pytest.fixture
-def registrar(authority, ledger, audit):
-    return Now(Registrar(authority, ledger, 90.0, audit))
+def registrar(authority, ledger):
+    return Now(Registrar(authority, ledger, 90.0))
 
 
 @pytest.fixture
-def desk(ledger, audit):
-    return Now(Desk(ledger, audit, "a test"))
+def desk(ledger):
+    return Now(Desk(ledger, "a test"))
 
 
 @pytest.fixture
@@ -158,8 +152,8 @@ def test_spent_tokens_stay_in_the_handshake_to_hear_why_and_then_go(token, store
     assert store.token(expired) is not None
 
 
-def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(authority, ledger, token, audit):
-    holder, registrar = token(), Registrar(authority, ledger, 90.0, audit)
+def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(authority, ledger, token):
+    holder, registrar = token(), Registrar(authority, ledger, 90.0)
 
     async def both():
         asked = [registrar.enrol(holder, name, csr_der(new_key(), name)) for name in ("a", "b")]

@@ -16,12 +16,11 @@ from attune.common.plan import ModelSpec, Plan
 from attune.fedserver import runs
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Report, Slot
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Certificate, Token
-from attune.fedserver.stores.audit import entries
+from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.sqlite import SqliteLedger
-from attune.fedserver.view.beside import snapshot
-from attune.fedserver.view.runs import listed
+from attune.fedserver.view.homes import listed
 
 PLAN = Plan("federation", 7, ModelSpec("mlr", "tabular", (4,), 2), [0, 1], "fedavg", {}, TrainSettings())
 SETTINGS = {"method": {"name": "fedavg", "momentum": 0.5}, "round": {"rounds": 5}, "server": {"certificate_days": 7.0}}
@@ -31,13 +30,13 @@ class Ran:
     """A home with one device after three closed rounds."""
 
     def __init__(self, path, phase=Phase.DONE):
-        self.home = Home(path / "server")
+        self.home = ServerHome(path / "server")
         self.home.create()
-        self.ledger = SqliteLedger(self.home.database)
+        self.ledger = self.home.open().ledger
         self.do(self.ledger.set_overrides({"method": {"name": "fedavg"}, **{k: SETTINGS[k] for k in ("round", "server")}}))
         self.do(self.ledger.add_token(Token("token", b"so secret", 1, 9e9, "test")))
         self.do(self.ledger.enrol("ada", "key", Certificate("print", "ada", "device", 9e9), 1.0, "token"))
-        (self.home.state / "shared.common.3.safetensors").write_bytes(b"state")
+        (self.home.path / "state" / "shared.common.3.safetensors").write_bytes(b"state")
         slot = Slot("shared", "common", "shared.common.3.safetensors", "sha256:0", 5)
         row = Report(round=3, work="train", client="ada", samples=4)
         self.do(self.ledger.commit_round(Record(phase=phase, round=3, devices=("ada",), cohort=("ada",)), [slot], [row],
@@ -50,7 +49,7 @@ class Ran:
 
     @property
     def found(self):
-        return snapshot(self.home)
+        return self.home.snapshot()
 
 
 def test_members_stay_and_all_else_begins_anew(tmp_path):
@@ -70,23 +69,24 @@ def test_members_stay_and_all_else_begins_anew(tmp_path):
     (ada,) = found.devices
     assert (ada.name, ada.public_key, ada.founder, ada.contributed, ada.samples) == ("ada", "key", True, 0, None)
     assert found.overrides == {"method": {"name": "fedtp"}, "round": {"rounds": 2}, "server": {"certificate_days": 7.0}}
-    assert list(ran.home.state.iterdir()) == []
+    assert list((ran.home.path / "state").iterdir()) == []
     assert kept == str(ran.home.runs / "first")
-    assert [entry.event for entry, _ in entries(ran.home.audit.path)] == ["run begun"]
+    with ran.home.reading() as reader:
+        assert [entry.event for entry, _ in reader.audit()] == ["run begun"]
 
 
 def test_what_is_put_aside_has_all_results_and_no_secret(tmp_path):
     ran = Ran(tmp_path)
     before = ran.found
     runs.begin(ran.home, "second", {}, "ada")
-    aside = Home(ran.home.runs / "first")
-    found = snapshot(aside)
+    aside = ServerHome(ran.home.runs / "first")
+    found = aside.snapshot()
     assert (found.plan, found.record, found.rows, found.slots) == (before.plan, before.record, before.rows, before.slots)
-    assert (aside.state / "shared.common.3.safetensors").read_bytes() == b"state"
-    ledger = SqliteLedger(aside.database)
-    assert (Ran.do(ledger.tokens()), Ran.do(ledger.certificates()), Ran.do(ledger.served())) == ([], [], False)
+    assert (aside.path / "state" / "shared.common.3.safetensors").read_bytes() == b"state"
+    ledger = aside.open().ledger
+    assert (Ran.do(ledger.tokens()), Ran.do(ledger.certificates())) == ([], [])
     Ran.do(ledger.close())
-    assert b"so secret" not in aside.database.read_bytes(), "not even in pages that are free"
+    assert b"so secret" not in (aside.path / "state.sqlite").read_bytes(), "not even in pages that are free"
     assert not aside.authority.exists()
     assert [(run.name, run.present, run.round) for run in listed(ran.home)] == [("first", False, 3), ("second", True, 0)]
 
@@ -105,20 +105,21 @@ def test_a_command_that_is_killed_leaves_a_home_that_can_go_on(tmp_path, monkeyp
         if at == "copying":
             patched.setattr(runs.shutil, "copyfile", die)
         elif at == "before the rename":
-            patched.setattr(runs.Tables, "begin_run", die)
+            patched.setattr(SqliteLedger, "begin_run", die)
         else:
-            patched.setattr(runs, "_remove_blobs", die)
+            patched.setattr(DiskStorage, "clear_blobs", die)
         runs.begin(ran.home, "second", {}, "ada")
     if at == "after the ledger":
         assert (ran.found.run, ran.found.leaving) == ("second", True)
-        runs.tidy(ran.home)
+        storage = ran.home.open()
+        Ran.do(runs.tidy(storage, ran.found))
     else:
         assert (ran.found.run, ran.found.record.round) == ("", 3)
-        assert (ran.home.state / "shared.common.3.safetensors").exists()
+        assert (ran.home.path / "state" / "shared.common.3.safetensors").exists()
         runs.begin(ran.home, "second", {}, "ada")
     assert (ran.found.run, ran.found.leaving) == ("second", False)
-    assert list(ran.home.state.iterdir()) == []
-    assert len(snapshot(Home(ran.home.runs / "first")).rows) == 1
+    assert list((ran.home.path / "state").iterdir()) == []
+    assert len(ServerHome(ran.home.runs / "first").snapshot().rows) == 1
 
 
 def test_a_run_that_is_not_over_is_ended_first(tmp_path):
@@ -172,5 +173,5 @@ def test_the_first_runs_plan_is_the_one_of_version_1_to_the_byte():
 
 def test_a_home_without_a_server_has_no_runs(tmp_path):
     with pytest.raises(AttuneError, match="holds no federation"):
-        runs.begin(Home(tmp_path / "none"), "second", {}, "ada")
+        runs.begin(ServerHome(tmp_path / "none"), "second", {}, "ada")
     shutil.rmtree(tmp_path, ignore_errors=True)

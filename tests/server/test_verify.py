@@ -17,11 +17,9 @@ from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.records import Report
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.recovery import take_up
-from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.stores.uploads import Uploads
 from tests.server.bench import plan
 
@@ -29,10 +27,10 @@ from tests.server.bench import plan
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """After a round, with an update of the next one in the inbox and another uploaded."""
-    Home(tmp_path).create()
-    home = Home(tmp_path)
+    ServerHome(tmp_path).create()
+    home = ServerHome(tmp_path)
     home.open_authority()
-    ledger, blobs = SqliteLedger(home.database), FolderBlobs(tmp_path)
+    ledger, blobs = home.open().ledger, home.open().blobs
     inbox, uploads = Inbox(blobs), Uploads(blobs)
     engine, _ = take_up(plan("fedavg", "mlr"), [], blobs, 0)
     first = engine.staged_slots()
@@ -117,7 +115,7 @@ def test_several_damages_have_several_lines(home: Path) -> None:
 
 
 def test_a_start_sweeps_up_unfinished_files(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+    home = ServerHome(tmp_path)
     home.create()
     home.open_authority()
     left = [tmp_path / name for name in (".server.json.0123456789ab.tmp", "ca/.ca-key.pem.ba9876543210.tmp")]

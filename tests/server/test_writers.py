@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from attune.common.errors import SettingError
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.view import compare, writers
 from tests.server.test_compare import saved
 
@@ -15,7 +15,7 @@ from tests.server.test_compare import saved
 @pytest.fixture
 def run(tmp_path):
     """Two devices at 0.5 and 0.75, of 40 test samples each, in one round of 2 and 3 seconds."""
-    [found] = compare.read([f"mine={saved(tmp_path / 'saved', {'a': 0.5, 'b': 0.75})}"], Home(tmp_path))
+    [found] = compare.read([f"mine={saved(tmp_path / 'saved', {'a': 0.5, 'b': 0.75})}"], ServerHome(tmp_path))
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import attune
 from attune.common.errors import SettingError
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.web.finished import OfFolder, of_home, show, source_of
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
@@ -31,7 +31,9 @@ def run(tmp_path_factory):
 
 def test_the_home_and_the_saved_folder_show_the_same(run):
     home, saved = run
-    shown = [json.loads(msgspec.json.encode(parts(source.look(), ()))) for source in (of_home(Home(home)), OfFolder(saved))]
+    shown = [
+        json.loads(msgspec.json.encode(parts(source.look(), ()))) for source in (of_home(ServerHome(home)), OfFolder(saved))
+    ]
     kinds = [part["run"].pop("kind") for part in shown]
     assert kinds == ["home", "folder"]
     expires = [device.pop("expires") for part in shown for device in part["devices"]]
@@ -43,14 +45,14 @@ def test_the_home_and_the_saved_folder_show_the_same(run):
 
 
 def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):
-    found = [source.attention("") for source in (of_home(Home(run[0])), OfFolder(run[1]))]
+    found = [source.attention("") for source in (of_home(ServerHome(run[0])), OfFolder(run[1]))]
     assert found[0] == found[1]
     assert found[0].unit == "mean"
     assert [sum(row) for row in found[0].matrix] == pytest.approx([1] * 4, abs=1e-3)
     unit = found[0].units[1]
-    one = of_home(Home(run[0])).attention(unit)
+    one = of_home(ServerHome(run[0])).attention(unit)
     assert one.unit == unit
-    assert of_home(Home(run[0])).attention("no such part").unit == "mean"
+    assert of_home(ServerHome(run[0])).attention("no such part").unit == "mean"
 
 
 def test_other_folders_are_refused_in_words(tmp_path):
@@ -98,7 +100,7 @@ def test_a_page_that_shows_a_damaged_home_says_so(run, tmp_path, served):
 
     home = tmp_path / "home"
     shutil.copytree(run[0], home)
-    source = of_home(Home(home))
+    source = of_home(ServerHome(home))
     page = served(source)
     database = home / "state.sqlite"
     database.write_bytes(b"x" * len(database.read_bytes()))

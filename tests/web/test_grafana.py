@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import attune
-from attune.fedserver.home import Home
+from attune.fedserver.home import ServerHome
 from attune.fedserver.web.finished import of_home
 from tests.e2e.harness import tabular_shard
 from tests.web.conftest import TOKEN
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grafana")
     shards = [tabular_shard(folder / f"site-{n}", seed=n, samples=30) for n in range(2)]
     attune.simulate(shards, "fedavg+ft", rounds=2, baseline="local", home=folder / "home", progress=False)
-    return Home(folder / "home" / "server")
+    return ServerHome(folder / "home" / "server")
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
-"""The runs of one home: the present one, and those before it."""
+"""The status of a server's home, and the list of its runs: the present one, and those before it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -12,10 +14,24 @@ from rich.text import Text
 
 from attune.common.plan import run_name
 from attune.fedserver.core.accuracy import accuracies, over_all
-from attune.fedserver.home import Home
-from attune.fedserver.view.beside import snapshot
+from attune.fedserver.home import ServerHome
+from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.compare_text import share
+from attune.fedserver.view.status import status
 from attune.fedserver.view.status_text import WIDE
+
+
+def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the object of `fedserver status --json` for a home; `troubles`: what the running server says of itself.
+
+    Raises:
+        HomeMismatch: There is no federation, or its ledger is damaged.
+        LedgerBusy: The ledger cannot be read now.
+    """
+    found = home.snapshot()
+    address = home.address() if home.is_served() else None
+    reported = Inbox(home.open().blobs).names(*found.record.open_orders)
+    return status(found, reported, f"{address.host}:{address.port}" if address else None, troubles, time.time())
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -33,18 +49,18 @@ class Listed(msgspec.Struct, frozen=True):
     accuracy: float | None
 
 
-def listed(home: Home) -> Iterator[Listed]:
+def listed(home: ServerHome) -> Iterator[Listed]:
     """The earlier ones by name, then the present one. Errors: HomeMismatch if there is no home."""
     home.require()
     for path in sorted(home.runs.glob("[!.]*")):
-        earlier = Home(path)
+        earlier = ServerHome(path)
         if earlier.exists():
             yield _listed(earlier, path.name)
     yield _listed(home, None)
 
 
-def _listed(home: Home, name: str | None) -> Listed:
-    found = snapshot(home)
+def _listed(home: ServerHome, name: str | None) -> Listed:
+    found = home.snapshot()
     settings = found.settings
     average = over_all(accuracies(found.rows, settings.method.evaluate))
     return Listed(

@@ -1,0 +1,200 @@
+"""The storage of one federation in a folder: a SQLite database, an audit log, and blobs as files.
+
+This module owns `state.sqlite`, `audit.jsonl`, and the folders of blobs (`state/`, `inbox/`, `serve/`, `redo/`, `uploads/`).
+`fedserver.home` owns the rest of a home: keys, lock, address, earlier runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from attune.common.durable import PRIVATE, sync, write_file
+from attune.common.errors import HomeMismatch
+from attune.fedserver.ports.blobs import INBOX, STATE
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores.age import is_later
+from attune.fedserver.stores.folder import AREAS, FolderBlobs
+from attune.fedserver.stores.inbox import ENTRY
+from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteLedger, SqliteReader
+
+DATABASE_FILE = "state.sqlite"
+MADE_AT_START = ("state", "serve", "inbox", "uploads")
+OF_THE_HOME = ("certificates", "tokens", "refusals")  # tables that stay with the home when a run is put aside
+
+
+class DiskStorage:
+    """Implements ports.storage.Storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._database = folder, folder / DATABASE_FILE
+
+    def __repr__(self) -> str:
+        return f"DiskStorage({self._folder})"
+
+    @cached_property
+    def ledger(self) -> SqliteLedger:
+        """The ledger; a new one where there is none. Its log of changes is lost if the file is damaged: call `check` first."""
+        return SqliteLedger(self._database)
+
+    @cached_property
+    def blobs(self) -> FolderBlobs:
+        """The blobs, of which this process checks each once."""
+        return FolderBlobs(self._folder)
+
+    def reader(self) -> SqliteReader:
+        return SqliteReader(self._database)
+
+    async def close(self) -> None:
+        if "ledger" in self.__dict__:
+            await self.ledger.close()
+
+    # --- a start
+
+    def exists(self) -> bool:
+        """Return whether there is a ledger."""
+        return self._database.exists()
+
+    def check(self, authority: Path) -> None:
+        """Look for a storage of which something is missing. The ledger is made first and the authority last, so an authority or
+        state without a ledger was not left by a crash.
+
+        Args:
+            authority: The certificate of the federation's authority.
+
+        Raises:
+            HomeMismatch: Something of a federation is here, but not all that it needs.
+        """
+        state = self._folder / STATE
+        remains = [path for path in (authority, state, self._folder / INBOX) if _holds_something(path)]
+        if remains and not self.exists():
+            raise HomeMismatch(
+                f"{self._database} is missing, but {remains[0]} is of a federation: restore the database from a backup, "
+                "or use a new --home"
+            )
+        if _holds_something(state) and not authority.exists():
+            raise HomeMismatch(
+                f"{self._folder} has state but no certificate authority: restore {authority.parent}, or use a new --home"
+            )
+
+    def check_ledger(self) -> None:
+        """Read the whole ledger, if there is one, before anything writes to it.
+
+        Raises:
+            HomeMismatch: The ledger is damaged.
+        """
+        if self.exists():
+            with contextlib.closing(self.reader()) as reader:
+                reader.check()
+
+    def create(self) -> None:
+        """Make the folders of blobs, closed to other users, and empty the folder of what is served."""
+        shutil.rmtree(self._folder / "serve", ignore_errors=True)
+        for name in MADE_AT_START:
+            (self._folder / name).mkdir(mode=0o700, exist_ok=True)
+            (self._folder / name).chmod(0o700)
+
+    def clear_blobs(self) -> None:
+        """Remove all blobs."""
+        for area in AREAS:
+            shutil.rmtree(self._folder / area, ignore_errors=True)
+        self.create()
+
+    # --- copies
+
+    def copy_run(self, to: Path) -> None:
+        """Copy the ledger and the state into the new folder `to`, durably, without what belongs to the home."""
+        (to / STATE).mkdir(mode=0o700, parents=True)
+        copy = to / DATABASE_FILE
+        _copy_database(self._database, copy)
+        with contextlib.closing(sqlite3.connect(copy)) as db:
+            for table in OF_THE_HOME:
+                db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
+            db.execute("UPDATE devices SET connected = 0")
+            db.commit()
+            db.execute("VACUUM")
+        sync(copy)
+        for path in (self._folder / STATE).iterdir():
+            shutil.copyfile(path, to / STATE / path.name)
+            sync(to / STATE / path.name)
+        for folder in (to / STATE, to):
+            sync(folder)
+
+    def set_aside(self, aside: Path, named: Callable[[Snapshot], Iterable[str]]) -> Snapshot:
+        """Copy the ledger and link the blobs of one moment into the new folder `aside`; return what the ledger holds.
+
+        Files of the state are never changed, only replaced by others, so a link is as good as a copy.
+
+        Args:
+            aside: Where to. It is on the same file system.
+            named: Of a snapshot, the names of the blobs of its state.
+
+        Raises:
+            FileNotFoundError: A round was committed meanwhile, so a blob is gone: try again with another folder.
+        """
+        aside.mkdir(mode=0o700)
+        _copy_database(self._database, aside / DATABASE_FILE)
+        with contextlib.closing(SqliteReader(aside / DATABASE_FILE)) as reader:
+            found = reader.snapshot()
+        for name in named(found):
+            link(self._folder / name, aside / name)
+        self._link_inbox(aside, found.record.round)
+        log = self._folder / AUDIT_FILE
+        if log.exists():  # it grows while it is read: whole lines only
+            data = log.read_bytes()
+            write_file(aside / log.name, data[: data.rfind(b"\n") + 1], durable=False)
+        return found
+
+    def _link_inbox(self, aside: Path, closed: int) -> None:
+        """Link whole updates only. One that goes away meanwhile need not be there: its device hands it in again.
+
+        Answers to rounds that the copied ledger does not know yet stay out: beside them it would count as an old copy.
+        """
+        entries = sorted((self._folder / INBOX).glob(f"*/{ENTRY}"))
+        for entry in (path for path in entries if not is_later(path.relative_to(self._folder).as_posix(), closed)):
+            with contextlib.suppress(FileNotFoundError):
+                for path in [*(path for path in entry.parent.iterdir() if path != entry), entry]:
+                    link(path, aside / path.relative_to(self._folder))
+
+
+@contextlib.contextmanager
+def scratch_blobs(beside: Path) -> Iterator[FolderBlobs]:
+    """Give blobs in a new folder of the folder `beside`, which goes at the end of the block."""
+    with TemporaryDirectory(dir=beside) as folder:
+        yield FolderBlobs(Path(folder))
+
+
+def link(path: Path, to: Path) -> None:
+    """Link a file to a new name, or copy it where the file system has no links.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.link(path, to)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(path, to)
+
+
+def _copy_database(source: Path, copy: Path) -> None:
+    """Copy the database as it is at one moment, beside a server that writes."""
+    read_only = f"{source.absolute().as_uri()}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(read_only, uri=True)) as running,
+        contextlib.closing(sqlite3.connect(copy)) as other,
+    ):
+        running.backup(other)
+    copy.chmod(PRIVATE)
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
