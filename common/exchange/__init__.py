@@ -1,1 +1,1 @@
-"""What travels between server and device: the messages, their protobuf form, and the transforms on updates."""
+"""Messages between server and device, their protobuf form, and the transforms on updates."""

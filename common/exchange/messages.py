@@ -175,7 +175,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What the federation has fixed, and what the server takes.
+    """The plan that the federation has fixed, and what the server takes.
 
     waits: an update may be submitted while its blobs are on their way.
     """
