@@ -30,7 +30,7 @@ from attune.fedclient.work.blend import answers_of
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
-from attune.simulation.recipes.recipe import Point, Recipe
+from attune.simulation.recipes.recipe import Recipe, RecipePoint
 from attune.simulation.recipes.run import groups_of, harmed
 from attune.simulation.result import Result
 from attune.simulation.simulate import simulate
@@ -94,7 +94,7 @@ def holds_out(shard: Path) -> bool:
     return len(hold_out(strata(found.train_y, found.task), TrainSettings().validation, 0, found.kind, found.groups)[1]) > 0
 
 
-def measured(recipe: Recipe, point: Point, data: str, seed: int, results: Results) -> None:
+def measured(recipe: Recipe, point: RecipePoint, data: str, seed: int, results: Results) -> None:
     """The rows of a point that are missing."""
     key = {"recipe": recipe.name, "series": point.series, "x": f"{point.x:g}", "seed": str(seed)}
     there = {row["method"] for row in results.rows() if key.items() <= row.items()}

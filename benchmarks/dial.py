@@ -14,12 +14,12 @@ from statistics import fmean
 import click
 
 from attune.simulation.recipes.catalogue import MCSA, get
-from attune.simulation.recipes.recipe import FEDAVG, LOCAL, Entry, Recipe
-from attune.simulation.recipes.run import Row, run
+from attune.simulation.recipes.recipe import FEDAVG, LOCAL, Recipe, RecipeMethod
+from attune.simulation.recipes.run import RecipeRow, run
 
 RECIPES = ("label-shift", "relatedness")
-BESIDE = Entry("FedMCSA beside Local", "fedmcsa", {}, "local")
-ENTRIES = (Entry(LOCAL, "local"), Entry(FEDAVG, "fedavg"), MCSA[0], BESIDE, MCSA[1])
+BESIDE = RecipeMethod("FedMCSA beside Local", "fedmcsa", {}, "local")
+ENTRIES = (RecipeMethod(LOCAL, "local"), RecipeMethod(FEDAVG, "fedavg"), MCSA[0], BESIDE, MCSA[1])
 SETTINGS = {"model.name": "dnn", "model.hidden": [50]}
 
 
@@ -29,7 +29,7 @@ def small(name: str, rounds: int) -> Recipe:
     return replace(recipe, entries=ENTRIES, rounds=rounds, settings={**recipe.settings, **SETTINGS})
 
 
-def table(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
+def table(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
     """A line of markdown for each point: own model / what is kept, means over seeds in %."""
     labels = [entry.label for entry in recipe.entries]
     yield f"| {recipe.axis} | {' | '.join(labels)} |"

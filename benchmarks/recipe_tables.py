@@ -10,7 +10,7 @@ from typing import Any
 from attune.simulation.recipes.catalogue import RECIPES
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.recipe import LOCAL, TUNED, Recipe
-from attune.simulation.recipes.run import Row, read, shown
+from attune.simulation.recipes.run import RecipeRow, read, shown
 
 OUT = Path(__file__).parent / "results" / "recipes"
 
@@ -30,7 +30,7 @@ def sections(folder: Path = OUT) -> Iterator[str]:
         yield f"Not run, or not to the end: {', '.join(left)}."
 
 
-def whole(recipe: Recipe, rows: Sequence[Row]) -> bool:
+def whole(recipe: Recipe, rows: Sequence[RecipeRow]) -> bool:
     return len(rows) == len(recipe.points) * len(recipe.entries) * len(recipe.seeds)
 
 
@@ -39,7 +39,7 @@ def command(recipe: Recipe) -> str:
     return f"fedserver simulate --benchmark {recipe.name}{data}"
 
 
-def _recipe(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
+def _recipe(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
     yield f"### {recipe.title}"
     yield ""
     seeds = f"{len({row.seed for row in rows})} of {len(recipe.seeds)} seeds"
@@ -97,7 +97,7 @@ def _ends(recipe: Recipe, found: Sequence[dict[str, Any]], labels: Sequence[str]
         yield ""
 
 
-def _harmed(rows: dict[str, list[Row]]) -> Iterator[str]:
+def _harmed(rows: dict[str, list[RecipeRow]]) -> Iterator[str]:
     """The share of devices worse off than alone or with FedAvg, over all points of each series of a recipe."""
     labels = list(dict.fromkeys(entry.label for recipe in RECIPES.values() for entry in recipe.entries))
     yield f"| recipe | {' | '.join(labels)} |"
@@ -108,7 +108,7 @@ def _harmed(rows: dict[str, list[Row]]) -> Iterator[str]:
             yield f"| {name}{f', {series}' if series else ''} | {' | '.join(_share(mine, each) for each in labels)} |"
 
 
-def _share(rows: Sequence[Row], label: str) -> str:
+def _share(rows: Sequence[RecipeRow], label: str) -> str:
     """By samples; in brackets by groups of samples, where that is another share."""
     mine = [row for row in rows if row.method == label]
     if not mine:

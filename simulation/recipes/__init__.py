@@ -1,1 +1,1 @@
-"""Where federation pays, and where it does not: recipes over natural and drawn splits (`fedserver simulate --benchmark`)."""
+"""Recipes that show where federation pays: methods on natural and drawn splits (`fedserver simulate --benchmark`)."""

@@ -1,4 +1,4 @@
-"""The recipes by name. Nothing of them was tuned on test parts; docs/choosing.md has what they came to."""
+"""Catalogue of the recipes. No setting was tuned on test parts; docs/choosing.md has the results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attune.fedclient.data.arrays import Array
 from attune.simulation.partition.samples import Dataset, Source
 from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import cuts
-from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
+from attune.simulation.recipes.recipe import BASELINES, Recipe, RecipeMethod, RecipePoint
 
 DIAL = {"method.dial": True}
-MCSA = (Entry("FedMCSA", "fedmcsa"), Entry("FedMCSA, dial", "fedmcsa", DIAL, "local"))
-IMAGES = (*BASELINES, *MCSA, Entry("FedTP", "fedtp"), Entry("FedTP x MCSA, dial", "fedtp+mcsa", DIAL, "local"))
-SERVED = (*BASELINES, *MCSA, Entry("hypernetwork", "pfedhn"))
+MCSA = (RecipeMethod("FedMCSA", "fedmcsa"), RecipeMethod("FedMCSA, dial", "fedmcsa", DIAL, "local"))
+IMAGES = (*BASELINES, *MCSA, RecipeMethod("FedTP", "fedtp"), RecipeMethod("FedTP x MCSA, dial", "fedtp+mcsa", DIAL, "local"))
+SERVED = (*BASELINES, *MCSA, RecipeMethod("hypernetwork", "pfedhn"))
 TRAIN = {"train.local_epochs": 2}
 FASHION_SAMPLES = 12_000
 
@@ -47,7 +47,7 @@ def _roles(source: Source, seed: int) -> Partition:
 
 
 def _minute(source: Source, seed: int, *, windows: int, mountings: int) -> Partition:
-    """Persons, whose windows are described by features; person i carries the phone in mounting i mod `mountings`."""
+    """Divide UCI-HAR by person, with features of each window. Person i carries the phone in mounting i mod `mountings`."""
     assert isinstance(source, Dataset)  # noqa: S101 (the recipe's data are windows)
     parts = cuts.minute(
         partition(source, "natural", None, seed, by="subject", group="segment"), source, "segment", windows, seed
@@ -61,7 +61,7 @@ def _minute(source: Source, seed: int, *, windows: int, mountings: int) -> Parti
 
 
 def _small(source: Source, seed: int) -> Source:
-    """Of a large data set some samples, drawn, in its own parts."""
+    """Return a random part of a large data set. Training and test part stay apart."""
     if not isinstance(source, Dataset) or len(source.train_y) <= FASHION_SAMPLES:
         return source
     rng = np.random.default_rng(seed)
@@ -74,43 +74,43 @@ RECIPES = {
     for recipe in (
         Recipe(
             "digits", "Digits, ten devices, classes by Dirichlet 0.3", "training samples per device, at most",
-            tuple(Point(n, partial(_dirichlet, samples=n)) for n in (20, 40, 80, 160)), IMAGES, 30, TRAIN,
+            tuple(RecipePoint(n, partial(_dirichlet, samples=n)) for n in (20, 40, 80, 160)), IMAGES, 30, TRAIN,
         ),
         Recipe(
             "fashion-mnist", "Fashion-MNIST, ten devices, classes by Dirichlet 0.3", "training samples per device, at most",
-            tuple(Point(n, partial(_dirichlet, samples=n)) for n in (20, 50, 100, 200, 500, 1000)), IMAGES, 30, TRAIN,
+            tuple(RecipePoint(n, partial(_dirichlet, samples=n)) for n in (20, 50, 100, 200, 500, 1000)), IMAGES, 30, TRAIN,
             data="fashion_mnist.npz",
         ),
         Recipe(
             "relatedness", "Digits, twelve devices of 60 samples; some call the classes alike", "devices that label alike",
-            tuple(Point(12 / g, partial(_relatedness, groups=g)) for g in (12, 6, 3, 1)), IMAGES, 30, TRAIN,
+            tuple(RecipePoint(12 / g, partial(_relatedness, groups=g)) for g in (12, 6, 3, 1)), IMAGES, 30, TRAIN,
         ),
         Recipe(
             "label-shift", "Digits, ten devices of at most 60 samples", "alpha: classes are more alike to the right",
-            tuple(Point(a, partial(_dirichlet, alpha=a, samples=60)) for a in (0.1, 0.3, 1.0, 10.0)), IMAGES, 30, TRAIN,
+            tuple(RecipePoint(a, partial(_dirichlet, alpha=a, samples=60)) for a in (0.1, 0.3, 1.0, 10.0)), IMAGES, 30, TRAIN,
         ),
         Recipe(
             "feature-shift", "Digits, sixteen devices of 60 samples, that see them turned or mirrored", "ways to see",
-            tuple(Point(w, partial(_feature_shift, ways=w)) for w in (1, 2, 4, 8)), IMAGES, 30, TRAIN,
+            tuple(RecipePoint(w, partial(_feature_shift, ways=w)) for w in (1, 2, 4, 8)), IMAGES, 30, TRAIN,
         ),
         Recipe(
-            "hospitals", "Heart disease, four hospitals", "all patients", (Point(1, partial(_natural, by="hospital")),),
+            "hospitals", "Heart disease, four hospitals", "all patients", (RecipePoint(1, partial(_natural, by="hospital")),),
             IMAGES, 20, TRAIN | {"model.name": "transformer"}, data="heart_disease.npz",
             read={"label": "num>0", "missing": "median", "apart": ("hospital",)},
         ),
         Recipe(
             "persons", "UCI-HAR, thirty persons", "all windows",
-            (Point(1, partial(_natural, by="subject", group="segment")),), IMAGES, 8,
+            (RecipePoint(1, partial(_natural, by="subject", group="segment")),), IMAGES, 8,
             {"model.name": "transformer", "train.local_epochs": 1}, (0,), "uci_har.npz", {"apart": ("subject", "segment")},
         ),
         Recipe(
-            "roles", "Shakespeare, twenty roles", "all text", (Point(1, _roles),), IMAGES, 20, {"train.local_epochs": 1}, (0,),
-            "roles.tsv.gz",
+            "roles", "Shakespeare, twenty roles", "all text", (RecipePoint(1, _roles),), IMAGES, 20,
+            {"train.local_epochs": 1}, (0,), "roles.tsv.gz",
         ),
         Recipe(
             "one-minute", "UCI-HAR, thirty persons with few labels", "labelled windows (2.56 s) per activity",
             tuple(
-                Point(n, partial(_minute, windows=n, mountings=m), series)
+                RecipePoint(n, partial(_minute, windows=n, mountings=m), series)
                 for m, series in ((1, "as recorded"), (4, "four drawn mountings")) for n in (1, 2, 4, 8, 16)
             ), SERVED, 30, {"model.name": "dnn", "model.hidden": [64]}, (0, 1, 2), "uci_har.npz",
             {"apart": ("subject", "segment")},
@@ -120,7 +120,11 @@ RECIPES = {
 
 
 def get(name: str) -> Recipe:
-    """Errors: SettingError with the nearest name."""
+    """Return the recipe of that name.
+
+    Raises:
+        SettingError: There is none; the message has the nearest name.
+    """
     if name not in RECIPES:
         raise SettingError(f"unknown benchmark {name!r}{nearest(name, RECIPES)}")
     return RECIPES[name]

@@ -1,6 +1,6 @@
-"""How recipes change a partition: fewer samples of each device, labels or features of its own, a minute of labels. No torch.
+"""Changes that recipes make to a partition: fewer samples, other labels or features per client, a minute of labels.
 
-N clients, n samples of a client.
+N clients, n samples of a client. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,34 +21,41 @@ Change = Callable[[int, Array, Array], tuple[Array, Array]]  # a client's place,
 
 @dataclass(frozen=True)
 class Changed(Partition):
-    """A partition whose samples each client sees in its own way."""
+    """Partition in which each client's samples are changed by a function."""
 
     change: Change = lambda client, x, y: (x, y)
 
     def arrays(self, client: int, part: str) -> tuple[Array, Array]:
-        """As Partition, changed."""
+        """Return the changed (x, y) of a client's part, as `Partition.arrays` does."""
         return self.change(client, *super().arrays(client, part))
 
 
 def changed(parts: Partition, change: Change) -> Changed:
-    """The same samples, and each client sees them in its own way."""
+    """Return the same partition with `change` applied to each client's samples."""
     return Changed(**vars(parts), change=change)
 
 
 def fewer(parts: Partition, samples: int, seed: int) -> Partition:
-    """At most so many training samples of each client, drawn; those of a smaller number are among those of a larger one."""
+    """Keep at most `samples` random training samples of each client. A smaller number keeps a subset of a larger one."""
 
     def some(client: int, positions: Positions) -> Positions:
         order = np.random.default_rng(derive(seed, "recipe", "fewer", client)).permutation(len(positions))
         return np.sort(positions[order[:samples]])
 
-    return replace(parts, train=tuple(some(client, each) for client, each in enumerate(parts.train)))
+    return replace(parts, train=tuple(some(client, positions) for client, positions in enumerate(parts.train)))
 
 
 def minute(parts: Partition, dataset: Dataset, group: str, windows: int, seed: int) -> Partition:
-    """So many training windows of each class: the first ones of unbroken runs in drawn order, as somebody would label them.
+    """Keep `windows` training windows of each class, as a person would label them.
 
-    group: the label array with the runs; positions within a run are in the order of time.
+    The first windows of unbroken runs are kept, with the runs in random order.
+
+    Args:
+        parts: The partition.
+        dataset: Its data set.
+        group: The label array with the runs. Positions within a run are in the order of time.
+        windows: How many windows of each class.
+        seed: Decides the order of runs.
     """
     run, index = dataset.further(group), dataset.class_indices()
 
@@ -58,16 +65,18 @@ def minute(parts: Partition, dataset: Dataset, group: str, windows: int, seed: i
         for label in np.unique(index[positions]):
             of_class = positions[index[positions] == label]
             order = rng.permutation(np.unique(run[of_class]))
-            in_order = np.concatenate([of_class[run[of_class] == each] for each in order])
+            in_order = np.concatenate([of_class[run[of_class] == number] for number in order])
             kept += in_order[:windows].tolist()
         return np.sort(np.array(kept, dtype=np.int64))
 
-    return replace(parts, train=tuple(some(client, each) for client, each in enumerate(parts.train)))
+    return replace(parts, train=tuple(some(client, positions) for client, positions in enumerate(parts.train)))
 
 
 def relabelled(parts: Partition, groups: int, seed: int) -> Partition:
-    """The clients of a group call the classes alike, others do not: client i is in group i mod `groups`; the first calls them
-    by their names, each other one by a permutation that is drawn."""
+    """Give each group of clients its own labels: client i is in group i mod `groups`.
+
+    The first group keeps the labels. Each other group has a random permutation of them.
+    """
     classes = np.array(parts.dataset.classes)
     drawn = [
         np.random.default_rng(derive(seed, "recipe", "labels", group)).permutation(len(classes)) for group in range(groups)
@@ -81,7 +90,7 @@ def relabelled(parts: Partition, groups: int, seed: int) -> Partition:
 
 
 def turned(parts: Partition, ways: int) -> Partition:
-    """Images (n, H, W, C) in one of up to eight ways, client i in way i mod `ways`: quarter turns, then these mirrored."""
+    """Turn or mirror images (n, H, W, C): client i sees them in way i mod `ways` of four quarter turns, then these mirrored."""
 
     def change(client: int, x: Array, y: Array) -> tuple[Array, Array]:
         way = client % ways
@@ -92,9 +101,9 @@ def turned(parts: Partition, ways: int) -> Partition:
 
 
 def mounted(x: Array, mounting: int, seed: int) -> Array:
-    """Series (n, T, 3 A) of A sensors with three axes each, as a phone would record them that is turned by a drawn rotation.
+    """Rotate series (n, T, 3 A) of A sensors with three axes, as if the phone was mounted in another direction.
 
-    Mounting 0 is as recorded. A rotation: Q of the QR factors of a normal matrix, with determinant 1.
+    Mounting 0 changes nothing. The rotation of another mounting is Q of the QR factors of a normal matrix, with determinant 1.
     """
     if not mounting:
         return x
@@ -107,8 +116,11 @@ def mounted(x: Array, mounting: int, seed: int) -> Array:
 
 
 def features(x: Array) -> Array:
-    """(n, 8 C) numbers of each window (n, T, C): of each channel mean, deviation, least, largest, mean step, and the share of
-    the movement (without the mean) at low, middle and high frequencies."""
+    """Return features (n, 8 C) of windows (n, T, C).
+
+    Each channel has mean, deviation, minimum, maximum, mean step, and the share of its energy (without the mean) at low,
+    middle and high frequencies.
+    """
     power = np.abs(np.fft.rfft(x - x.mean(axis=1, keepdims=True), axis=1)) ** 2
     total = power.sum(axis=1) + 1e-9
     edges = (1, 4, 12, power.shape[1])  # of 128 samples at 50 Hz: 0.4, 1.6, 4.7 Hz

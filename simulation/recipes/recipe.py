@@ -1,4 +1,4 @@
-"""What a recipe is: data cut at several points of an axis, and the methods that meet there. Pure; no torch."""
+"""Definition of a recipe: data cut at several points of an axis, and methods that are compared there. It needs no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Cut = Callable[[Source, int], Partition]  # a source and a seed
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A method with its settings, as a recipe calls it."""
+class RecipeMethod:
+    """Method of a recipe, with its settings and its name in tables."""
 
     label: str
     method: str
@@ -23,8 +23,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Point:
-    """One place on the axis; `series` parts a recipe in several curves."""
+class RecipePoint:
+    """Place on the axis of a recipe. `series` divides a recipe into several curves."""
 
     x: float
     cut: Cut
@@ -33,13 +33,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Recipe:
-    """data: what --data has to be; empty: the bundled digits. read: the reader's options, as of `fedclient partition`."""
+    """Comparison of methods on one data set at several points.
+
+    Attributes:
+        data: The file that --data must name; empty means the bundled digits.
+        read: Options of the reader, as in `fedclient partition`.
+    """
 
     name: str
     title: str
     axis: str
-    points: tuple[Point, ...]
-    entries: tuple[Entry, ...]
+    points: tuple[RecipePoint, ...]
+    entries: tuple[RecipeMethod, ...]
     rounds: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -54,7 +59,7 @@ RIVALS = (LOCAL, FEDAVG)  # a device that is worse off than with either of them 
 # Each score costs a fine-tuning, so devices score at the end alone.
 TUNING = {"method.tune_epochs": 20, "method.alpha": 0.1, "train.evaluate": False}
 BASELINES = (
-    Entry(LOCAL, "local"),
-    Entry(FEDAVG, "fedavg"),
-    Entry(TUNED, "fedavg+ft", TUNING),
+    RecipeMethod(LOCAL, "local"),
+    RecipeMethod(FEDAVG, "fedavg"),
+    RecipeMethod(TUNED, "fedavg+ft", TUNING),
 )

@@ -18,8 +18,8 @@ from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import catalogue, cuts, picture
-from attune.simulation.recipes.recipe import BASELINES, Entry, Point, Recipe
-from attune.simulation.recipes.run import Row, harmed, read, write
+from attune.simulation.recipes.recipe import BASELINES, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.run import RecipeRow, harmed, read, write
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_where_a_gain_begins_and_ends() -> None:
     assert picture.crossovers([(10, 2.0), (20, 1.0)]) == picture.crossovers([(10, -2.0), (20, 0.0)]) == []
 
 
-def untimed(row: Row) -> Row:
+def untimed(row: RecipeRow) -> RecipeRow:
     return msgspec.structs.replace(row, seconds=0.0)
 
 
@@ -148,8 +148,8 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
         return cuts.fewer(partition(source, "pathological", 5, seed, classes_per_client=2), samples, seed)
 
     tiny = Recipe(
-        "digits", "Digits", "samples", tuple(Point(n, partial(cut, samples=n)) for n in (8, 16)),
-        (*BASELINES, Entry("mine", "fedper"), Entry("MCSA", "fedmcsa", {"train.lr": 0.1})), 2,
+        "digits", "Digits", "samples", tuple(RecipePoint(n, partial(cut, samples=n)) for n in (8, 16)),
+        (*BASELINES, RecipeMethod("mine", "fedper"), RecipeMethod("MCSA", "fedmcsa", {"train.lr": 0.1})), 2,
         {"train.local_epochs": 1, "model.name": "dnn"}, (0, 1),
     )  # fmt: skip
     monkeypatch.setitem(catalogue.RECIPES, "digits", replace(tiny, points=tiny.points[:1]))
@@ -198,6 +198,6 @@ def test_what_cannot_be_run_is_said(words: list[str], said: str) -> None:
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    row = Row("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
+    row = RecipeRow("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
     write(tmp_path / "r.csv", [row])
     assert read(tmp_path / "r.csv") == [row]
