@@ -22,7 +22,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	$(BIN)/$(PIP_SHOWN) --constraint constraints.txt --editable '.[data]'
+	$(BIN)/$(PIP_SHOWN) --constraint constraints.txt --editable '.[data,server]'
 	touch $@
 
 # What tests and benchmarks need besides.
@@ -84,7 +84,7 @@ lowest: .venv-lowest/installed
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	$(LOWEST)/$(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[data,knn]' grpcio-tools setuptools
+	$(LOWEST)/$(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[data,knn,server]' grpcio-tools setuptools
 	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout pytest-xdist safetensors
 	touch $@
 
@@ -118,7 +118,7 @@ ray: .venv-ray/installed
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray]' hypothesis pytest pytest-timeout pytest-xdist
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Flower's own client classes as a device's training, in an environment of its own: flwr wants an older protobuf.
@@ -128,7 +128,7 @@ flower: .venv-flower/installed
 .venv-flower/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-flower
 	.venv-flower/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data]' flwr==1.41.0 pytest pytest-timeout pytest-xdist
+	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.41.0 pytest pytest-timeout pytest-xdist
 	touch $@
 
 # The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.

@@ -42,6 +42,9 @@ def serve(
     cluster has. say: hears what the command prints.
     Errors: AttuneError, each before or instead of serving.
     """
+    from attune.fedserver.web.serving import check_installed
+
+    check_installed()
     from attune.fedserver.app import Options, run
     from attune.fedserver.lab.cluster.place import Place
 

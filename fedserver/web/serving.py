@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import ipaddress
 import secrets
 import socket
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCAL = "127.0.0.1"
 ANYWHERE = {"0.0.0.0": LOCAL, "::": "::1"}  # noqa: S104
+SERVER_EXTRA = ("grpc_health", "grpc_reflection", "prometheus_client", "starlette", "uvicorn")
 STOP_S, CONNECT_S = 5.0, 2.0
 BACKLOG = 64
 
@@ -61,12 +63,29 @@ class Place:
         return True
 
 
+def check_installed() -> None:
+    """Check that the packages are installed that only a running server, or its page, needs.
+
+    Raises:
+        SettingError: One of them is missing.
+    """
+    missing = [name for name in SERVER_EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingError(f"a server needs {', '.join(missing)}, not installed here: pip install 'attune-fl[server]'")
+
+
 def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
 def bind(place: Place) -> socket.socket:
-    """Errors: PortInUse."""
+    """Bind the page's port.
+
+    Raises:
+        PortInUse: Another process listens there.
+        SettingError: What the page is made with is not installed.
+    """
+    check_installed()
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_SHIPPED = {"benchmarks", "examples", "tests"}
+NOT_SHIPPED = {"benchmarks", "docs", "examples", "tests"}
 
 
 def files() -> list[Path]:

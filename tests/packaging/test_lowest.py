@@ -36,7 +36,7 @@ def requirements(python: str) -> list[Requirement]:
     settings = pyproject()
     extras = settings["project"]["optional-dependencies"]
     lines = [*settings["build-system"]["requires"], *settings["project"]["dependencies"]]
-    return of_python((*lines, *extras["data"], *extras["knn"]), python)
+    return of_python((*lines, *extras["data"], *extras["knn"], *extras["server"]), python)
 
 
 def test_every_python_that_is_named_is_tried_here() -> None:
