@@ -13,11 +13,12 @@ DISTRIBUTION = "attune-fl"  # on PyPI the name "attune" belongs to somebody else
 
 _PLACES = {
     "Client": "attune.fedclient.client",
+    "register": "attune.common.plugins",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
     "try_executors": "attune.simulation.trial",
 }
-__all__ = ["Client", "serve", "simulate", "try_executors"]
+__all__ = ["Client", "register", "serve", "simulate", "try_executors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -96,3 +96,5 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     task: TaskName = "classes"
     targets: Scale | None = None  # regression only
     run: str = ""  # which of several runs over one enrolled fleet; empty: the first
+    plugins: dict[str, str] = {}  # distribution -> version of each package whose code devices run
+    returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in

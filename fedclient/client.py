@@ -39,6 +39,7 @@ class Client:
     options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. task: as for `attune.simulate`.
     limits: on what the server may ask of this device. stay: wait for the federation's next run instead of returning. thrift:
     what of the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`.
+    plugins: names of installed packages whose code the federation may run here.
     The rest as the options of `fedclient`.
     Errors: SettingError, ShardError.
     """
@@ -64,6 +65,7 @@ class Client:
         limits: Limits = NO_OTHER_LIMITS,
         stay: bool = False,
         thrift: Thrift = NO_BOUNDS,
+        plugins: Sequence[str] = (),
     ) -> None:
         address, reading = Address.parse(server), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
@@ -91,6 +93,7 @@ class Client:
             thrift=thrift,
             hooks=Hooks(train, evaluate),
             table=reading,
+            allow_plugins=tuple(plugins),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )
 

@@ -204,7 +204,7 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         try:
-            before = check_plan(plan, self.store, self.options.allow_models)
+            before = check_plan(plan, self.store, self.options)
             await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)

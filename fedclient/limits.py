@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from attune.common.errors import LimitExceeded
-from attune.common.methods.registry import configured_in
+from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Plan
 
 
@@ -46,7 +46,7 @@ DEFAULT_LIMITS = Limits()
 
 def epochs_of(plan: Plan, samples: int) -> float:
     """Passes over so many samples that one order's training takes, with what objective and predictor add to it."""
-    configured, train = configured_in(plan), plan.train
+    configured, train = configured_on_device(plan), plan.train
     batches = max(1, math.ceil(samples / train.batch_size))
     own = train.local_steps / batches if train.local_steps else train.local_epochs
     added = 0.0

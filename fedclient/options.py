@@ -30,6 +30,7 @@ class Options:
     keep: Literal["best", "personalized"] = "best"
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
+    allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
     stay: bool = False  # after the last round, for the federation's next run
     limits: Limits = DEFAULT_LIMITS
     thrift: Thrift = NO_BOUNDS  # what of the machine it may use, and when

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attune.common.aio import Stopped, run_alone
+from attune.common.plugins import installed
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import Options
 from attune.fedclient.read_options import ReadOptions
@@ -97,6 +98,7 @@ def simulate(
         keep=keep,
         baseline=baseline,
         allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # our own caller names it
+        allow_plugins=installed(),
         hooks=Hooks(train, evaluate),
     )
     page = place_of(dashboard)

@@ -16,7 +16,7 @@ import msgspec
 from attune.common.config import S, convert, merge
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
-from attune.common.methods.settings.aggregators import AggregatorSettings, AttentionSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings, AttentionSettings, ChangeElsewhere, Returns
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
@@ -104,15 +104,24 @@ class ConfiguredMethod:
         return part if isinstance(part, AttentionSettings) and part.dial else None
 
 
-def custom_method(options: Mapping[str, Any]) -> Method:
-    """A method from the [method] table of a user. Errors: SettingError naming what is missing, unknown or impossible."""
+def custom_method(options: Mapping[str, Any], aggregators_elsewhere: bool = False) -> Method:
+    """Make a method from the [method] table of a user.
+
+    Args:
+        options: The table.
+        aggregators_elsewhere: Accept an unknown name of an aggregator, because another machine runs it.
+
+    Raises:
+        SettingError: It names what is missing, unknown or impossible.
+    """
     row = convert(CustomMethod, {key: value for key, value in options.items() if key in ROW_KEYS}, "method.")
     if not row.parts:
         raise SettingError('method.parts is empty: set the part of each tensor, such as \'"*" = "shared"\'')
     _check_known("objective", row.objective, OBJECTIVES)
     _check_known("predictor", row.predictor, PREDICTORS)
     for kind, name in row.aggregators.items():
-        _check_known(f"aggregators.{kind}", name, {} if kind == "private" else AGGREGATORS)
+        if kind == "private" or not aggregators_elsewhere:
+            _check_known(f"aggregators.{kind}", name, {} if kind == "private" else AGGREGATORS)
     return Method(
         name="custom",
         citation="defined in this federation's settings",
@@ -124,32 +133,52 @@ def custom_method(options: Mapping[str, Any]) -> Method:
     )
 
 
-def configure(method: Method, options: Mapping[str, Any]) -> ConfiguredMethod:
+def configure(method: Method, options: Mapping[str, Any], returns: Mapping[str, Returns] | None = None) -> ConfiguredMethod:
     """Parse the [method] table, over the method's defaults: each component gets the keys that it declares.
+
+    Args:
+        method: The method.
+        options: The table.
+        returns: On a device, what it hands in of each part whose aggregator is a plug-in of the server: "values" where none
+            is named. Such an aggregator's settings are not looked at, and a stand-in takes their place. None: no stand-ins.
 
     Raises:
         SettingError: For a key that no component of this method declares, or a value out of range.
     """
     own = {"name"} | (ROW_KEYS if method.name == "custom" else set())
     values = merge(method.defaults.get("method", {}), {key: value for key, value in options.items() if key not in own})
-    structs: dict[PartKind, type[AggregatorSettings]] = {
-        kind: AGGREGATORS[method.aggregators[kind]] for kind in method.kinds if kind != "private"
-    }
-    objective, predictor = OBJECTIVES[method.objective], PREDICTORS[method.predictor]
+    structs, elsewhere = _aggregators_of(method, returns)
+    objective = OBJECTIVES.require(method.objective, "objective")
+    predictor = PREDICTORS.require(method.predictor, "predictor")
     known = frozenset[str]().union(*(_fields(struct) for struct in (*structs.values(), objective, predictor)))
     for key in values:
-        if key not in known:
+        if key not in known and not elsewhere:
             hint = nearest(key, known) if known else " (it has none)"
             raise SettingError(f"method {method.name} has no setting method.{key}{hint}")
 
     def dealt(struct: type[S]) -> S:
         return convert(struct, {key: value for key, value in values.items() if key in _fields(struct)}, "method.")
 
-    aggregators = {kind: dealt(struct) for kind, struct in structs.items()}
+    aggregators = {kind: dealt(struct) for kind, struct in structs.items()} | elsewhere
     configured = ConfiguredMethod(method, aggregators, dealt(objective), dealt(predictor))
     if configured.dial and configured.predictor.own_model:
         raise SettingError(f"method.dial: a device of {method.name} predicts with a model of its own, which has no dial")
     return configured
+
+
+def _aggregators_of(
+    method: Method, returns: Mapping[str, Returns] | None
+) -> tuple[dict[PartKind, type[AggregatorSettings]], dict[PartKind, AggregatorSettings]]:
+    """Return the settings to parse of each part that leaves the device, and stand-ins for those of the server's plug-ins."""
+    structs: dict[PartKind, type[AggregatorSettings]] = {}
+    elsewhere: dict[PartKind, AggregatorSettings] = {}
+    for kind in method.kinds:
+        name = method.aggregators.get(kind, "")
+        if kind != "private" and returns is not None and name not in AGGREGATORS.built_in:
+            elsewhere[kind] = ChangeElsewhere() if returns.get(kind) == "change" else AggregatorSettings()
+        elif kind != "private":
+            structs[kind] = AGGREGATORS.require(name, "aggregator")
+    return structs, elsewhere
 
 
 def check_task(configured: ConfiguredMethod, task: TaskName) -> None:

@@ -1,92 +1,132 @@
-"""Methods by name; each is imported when it is asked for, and none imports torch."""
+"""Methods by name: the built-in rows, and those of other packages. None of them imports torch."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attune.common.errors import SettingError, nearest
+from attune.common.errors import SettingError
+from attune.common.methods import averaged, divided, generated, mixed, own_models
 from attune.common.methods.method import ConfiguredMethod, Method, configure, custom_method
+from attune.common.methods.pfedgp import PFEDGP
+from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
+from attune.common.methods.settings.aggregators import Returns
+from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
+from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.models.registry import MODELS
 from attune.common.plan import Plan
+from attune.common.plugins import Package, PluginRegistry, check_installed
 
-DEFAULT = "fedtp"
-_CONFIGURED = "configured"  # where a plan keeps its method with typed settings
-
-_MODULES = {
-    "ditto": "ditto:DITTO",
-    "fedamp": "fedamp:FEDAMP",
-    "fedavg": "fedavg:FEDAVG",
-    "fedavg+ft": "fedavg_ft:FEDAVG_FT",
-    "fedavg+mcsa": "fedmcsa:FEDAVG_MCSA",
-    "fedbn": "fedbn:FEDBN",
-    "fedmcsa": "fedmcsa:FEDMCSA",
-    "fedmcsa-mcsa": "fedmcsa:FEDMCSA_WITHOUT_MCSA",
-    "fedper": "fedper:FEDPER",
-    "fedprox": "fedprox:FEDPROX",
-    "fedrep": "fedrep:FEDREP",
-    "fedrod": "fedrod:FEDROD",
-    "fedtp": "fedtp:FEDTP",
-    "fedtp+fedper": "fedtp:FEDTP_FEDPER",
-    "fedtp+fedrod": "fedrod:FEDTP_FEDROD",
-    "fedtp+knn": "fedtp:FEDTP_KNN",
-    "fedtp+mcsa": "fedtp:FEDTP_MCSA",
-    "fedtp-encoder": "fedtp:FEDTP_ENCODER",
-    "fedtp-mlp": "fedtp:FEDTP_MLP",
-    "fedtp-norm": "fedtp:FEDTP_NORM",
-    "heurfedamp": "fedamp:HEURFEDAMP",
-    "local": "local:LOCAL",
-    "per-fedavg": "per_fedavg:PER_FEDAVG",
-    "pfedgp": "pfedgp:PFEDGP",
-    "pfedhn": "pfedhn:PFEDHN",
-    "pfedme": "pfedme:PFEDME",
-    "pfedme+mcsa": "pfedme:PFEDME_MCSA",
-    "vanilla-personalized": "vanilla_personalized:VANILLA_PERSONALIZED",
-}
+DEFAULT, CUSTOM = "fedtp", "custom"
+_ON_SERVER, _ON_DEVICE = "on_server", "on_device"  # where a plan keeps its method with typed settings, as each side sees it
+_ROWS = (
+    *(averaged.LOCAL, averaged.FEDAVG, averaged.FEDAVG_FT, averaged.FEDPROX, averaged.PER_FEDAVG),
+    *(divided.FEDPER, divided.FEDREP, divided.FEDBN, divided.FEDROD, divided.VANILLA_PERSONALIZED),
+    *(generated.FEDTP, generated.FEDTP_MLP, generated.FEDTP_NORM, generated.FEDTP_ENCODER, generated.FEDTP_FEDPER),
+    *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.PFEDHN),
+    *(mixed.FEDMCSA, mixed.FEDMCSA_WITHOUT_MCSA, mixed.FEDAVG_MCSA, mixed.FEDAMP, mixed.HEURFEDAMP),
+    *(own_models.DITTO, own_models.PFEDME, own_models.PFEDME_MCSA),
+    PFEDGP,
+)
+METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in _ROWS})
 
 
 def names() -> list[str]:
-    """The built-in methods, sorted."""
-    return sorted(_MODULES)
+    """Return the names of all methods that are known here, sorted."""
+    return sorted(METHODS)
 
 
 def get(name: str) -> Method:
-    """The built-in method of that name. Errors: SettingError with the nearest name."""
-    if name not in _MODULES:
-        raise SettingError(f"unknown method {name!r}{nearest(name, _MODULES)}")
-    module, _, attribute = _MODULES[name].partition(":")
-    method = getattr(importlib.import_module(f"attune.common.methods.{module}"), attribute)
-    assert isinstance(method, Method)  # noqa: S101 (our own table)
+    """Return the method of that name.
+
+    Raises:
+        SettingError: For an unknown name, with the nearest known one.
+    """
+    method = METHODS.require(name, "method")
+    if method.name != name:
+        raise SettingError(f"the method {name!r} calls itself {method.name!r}: give both the same name")
     return method
 
 
-def method_from_options(options: Mapping[str, Any]) -> Method:
+def method_from_options(options: Mapping[str, Any], aggregators_elsewhere: bool = False) -> Method:
     """Return the method that a [method] table names, or describes when its name is "custom".
+
+    Args:
+        options: The table.
+        aggregators_elsewhere: Accept an unknown name of an aggregator, because another machine runs it.
 
     Raises:
         SettingError: For an unknown name, or a description that is not one.
     """
     name = options.get("name", DEFAULT)
-    return custom_method(options) if name == "custom" else get(name)
+    return custom_method(options, aggregators_elsewhere) if name == CUSTOM else get(name)
 
 
-def configured_from(options: Mapping[str, Any]) -> ConfiguredMethod:
+def configured_from(options: Mapping[str, Any], returns: Mapping[str, Returns] | None = None) -> ConfiguredMethod:
     """Return the method of a [method] table with its typed settings. This is the one place where they are parsed.
+
+    Args:
+        options: The table.
+        returns: As for `configure`.
 
     Raises:
         SettingError: As `method_from_options` and `configure`.
     """
-    return configure(method_from_options(options), options)
+    return configure(method_from_options(options, returns is not None), options, returns)
 
 
 def configured_in(plan: Plan) -> ConfiguredMethod:
-    """Return the method that a plan has fixed with its typed settings, which are parsed once and kept with the plan.
+    """Return the method that a plan has fixed with its typed settings, as the server needs them.
+
+    They are parsed once and kept beside the plan's fields.
 
     Raises:
-        SettingError: If this installation does not know the method or one of its settings.
+        SettingError: If this installation does not know the method or one of its settings, or lacks a plug-in of the plan.
     """
+    return _kept(plan, _ON_SERVER, None)
+
+
+def configured_on_device(plan: Plan) -> ConfiguredMethod:
+    """Return the method that a plan has fixed as a device needs it, which never loads a plug-in aggregator.
+
+    Raises:
+        SettingError: As `configured_in`.
+    """
+    return _kept(plan, _ON_DEVICE, plan.returns)
+
+
+def packages_on_devices(method: str, method_options: Mapping[str, Any], model: str) -> Iterator[Package]:
+    """Yield the packages whose code devices run: that of the model, of the method's row, of its objective and predictor.
+
+    A package is yielded before any code of it is loaded, so that the caller can refuse it by not going on.
+
+    Args:
+        method: The method's name.
+        method_options: The rest of the [method] table.
+        model: The model's name.
+
+    Raises:
+        SettingError: As `method_from_options`.
+    """
+    for package in (MODELS.package_of(model), METHODS.package_of(method)):
+        if package is not None:
+            yield package
+    row = method_from_options({**method_options, "name": method}, aggregators_elsewhere=True)
+    for package in (OBJECTIVES.package_of(row.objective), PREDICTORS.package_of(row.predictor)):
+        if package is not None:
+            yield package
+
+
+def returns_of(configured: ConfiguredMethod) -> dict[str, Returns]:
+    """Return what devices hand in of each part whose aggregator is not built in, which devices need not have."""
+    chosen = {kind: configured.method.aggregators[kind] for kind in configured.aggregators}
+    return {kind: configured.aggregators[kind].returns for kind, name in chosen.items() if name not in AGGREGATORS.built_in}
+
+
+def _kept(plan: Plan, side: str, returns: Mapping[str, Returns] | None) -> ConfiguredMethod:
     kept = vars(plan)  # beside the plan's fields: neither compared nor encoded
-    if _CONFIGURED not in kept:
-        kept[_CONFIGURED] = configured_from({**plan.method_options, "name": plan.method})
-    configured: ConfiguredMethod = kept[_CONFIGURED]
+    if side not in kept:
+        check_installed(plan.plugins)
+        kept[side] = configured_from({**plan.method_options, "name": plan.method}, returns)
+    configured: ConfiguredMethod = kept[side]
     return configured

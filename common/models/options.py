@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+from typing_extensions import Self
 
 from attune.common.config import Count, CountOrZero, Share
 from attune.common.errors import SettingError
@@ -16,7 +17,19 @@ from attune.common.errors import SettingError
 HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1)]
 
 
-class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the options of every model that has a name."""
+
+    def resolved(self, shape: tuple[int, ...]) -> Self:
+        """Return the options with every default filled in, for samples of `shape`.
+
+        Raises:
+            SettingError: The options do not fit each other, or the shape.
+        """
+        return self
+
+
+class VitOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the Vision Transformer. `preset = "paper"` is FedTP's for 32 x 32 images; single options override it."""
 
     preset: Literal["small", "paper"] = "small"
@@ -28,7 +41,7 @@ class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mlp: CountOrZero = 0  # hidden width of a block's MLP; 0: twice the width
     dropout: Share | None = None
 
-    def resolved(self, shape: tuple[int, ...]) -> VitOptions:
+    def resolved(self, shape: tuple[int, ...]) -> Self:
         """Return the options with every default filled in, for images of `shape` (H, W, C).
 
         Raises:
@@ -37,8 +50,8 @@ class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         paper = self.preset == "paper"
         width = self.width or (128 if paper else 32)
         heads = self.heads or (8 if paper else 4)
-        return VitOptions(
-            preset=self.preset,
+        return msgspec.structs.replace(
+            self,
             patch=self.patch or (4 if paper else _patch(shape[0], shape[1])),
             width=width,
             depth=self.depth or (8 if paper else 2),
@@ -49,7 +62,7 @@ class VitOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransformerOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the Transformer encoder for token sequences (causal), and time series and tables (not causal).
 
     `leaky_targets` drops the causal mask although the labels are the next tokens of the input (erratum E3).
@@ -63,7 +76,7 @@ class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     dropout: Share = 0.0
     leaky_targets: bool = False
 
-    def resolved(self, shape: tuple[int, ...]) -> TransformerOptions:
+    def resolved(self, shape: tuple[int, ...]) -> Self:
         """Return the options with every default filled in.
 
         Raises:
@@ -73,54 +86,36 @@ class TransformerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, head_dim=head_dim, mlp=self.mlp or 2 * self.width)
 
 
-class ConvNetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConvNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the convolutional network: two 5 x 5 convolutions with poolings, then fully connected layers."""
 
     channels: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] = msgspec.field(default_factory=lambda: [16, 32])
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
 
-    def resolved(self, shape: tuple[int, ...]) -> ConvNetOptions:
-        return self
 
-
-class LstmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the stacked LSTM."""
 
     embedding: Count = 8  # size of a token's embedding; a series has none
     width: Count = 256
     depth: Count = 2
 
-    def resolved(self, shape: tuple[int, ...]) -> LstmOptions:
-        return self
 
-
-class DnnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DnnOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the fully connected network with ReLU."""
 
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [100])
 
-    def resolved(self, shape: tuple[int, ...]) -> DnnOptions:
-        return self
 
-
-class MlrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MlrOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of multinomial logistic regression: one linear layer without options."""
 
-    def resolved(self, shape: tuple[int, ...]) -> MlrOptions:
-        return self
 
-
-class HuggingFaceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HuggingFaceOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of a model of Hugging Face transformers, made from a config."""
 
     type: str  # vit, convnext, bert, gpt2, ...: the config's `model_type`
     config: dict[str, Any] = {}  # overrides the defaults of that type
-
-    def resolved(self, shape: tuple[int, ...]) -> HuggingFaceOptions:
-        return self
-
-
-Options = VitOptions | TransformerOptions | ConvNetOptions | LstmOptions | DnnOptions | MlrOptions | HuggingFaceOptions
 
 
 LEAKY = (

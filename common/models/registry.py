@@ -17,11 +17,12 @@ from attune.common.models.options import (
     HuggingFaceOptions,
     LstmOptions,
     MlrOptions,
-    Options,
+    ModelOptions,
     TransformerOptions,
     VitOptions,
 )
 from attune.common.plan import Kind, ModelSpec
+from attune.common.plugins import PluginRegistry
 from attune.common.wire.digest import check_digest
 
 if TYPE_CHECKING:
@@ -29,30 +30,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    factory: str  # package.module:factory; called as factory(spec, options)
-    options: type[Options]
+class ModelEntry:
+    """What is known of a model without torch; the entry points of the group `attune.models` name such entries.
+
+    Attributes:
+        factory: "package.module:factory", which is called as factory(spec, options) and returns a module.
+        options: The struct that the section [model] of the settings is checked against.
+        kinds: The kinds of data that the model takes.
+        roles: The roles of common.models.structure that its tensors have; None if that depends on its options.
+    """
+
+    factory: str
+    options: type[ModelOptions]
     kinds: tuple[Kind, ...]
-    roles: frozenset[str] | None  # of common.models.structure that its tensors have; None: it depends on its options
+    roles: frozenset[str] | None = None
 
 
 _HEAD = frozenset({"head"})
 _TRANSFORMER = frozenset({"qkv", "head", "norm", "mlp", "encoder"})
-_MODELS = {
-    "vit": _Entry("attune.common.models.vit:VisionTransformer", VitOptions, ("images",), _TRANSFORMER),
-    "transformer": _Entry(
+_BUILT_IN = {
+    "vit": ModelEntry("attune.common.models.vit:VisionTransformer", VitOptions, ("images",), _TRANSFORMER),
+    "transformer": ModelEntry(
         "attune.common.models.transformer:SequenceTransformer",
         TransformerOptions,
         ("tokens", "series", "tabular"),
         _TRANSFORMER,
     ),
-    "convnet": _Entry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
-    "convnet-bn": _Entry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
-    "lstm": _Entry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
-    "dnn": _Entry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
-    "huggingface": _Entry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
-    "mlr": _Entry("attune.common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
+    "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
+    "convnet-bn": ModelEntry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
+    "lstm": ModelEntry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
+    "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
+    "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
+    "mlr": ModelEntry("attune.common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
+MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample: what peers declare decides how large a model we build
@@ -62,14 +73,14 @@ BODY_DIGEST = "body_digest"  # an option of every model of one's own, which its 
 
 def names() -> list[str]:
     """The built-in models, sorted."""
-    return sorted(_MODELS)
+    return sorted(_BUILT_IN)
 
 
 def model_for(kind: Kind, roles: frozenset[str]) -> str:
     """The usual model for this kind of data if its tensors have all these roles, else the first that has. Or SettingError."""
     for name in [_DEFAULTS[kind], *names()]:
-        has = _MODELS[name].roles
-        if kind in _MODELS[name].kinds and has is not None and roles <= has:
+        has = _BUILT_IN[name].roles
+        if kind in _BUILT_IN[name].kinds and has is not None and roles <= has:
             return name
     raise SettingError(
         f"no built-in model for {kind} has tensors of the roles {', '.join(lacking(kind, roles))}: "
@@ -83,7 +94,7 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
     Errors: SettingError for an unknown model, an option that it has not, or a value of a wrong type or range.
     """
     if name is None:
-        known = {field for usual in _DEFAULTS.values() for field in _MODELS[usual].options.__struct_fields__}
+        known = {field for usual in _DEFAULTS.values() for field in _BUILT_IN[usual].options.__struct_fields__}
         for key in options.keys() - known:
             raise SettingError(f"unknown setting model.{key}{nearest(key, known)}")
     elif ":" not in name:
@@ -97,14 +108,14 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
 
 def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
     """Which of these roles no tensor of the usual model for this kind of data has, sorted."""
-    return sorted(roles - (_MODELS[_DEFAULTS[kind]].roles or frozenset()))
+    return sorted(roles - (_BUILT_IN[_DEFAULTS[kind]].roles or frozenset()))
 
 
 def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
     """Errors: SettingError for a built-in model without the parts that the method needs."""
-    has = _MODELS[name].roles if name in _MODELS else None
+    has = MODELS[name].roles if name is not None and name in MODELS else None
     if has is not None and (missing := roles - has):
-        fitting = [other for other in names() if roles <= (_MODELS[other].roles or frozenset())]
+        fitting = [other for other in names() if roles <= (_BUILT_IN[other].roles or frozenset())]
         raise SettingError(
             f"model {name} has no tensors of the roles {', '.join(sorted(missing))}, which method {method} needs; "
             f"models that have them: {', '.join(fitting) or 'none of the built-in ones'}"
@@ -141,21 +152,24 @@ def default_spec(
 
 
 def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
-    """A new model on `device` with initial weights that depend on `spec` and `seed` alone; no random state outside is touched.
+    """Build a model on `device` whose initial weights depend on `spec` and `seed` alone; random state outside stays as it is.
 
-    Errors: SettingError as for `default_spec`, for a factory that cannot be imported or makes no module, and for a frozen body
-    that is not the one that `spec` pins.
+    Raises:
+        SettingError: As `default_spec`; for a factory that cannot be imported or makes no module; and for a frozen body that is
+            not the one that `spec` pins.
     """
     import torch
 
-    own = ":" in spec.name
-    options = None if own else _checked(spec)
-    if own:
+    options: tuple[ModelOptions, ...]
+    if ":" in spec.name:
         _check_data(spec)
-    factory = _load(spec.name if own else _MODELS[spec.name].factory)
+        factory, options = _load(spec.name), ()
+    else:
+        options = (_checked(spec),)
+        factory = _load(MODELS[spec.name].factory)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed)
-        model = _made(factory, spec) if own else factory(spec, options)
+        model = factory(spec, *options) if spec.name in _BUILT_IN else _made(factory, spec, *options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
     if device != "meta":  # there are no values to know a body by
@@ -165,10 +179,14 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
     return model
 
 
-def _made(factory: Callable[..., Any], spec: ModelSpec) -> Any:
-    """Errors: SettingError with whatever the user's code raises."""
+def _made(factory: Callable[..., Any], spec: ModelSpec, *options: ModelOptions) -> Any:
+    """Call a user's factory.
+
+    Raises:
+        SettingError: With whatever the user's code raises.
+    """
     try:
-        return factory(spec)
+        return factory(spec, *options)
     except SettingError:
         raise
     except Exception as error:
@@ -178,16 +196,16 @@ def _made(factory: Callable[..., Any], spec: ModelSpec) -> Any:
         ) from error
 
 
-def _entry(name: str) -> _Entry:
-    if name not in _MODELS:
-        raise SettingError(f"unknown model {name!r}{nearest(name, _MODELS)}; package.module:factory names one of your own")
-    return _MODELS[name]
+def _entry(name: str) -> ModelEntry:
+    if name not in MODELS:
+        raise SettingError(f"unknown model {name!r}{nearest(name, MODELS)}; package.module:factory names one of your own")
+    return MODELS[name]
 
 
-def _checked(spec: ModelSpec) -> Options:
+def _checked(spec: ModelSpec) -> ModelOptions:
     entry = _entry(spec.name)
     if spec.kind not in entry.kinds:
-        fitting = ", ".join(name for name in names() if spec.kind in _MODELS[name].kinds)
+        fitting = ", ".join(name for name in names() if spec.kind in _BUILT_IN[name].kinds)
         raise SettingError(f"model {spec.name} does not take {spec.kind}; models that do: {fitting}")
     _check_data(spec)
     options = convert(entry.options, spec.options, "model.").resolved(spec.shape)

@@ -91,6 +91,9 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
 )
+@click.option(
+    "--allow-plugin", multiple=True, metavar="NAME", help="Installed package whose code the federation may run on this device."
+)
 @click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
 @click.option(
     "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
@@ -141,6 +144,7 @@ def _train(given: dict[str, Any]) -> None:
         data=first,
         server=given["server"],
         model=given["allow_model"],
+        plugins=given["allow_plugin"],
         home=given["home"],
         name=given["name"],
         token=token_in(given["token"], given["token_file"]),

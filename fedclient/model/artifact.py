@@ -26,6 +26,7 @@ from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec, Scale
+from attune.common.plugins import check_installed
 from attune.common.task import TaskName
 from attune.common.text import from_json
 from attune.common.wire.files import read_checked, write_tensors
@@ -64,6 +65,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     targets: Scale | None = None  # of numbers that are predicted: what one is in the model
     seed: int = 0  # that the model is built with
     files: dict[str, str] = {}  # file beside this one -> digest
+    plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
 
     @property
     def title(self) -> str:
@@ -134,6 +136,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         task=plan.task,
         targets=plan.targets,
         seed=plan.seed,
+        plugins=plan.plugins or msgspec.UNSET,
     )
     return info, tensors
 
@@ -162,7 +165,8 @@ class Model:
 
     def __init__(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]], device: str = "cpu") -> None:
         self.info = info
-        configured = configured_from({**info.method_options, "name": info.method})
+        check_installed(info.plugins or {})
+        configured = configured_from({**info.method_options, "name": info.method}, returns={})
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
         self.measure = MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)

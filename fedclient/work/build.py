@@ -1,46 +1,48 @@
-"""From a method and its options to the objective and the predictor that carry it out on the device."""
+"""The objective and the predictor that carry out a method on the device, made from its typed settings."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import msgspec
 
 from attune.common.methods.method import ConfiguredMethod
+from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVE_SETTINGS
+from attune.common.methods.settings.predictors import SETTINGS as PREDICTOR_SETTINGS
 from attune.common.plan import Plan
+from attune.common.plugins import implementation_of, imported
 from attune.fedclient.work.objectives.base import Objective
 from attune.fedclient.work.predictors.base import Predictor
 
 OBJECTIVES = {
-    "sgd": "sgd:Sgd",
-    "proximal": "proximal:Proximal",
-    "maml": "maml:Maml",
-    "moreau": "moreau:Moreau",
-    "own-model": "own_model:OwnModel",
-    "alternating": "alternating:Alternating",
-    "two-heads": "two_heads:TwoHeads",
-    "gp": "gp:Gp",
+    "sgd": "objectives.sgd:Sgd",
+    "proximal": "objectives.proximal:Proximal",
+    "maml": "objectives.maml:Maml",
+    "moreau": "objectives.moreau:Moreau",
+    "own-model": "objectives.own_model:OwnModel",
+    "alternating": "objectives.alternating:Alternating",
+    "two-heads": "objectives.two_heads:TwoHeads",
+    "gp": "objectives.gp:Gp",
 }
 PREDICTORS = {
-    "model": "model:Model",
-    "fine-tune": "fine_tune:FineTune",
-    "knn": "knn:Knn",
-    "own-model": "own_model:OwnModel",
-    "two-heads": "two_heads:TwoHeads",
-    "gp": "gp:Gp",
+    "model": "predictors.model:Model",
+    "fine-tune": "predictors.fine_tune:FineTune",
+    "knn": "predictors.knn:Knn",
+    "own-model": "predictors.own_model:OwnModel",
+    "two-heads": "predictors.two_heads:TwoHeads",
+    "gp": "predictors.gp:Gp",
 }
 
 
 def objective_class(name: str) -> Callable[..., Objective]:
-    """The class of the objective that settings call `name`, imported when it is asked for."""
-    return cast(Callable[..., Objective], _load("objectives", OBJECTIVES[name]))
+    """Import the class of the objective that settings call `name`."""
+    return cast(Callable[..., Objective], _class_of(name, OBJECTIVES, OBJECTIVE_SETTINGS))
 
 
 def predictor_class(name: str) -> Callable[..., Predictor]:
-    """The class of the predictor that settings call `name`, imported when it is asked for."""
-    return cast(Callable[..., Predictor], _load("predictors", PREDICTORS[name]))
+    """Import the class of the predictor that settings call `name`."""
+    return cast(Callable[..., Predictor], _class_of(name, PREDICTORS, PREDICTOR_SETTINGS))
 
 
 def objective_for(configured: ConfiguredMethod) -> Objective:
@@ -54,10 +56,9 @@ def predictor_for(configured: ConfiguredMethod) -> Predictor:
 
 
 def family_of(plan: Plan) -> bytes:
-    """Equal for devices that compute alike but for their tensors, samples and seeds."""
+    """Return a key that is equal for devices whose work differs only in tensors, samples and seeds."""
     return msgspec.json.encode(plan)
 
 
-def _load(folder: str, path: str) -> object:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(f"attune.fedclient.work.{folder}.{module}"), attribute)
+def _class_of(name: str, built_in: Mapping[str, str], settings: Mapping[str, type]) -> object:
+    return imported(f"attune.fedclient.work.{built_in[name]}") if name in built_in else implementation_of(settings[name], name)

@@ -20,7 +20,7 @@ from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.faults import fail_at
 from attune.common.methods.method import assign
-from attune.common.methods.registry import configured_in
+from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import components, tensors_of
@@ -69,7 +69,7 @@ class Learner:
         hooks: Hooks = NONE,
     ) -> None:
         self.plan, self.name, self.orders = plan, name, orders
-        configured = configured_in(plan)
+        configured = configured_on_device(plan)
         method = configured.method
         if hooks.train is not None:
             check_loop(configured)

@@ -11,7 +11,7 @@ import msgspec
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
-from attune.common.methods.registry import configured_from, method_from_options
+from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
@@ -161,6 +161,9 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         targets=scale_of_targets(profiles),
         run=run,
     )
+    packages = packages_on_devices(plan.method, plan.method_options, spec.name)
+    plugins = {package.name: package.version for package in packages}
+    plan = msgspec.structs.replace(plan, plugins=plugins, returns=returns_of(settings.configured))
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
         raise SettingError(

@@ -1,19 +1,20 @@
-"""From a method and its options to the aggregators that carry it out."""
+"""The aggregators that carry out a method on the server, made from its typed settings."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Protocol, cast
 
 import msgspec
 from torch import nn
 
 from attune.common.methods.method import ConfiguredMethod, PartKind, assign
+from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.models.structure import components
-from attune.fedserver.lab.aggregators.base import Aggregator, Blockwise, Vault
-from attune.fedserver.lab.aggregators.carrier import Carrier
+from attune.common.plugins import implementation_of, imported
+from attune.fedserver.lab.aggregators.base import Aggregator, Vault
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 
 CLASSES = {
     "mean": "mean:Mean",
@@ -24,11 +25,19 @@ CLASSES = {
 }
 
 
-def aggregator_class(name: str) -> Callable[..., Blockwise]:
-    """The class of the aggregator that settings call `name`, imported when it is asked for."""
-    module, _, attribute = CLASSES[name].partition(":")
-    found = getattr(importlib.import_module(f"attune.fedserver.lab.aggregators.{module}"), attribute)
-    return cast(Callable[..., Blockwise], found)
+class AggregatorClass(Protocol):
+    """The one signature with which every aggregator is made, a plug-in's too; fedserver.lab.aggregators.base says the rest."""
+
+    def __call__(
+        self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier
+    ) -> Aggregator: ...
+
+
+def aggregator_class(name: str) -> AggregatorClass:
+    """Import the class of the aggregator that settings call `name`."""
+    if name in CLASSES:
+        return cast(AggregatorClass, imported(f"attune.fedserver.lab.aggregators.{CLASSES[name]}"))
+    return cast(AggregatorClass, implementation_of(SETTINGS[name], name))
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,12 @@ class Job:
     components: Mapping[str, list[str]]
 
 
-Maker = Callable[[Job, Vault], Blockwise]
+Maker = Callable[[Job, Vault], Aggregator]
 
 
-def made(job: Job, vault: Vault, *carrier: Carrier) -> Blockwise:
-    """carrier: who carries out its rounds, if not this process."""
-    return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, *carrier)
+def made(job: Job, vault: Vault, carrier: Carrier = IN_TURN) -> Aggregator:
+    """Make the aggregator of a part; `carrier` carries out the pieces of its rounds."""
+    return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, carrier)
 
 
 def aggregators_for(

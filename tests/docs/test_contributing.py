@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from attune.common import plugins
 from attune.common.methods import registry
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.models.registry import build, default_spec
@@ -34,11 +35,10 @@ def execute(name: str, code: str) -> types.ModuleType:
 
 
 def test_the_method_is_found_and_its_test_passes(example: Any, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = execute("attune.common.methods.lg_fedavg", example("common/methods/lg_fedavg.py"))
-    monkeypatch.setitem(sys.modules, "attune.common.methods.lg_fedavg", module)
-    line = re.search(r'`"([\w-]+)": "([\w:]+)"`', page(PAGE).text)
+    module = execute("lg_fedavg", example("lg_fedavg.py"))
+    line = re.search(r'`attune.register\("(\w+)", "([\w-]+)", (\w+)\)`', page(PAGE).text)
     assert line is not None
-    monkeypatch.setitem(registry._MODULES, line[1], line[2])
+    monkeypatch.setitem(plugins._registered[line[1]], line[2], getattr(module, line[3]))
     assert registry.get("lg-fedavg") is module.LG_FEDAVG
     tests = execute("test_lg_fedavg", example("tests/methods/test_lg_fedavg.py"))
     tests.test_only_the_head_travels()

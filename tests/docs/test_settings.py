@@ -30,7 +30,7 @@ SECTIONS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     **{f"### Objective {name}": ("method", struct) for name, struct in OBJECTIVES.items()},
     **{f"### Predictor {name}": ("method", struct) for name, struct in PREDICTORS.items()},
     "### A method of your own": ("method", CustomMethod),
-    **{f"### Model {name}": ("model", entry.options) for name, entry in models._MODELS.items()},
+    **{f"### Model {name}": ("model", entry.options) for name, entry in models.MODELS.items()},
 }
 WORDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 

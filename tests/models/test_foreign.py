@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attune.common.methods.fedtp import FEDTP
+from attune.common.methods.generated import FEDTP
 from attune.common.methods.method import assign
 from attune.common.models.structure import components, roles, tensors_of
 

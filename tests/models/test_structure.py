@@ -52,7 +52,7 @@ def test_dnn_and_mlr_have_a_head_only():
 
 def test_the_registry_knows_the_roles_of_every_model():
     shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
-    known = {name: entry for name, entry in registry._MODELS.items() if entry.roles is not None}
+    known = {name: entry for name, entry in registry.MODELS.items() if entry.roles is not None}
     for name, entry in known.items():
         for kind in entry.kinds:
             model = registry.build(registry.default_spec(kind, shapes[kind], 2, 9, name, {}), 0)

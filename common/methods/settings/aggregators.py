@@ -1,4 +1,4 @@
-"""The aggregators by name, and what is known of each without torch: its settings, and what a device hands in to it."""
+"""The settings of every aggregator by name, and what devices hand in to it; importable without torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from attune.common.config import Count, NonNegative, Positive, Share
+from attune.common.plugins import PluginRegistry
 
 Sigma = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # finite, so that sigma * cosine is
+Returns = Literal["values", "change"]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cap = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Minority = Annotated[float, msgspec.Meta(ge=0, lt=0.5)]
@@ -17,9 +19,15 @@ VOTES = ("median", "trimmed-mean", "multi-krum")  # in which devices outvote one
 
 
 class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """returns: what a device hands in of a part, its values or their change from what was served."""
+    """The settings that every aggregator has, and what is known of it without torch.
 
-    returns: ClassVar[Literal["values", "change"]] = "values"
+    Attributes:
+        returns: What a device hands in of a part: its values, or their change from what was served.
+        implementation: The class of an aggregator that is not built in, or "package.module:Class".
+    """
+
+    returns: ClassVar[Returns] = "values"
+    implementation: ClassVar[str | type] = ""
 
     bound_change: NonNegative = 3.0  # an update's change, in median norms of change of its cohort; 0: no bound
     bound_samples: NonNegative = 5.0  # what an update may weigh, in median sample counts of its cohort; 0: no bound
@@ -38,6 +46,12 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
         """Whether clients have embeddings from which their values are generated, and whether these are trained."""
         return "none"
+
+
+class ChangeElsewhere(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """Stand-in on a device for a plug-in aggregator of the server to which devices hand in changes."""
+
+    returns: ClassVar[Returns] = "change"
 
 
 class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +116,7 @@ class AmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
 class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
     """FedTP's hypernetwork and its optimiser on the server: docs/methods/fedtp.md."""
 
-    returns: ClassVar[Literal["values", "change"]] = "change"
+    returns: ClassVar[Returns] = "change"
 
     @property
     def clips(self) -> bool:
@@ -160,10 +174,14 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
         return 0.0 if self.server_optimiser == "adam" else 1e-3
 
 
-SETTINGS: dict[str, type[AggregatorSettings]] = {
-    "mean": MeanSettings,
-    "attention": AttentionSettings,
-    "heur-amp": HeurAmpSettings,
-    "amp": AmpSettings,
-    "hypernetwork": HypernetworkSettings,
-}
+SETTINGS: PluginRegistry[type[AggregatorSettings]] = PluginRegistry(
+    "aggregators",
+    AggregatorSettings,
+    {
+        "mean": MeanSettings,
+        "attention": AttentionSettings,
+        "heur-amp": HeurAmpSettings,
+        "amp": AmpSettings,
+        "hypernetwork": HypernetworkSettings,
+    },
+)

@@ -1,4 +1,4 @@
-"""The objectives by name, and what is known of each without torch: its settings, and what it asks of the model."""
+"""The settings of every objective by name, and what it needs of the model; importable without torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import msgspec
 
 from attune.common.config import Count, NonNegative, Positive
 from attune.common.methods.settings.process import ProcessSettings
+from attune.common.plugins import PluginRegistry
 
 
 class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """keeps_own: the device keeps tensors of its own beside the model's. uses_head: the classifier head takes part.
+    """The settings that every objective has, and what is known of it without torch.
 
-    needs_features: it looks at what enters the head, so there must be one. own_loop: why a user's own loop cannot train by it;
-    empty: it can. only_classes: why it can learn nothing but classes; empty: it can.
+    Attributes:
+        keeps_own: The device keeps tensors of its own beside the model's.
+        uses_head: The classifier head takes part in the training.
+        needs_features: The objective reads the inputs of the head, so the model must have one.
+        own_loop: Why a user's own training loop cannot train by it; empty if it can.
+        only_classes: Why it can learn nothing but classes, and what to take instead; empty if it can.
+        implementation: The class of an objective that is not built in, or "package.module:Class".
     """
 
+    implementation: ClassVar[str | type] = ""
     keeps_own: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
@@ -84,13 +91,17 @@ class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown
     batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it
 
 
-SETTINGS: dict[str, type[ObjectiveSettings]] = {
-    "sgd": SgdSettings,
-    "proximal": ProximalSettings,
-    "maml": MamlSettings,
-    "moreau": MoreauSettings,
-    "own-model": OwnModelSettings,
-    "alternating": AlternatingSettings,
-    "two-heads": TwoHeadsSettings,
-    "gp": GpSettings,
-}
+SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
+    "objectives",
+    ObjectiveSettings,
+    {
+        "sgd": SgdSettings,
+        "proximal": ProximalSettings,
+        "maml": MamlSettings,
+        "moreau": MoreauSettings,
+        "own-model": OwnModelSettings,
+        "alternating": AlternatingSettings,
+        "two-heads": TwoHeadsSettings,
+        "gp": GpSettings,
+    },
+)

@@ -1,4 +1,4 @@
-"""The predictors by name, and the settings of each: importable without torch."""
+"""The settings of every predictor by name; importable without torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import msgspec
 
 from attune.common.config import Count, CountOrZero, Positive
 from attune.common.methods.settings.process import ProcessSettings
+from attune.common.plugins import PluginRegistry
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """needs_features: it looks at what enters the head, so there must be one. own_model: it looks at no part of the model.
+    """The settings that every predictor has, and what is known of it without torch.
 
-    only_classes: why it can predict nothing but classes; empty: it can.
+    Attributes:
+        needs_features: The predictor reads the inputs of the head, so the model must have one.
+        own_model: The device predicts with a model of its own, and with no part of the shared one.
+        only_classes: Why it can predict nothing but classes, and what to take instead; empty if it can.
+        implementation: The class of a predictor that is not built in, or "package.module:Class".
     """
 
+    implementation: ClassVar[str | type] = ""
     needs_features: ClassVar[bool] = False
     own_model: ClassVar[bool] = False
     only_classes: ClassVar[str] = ""
@@ -66,11 +72,15 @@ class GpSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown
     memory_points: Count = 256  # most training points that the posterior is of; time is cubic in it
 
 
-SETTINGS: dict[str, type[PredictorSettings]] = {
-    "model": ModelSettings,
-    "fine-tune": FineTuneSettings,
-    "knn": KnnSettings,
-    "own-model": OwnModelSettings,
-    "two-heads": TwoHeadsSettings,
-    "gp": GpSettings,
-}
+SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
+    "predictors",
+    PredictorSettings,
+    {
+        "model": ModelSettings,
+        "fine-tune": FineTuneSettings,
+        "knn": KnnSettings,
+        "own-model": OwnModelSettings,
+        "two-heads": TwoHeadsSettings,
+        "gp": GpSettings,
+    },
+)

@@ -46,7 +46,12 @@ class Vault(Protocol):
 
 
 class Aggregator(Protocol):
-    """One part's state on the server. Constructed as (settings, vault, seed, components of the part)."""
+    """One part's state on the server.
+
+    The class is called with (settings, vault, seed, components, carrier): its settings struct; the vault in which the part's
+    state lies; the federation's seed; for each component of the model the names of its tensors in this part; and what
+    carries out the pieces of its rounds (`carrier.Carrier`), which an aggregator that is not `Blockwise` leaves unused.
+    """
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         """Theta_0 of this part into the vault; once, on a fresh federation."""
@@ -105,7 +110,7 @@ Put = tuple[str, str, torch.Tensor]  # a vault key, a tensor's name, its next va
 
 
 class Blockwise(Aggregator, Protocol):
-    """An aggregator whose rounds can be carried out in pieces, by as many workers as there are blocks; all of ours are.
+    """An aggregator whose rounds can be carried out in pieces, by as many workers as there are blocks.
 
     For each unit in order: the partials of its blocks, anywhere and in any order; `combine`, where the round is held, of the
     partials in the order of the blocks; then `apply` to each block. What travels between them are tensors. Blocks never split

@@ -16,6 +16,7 @@ from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
+from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
@@ -58,7 +59,14 @@ class Hypernetwork:
     embeddings and step counters, so that a restart continues bit for bit; "initial" the shapes that are generated.
     """
 
-    def __init__(self, settings: HypernetworkSettings, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        settings: HypernetworkSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,  # not used: the state is in memory here
+    ) -> None:
         self._settings = settings
         self._vault = vault
         self._seed = seed

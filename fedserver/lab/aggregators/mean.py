@@ -1,12 +1,14 @@
-"""Weighted mean: one value for all clients (FedAvg; the shared rest of every other method), or a robust rule in its place."""
+"""One value for all clients: the weighted mean, or a robust rule in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import ClassVar
 
 import torch
 
-from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
 from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
 from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, manifest_in, write
@@ -18,15 +20,102 @@ GRAM, SHARES = "gram", "shares"
 COLUMNS = 1 << 16  # numbers of a tensor whose rows are sorted at a time
 
 
-class Mean:
-    """xi <- sum_i (m_i / M) xi_i, M the cohort's total (McMahan et al. 2017, Algorithm 1; errata E2).
+class SharedValue:
+    """One value for all clients: the weighted mean of the cohort's, xi <- sum_i (m_i / M) xi_i, M the cohort's total.
 
-    With `server_mix` beta, xi <- (1 - beta) xi + beta * that sum (pFedMe, Algorithm 1). Memory: one tensor of one update
-    and its running sum.
+    McMahan et al. 2017, Algorithm 1; errata E2. The base of aggregators that make something else of the mean: these override
+    `apply`, and list in `keys` the vault keys that they write. Memory: one tensor of one update and its running sum.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = (VALUE,)  # each has the tensors of the part; devices are served VALUE
+
+    def __init__(
+        self,
+        settings: AggregatorSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
+    ) -> None:
+        self._vault, self._carrier = vault, carrier
+        self._manifest: Manifest | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
+        write(self._vault, VALUE, initial)
+
+    def admit(self, client: str, founder: bool = False) -> None:
+        """No-op: a new client is served what all are."""
+
+    def slot(self, client: str) -> str | None:
+        return VALUE
+
+    def cold_start(self) -> str:
+        return VALUE
+
+    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
+        """Generate no client's value: every client has a slot."""
+        return iter(())
+
+    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+        counted = cohort(updates)
+        if not counted:
+            return {}
+        with ExitStack() as opened:
+            writers = {key: opened.enter_context(self._vault.writer(key, self._known())) for key in self.keys}
+            for _, _, puts in self._carrier.carry(self, counted):
+                for key, name, value in puts:
+                    writers[key].put(name, value)
+        self._carrier.written()
+        return {}
+
+    def units(self) -> list[Unit]:
+        """Return a unit, and a block, for each tensor."""
+        return [Unit(name, (Block(name, (name,)),), summed=True) for name in self._known()]
+
+    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+        """Return the weighted means of these tensors, folded over the whole cohort in the order of names.
+
+        Sums of parts of a cohort would round differently; so a block has all rows and some columns.
+        """
+        shares = self._shares(updates)
+        return {name: weighted_mean(name, updates, shares) for name in block.names}
+
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+        return {name: tensor for partial in partials for name, tensor in partial.items()}
+
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+        """Yield the next value of each tensor under each of `keys`: here the mean itself."""
+        for name in block.names:
+            yield VALUE, name, combined[name]
+
+    def reads(self, updates: Sequence[Update]) -> Sequence[str]:
+        """Return the keys that `apply` reads; a subclass with further keys usually reads all of them."""
+        return self.keys if len(self.keys) > 1 else ()
+
+    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+        """No-op: all clients share one value."""
+        return {}
+
+    def _shares(self, updates: Sequence[Update]) -> list[float]:
+        return shares_of(updates, uniform=False)
+
+    def _known(self) -> Manifest:
+        if self._manifest is None:
+            self._manifest = manifest_of(self._vault.read(VALUE))
+        return self._manifest
+
+
+class Mean(SharedValue):
+    """The weighted mean (FedAvg; the shared rest of every other method), or a robust rule in its place.
+
+    With `server_mix` beta, xi <- (1 - beta) xi + beta * the mean (pFedMe, Algorithm 1).
 
     With `robust`, a median or a trimmed mean of every number takes the place of the sum (memory: one tensor of all updates), or
-    the mean of those that Multi-Krum chooses by the distances of whole updates; for these all blocks are one unit. "clip"
-    changes nothing here: whoever makes the updates has clipped them (fedserver.lab.bounds).
+    the mean of the updates that Multi-Krum chooses by the distances of whole updates; for it all blocks are one unit. "clip"
+    changes nothing here: the updates are clipped before they arrive (fedserver.lab.bounds).
     """
 
     def __init__(
@@ -37,60 +126,31 @@ class Mean:
         components: Mapping[str, list[str]],
         carrier: Carrier = IN_TURN,
     ) -> None:
+        super().__init__(settings, vault, seed, components, carrier)
         self._uniform, self._mix = settings.uniform, settings.server_mix
         self._robust, self._attackers = settings.robust, settings.attackers
-        self._vault, self._carrier = vault, carrier
-        self._manifest: Manifest | None = None
 
     def __repr__(self) -> str:
         return f"Mean(uniform={self._uniform})"
 
-    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
-        write(self._vault, VALUE, initial)
-
-    def admit(self, client: str, founder: bool = False) -> None:
-        """Nothing to keep: a new client is served what all are."""
-
-    def slot(self, client: str) -> str | None:
-        return VALUE
-
-    def cold_start(self) -> str:
-        return VALUE
-
-    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
-        """Nobody: every client has a slot."""
-        return iter(())
-
-    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
-        counted = cohort(updates)
-        if not counted:
-            return {}
-        with self._vault.writer(VALUE, self._known()) as writer:
-            for _, _, puts in self._carrier.carry(self, counted):
-                for _, name, value in puts:
-                    writer.put(name, value)
-        self._carrier.written()
-        return {}
-
     def units(self) -> list[Unit]:
-        """A unit, and a block, for each tensor; with Multi-Krum one unit, for its choice needs the sums of all blocks."""
+        """Return a unit for each tensor; with Multi-Krum one unit, because its choice needs the sums of all blocks."""
         if self._robust == "multi-krum":
             return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()))]
-        return [Unit(name, (Block(name, (name,)),), summed=True) for name in self._known()]
+        return super().units()
 
     def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
-        """The sums of these columns, folded over the whole cohort in the order of names.
+        """Return what the rule makes of these columns.
 
-        Sums of parts of a cohort would round differently; so a block has all rows and some columns. A median and a trimmed mean
-        need all rows of a column too. Of Multi-Krum: these columns' inner products, of the differences from the first update.
+        A median and a trimmed mean need all rows of a column, as a sum does. Multi-Krum needs the inner products of these
+        columns, of the differences from the first update.
         """
         if self._robust == "multi-krum":
             floating = [name for name in block.names if DTYPES[manifest_in(updates[0].tensors)[name].dtype].is_floating_point]
             return {GRAM: gram(stack(updates, floating), exact=True, from_first=True)}
         if self._robust in ("median", "trimmed-mean"):
             return {name: self._voted(name, updates) for name in block.names}
-        shares = shares_of(updates, self._uniform)
-        return {name: weighted_mean(name, updates, shares) for name in block.names}
+        return super().partial(block, updates)
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
         if self._robust == "multi-krum":
@@ -99,21 +159,7 @@ class Mean:
             shares_S = torch.zeros(len(updates), dtype=torch.float64)
             shares_S[chosen] = 1 / len(chosen)
             return {SHARES: shares_S}
-        return {name: tensor for partial in partials for name, tensor in partial.items()}
-
-    def _voted(self, name: str, updates: Sequence[Update]) -> torch.Tensor:
-        """The robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""
-        first = updates[0].tensors[name]
-        exact = first.is_floating_point()
-        dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
-        X_SN = torch.stack([update.tensors[name].reshape(-1).to(dtype) for update in updates])
-        result = torch.cat([self._vote(X_SB, updates[0].absent) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(
-            first.shape
-        )
-        return result.to(first.dtype) if exact else result.round_().to(first.dtype)
-
-    def _vote(self, X_SB: torch.Tensor, absent: int) -> torch.Tensor:
-        return votes.median(X_SB) if self._robust == "median" else votes.trimmed_mean(X_SB, self._attackers, absent)
+        return super().combine(unit, partials, updates)
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
         before = self._vault.read(VALUE) if self._mix != 1 else {}
@@ -125,18 +171,26 @@ class Mean:
         for name in block.names:
             yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
 
-    def reads(self, updates: Sequence[Update]) -> list[str]:
-        """What is mixed with the mean, if anything is."""
-        return [] if self._mix == 1 else [VALUE]
+    def reads(self, updates: Sequence[Update]) -> Sequence[str]:
+        """Return the value that is mixed with the mean, if anything is."""
+        return () if self._mix == 1 else (VALUE,)
 
-    def _known(self) -> Manifest:
-        if self._manifest is None:
-            self._manifest = manifest_of(self._vault.read(VALUE))
-        return self._manifest
+    def _shares(self, updates: Sequence[Update]) -> list[float]:
+        return shares_of(updates, self._uniform)
 
-    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
-        """Nothing to do: all clients share one value."""
-        return {}
+    def _voted(self, name: str, updates: Sequence[Update]) -> torch.Tensor:
+        """Return the robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""
+        first = updates[0].tensors[name]
+        exact = first.is_floating_point()
+        dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
+        X_SN = torch.stack([update.tensors[name].reshape(-1).to(dtype) for update in updates])
+        result = torch.cat([self._vote(X_SB, updates[0].absent) for X_SB in torch.split(X_SN, COLUMNS, dim=1)]).view(
+            first.shape
+        )
+        return result.to(first.dtype) if exact else result.round_().to(first.dtype)
+
+    def _vote(self, X_SB: torch.Tensor, absent: int) -> torch.Tensor:
+        return votes.median(X_SB) if self._robust == "median" else votes.trimmed_mean(X_SB, self._attackers, absent)
 
 
 def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -117,4 +118,4 @@ class ColumnHand:
 
     def _begin(self, job: Job, columns: Columns, keys: Sequence[str]) -> tuple[Blockwise, Portion, list[Update]]:
         portion = Portion(keys)
-        return made(job, portion), portion, columns.updates()
+        return cast(Blockwise, made(job, portion)), portion, columns.updates()

@@ -1,0 +1,37 @@
+"""Methods in which devices share some layers and keep others, or have two heads."""
+
+from __future__ import annotations
+
+from attune.common.methods.method import Method
+
+# Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization Layers", arXiv 1912.00818, 2019.
+FEDPER = Method(name="fedper", citation="Arivazhagan et al., 2019", parts=(("@head", "private"), ("*", "shared")))
+
+# Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021.
+FEDREP = Method(
+    name="fedrep",
+    citation="Collins et al., ICML 2021",
+    parts=(("@head", "private"), ("*", "shared")),
+    objective="alternating",
+)
+
+# Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
+# Normalisation layers of any kind stay private, with their running statistics.
+FEDBN = Method(name="fedbn", citation="Li et al., ICLR 2021", parts=(("@norm", "private"), ("*", "shared")))
+
+# Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
+FEDROD = Method(
+    name="fedrod",
+    citation="Chen and Chao, ICLR 2022",
+    parts=(("@head", "shared"), ("*", "shared")),
+    objective="two-heads",
+    predictor="two-heads",
+)
+
+# Vanilla Personalized-T: the baseline of FedTP's paper (Li et al., IEEE TNNLS 2023) in which each device keeps its own q,k,v
+# projections.
+VANILLA_PERSONALIZED = Method(
+    name="vanilla-personalized",
+    citation="Li et al., IEEE TNNLS 2023",
+    parts=(("@qkv", "private"), ("*", "shared")),
+)

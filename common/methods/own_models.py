@@ -1,0 +1,41 @@
+"""Methods in which each device keeps a whole model of its own beside the one that it exchanges."""
+
+from __future__ import annotations
+
+from attune.common.methods.method import Method
+from attune.common.methods.mixed import WITH_MLR, published
+
+# Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021 (Algorithm 1).
+DITTO = Method(
+    name="ditto",
+    citation="Li et al., ICML 2021",
+    parts=(("*", "shared"),),
+    objective="own-model",
+    predictor="own-model",
+    evaluate="trained",
+)
+
+# Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020. The personal model theta never
+# leaves the device; w, which follows it, is exchanged.
+PFEDME = Method(
+    name="pfedme",
+    citation="Dinh et al., NeurIPS 2020",
+    parts=(("*", "shared"),),
+    objective="moreau",
+    predictor="own-model",
+    evaluate="trained",
+    defaults={"train": {"momentum": 0.0, "clip_norm": 0.0}},
+)
+
+# pFedMe with FedMCSA's attention in place of the mean, under the settings of FedMCSA's table 2.
+PFEDME_MCSA = Method(
+    name="pfedme+mcsa",
+    citation="Dinh et al., NeurIPS 2020; Guo et al., Neurocomputing 2023, table 2",
+    parts=(("*", "attended"),),
+    objective="moreau",
+    predictor="own-model",
+    evaluate="trained",
+    defaults={"method": {"sigma": 50.0}},
+    published=published(sigma=50.0),
+    published_with=WITH_MLR,
+)
