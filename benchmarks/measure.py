@@ -41,6 +41,7 @@ VERBS = "tests/docs/verbs.txt"
 NO_FIRST_WORDS = frozenset(
     ("Of", "As", "By", "Who", "Whose", "Whom", "What", "Where", "Whether", "Here", "There", "Nobody", "Nothing", "Maybe")
 )
+VAGUE = ("found", "each", "own", "told")
 RUFF_RULES = ("--select=D,D401", "--ignore=D102,D105,D107", "--config=lint.pydocstyle.convention='google'")
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _GENERATED = re.compile(r"<!-- generated\b.*?<!-- end generated -->", re.DOTALL)
@@ -137,6 +138,14 @@ def bad_first_words(source: Source, verbs: frozenset[str]) -> list[str]:
         for node in source.documented()
         if has_bad_first_word(node, verbs)
     ]
+
+
+def vague_variables(source: Source) -> list[str]:
+    """Return a line "path:line: name" for each variable or parameter whose name says too little."""
+    places = [(node.lineno, node.arg) for node in ast.walk(source.tree) if isinstance(node, ast.arg)]
+    stored = (node for node in ast.walk(source.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    places += [(node.lineno, node.id) for node in stored]
+    return [f"{source.path}:{line}: {name}" for line, name in sorted(places) if name in VAGUE]
 
 
 def read_verbs(path: Path) -> frozenset[str]:
@@ -241,6 +250,7 @@ def rows(root: Path, walked: dict[str, Any]) -> Iterator[Row]:
     yield Row("docstrings with a bad first word", sum(len(bad_first_words(source, verbs)) for source in product), 1883, 0)
     yield Row("class names defined more than once", len(duplicate_classes(product)), 61, 0)
     yield Row("module names twice in a package", len(duplicate_modules(product)), 19, 0)
+    yield Row(f"variables called {', '.join(VAGUE)}", sum(len(vague_variables(source)) for source in product), 483, 0)
     yield Row(f"test names over {MAX_TEST_NAME} characters", len(long_test_names(sources(root, ["tests"]))), 44, 0)
     yield Row("words of all documents", sum(words.values()), 91431, 60000)
     yield Row("words of README.md", words.get("README.md", 0), 1830, 1500)
@@ -259,10 +269,10 @@ def main(as_json: bool, files: bool, root: Path) -> None:
     if as_json:
         click.echo(json.dumps({row.what: row.now for row in table} | ({"way": walked} if files else {}), indent=1))
         return
-    click.echo(f"{'':<38}{'82b576c':>9}{'now':>9}{'at most':>9}  met")
+    click.echo(f"{'':<42}{'82b576c':>9}{'now':>9}{'at most':>9}  met")
     for row in table:
         target = "" if row.target is None else f"{row.target:,g}"
-        click.echo(f"{row.what:<38}{row.before:>9,g}{row.now:>9,g}{target:>9}  {row.verdict}".rstrip())
+        click.echo(f"{row.what:<42}{row.before:>9,g}{row.now:>9,g}{target:>9}  {row.verdict}".rstrip())
     if files:
         click.echo("\n".join(["", "Files on the way of an update, which hand work on:", *walked["handing_on"]]))
         click.echo("\n".join(["", "Leaves, which these call:", *walked["leaves"]]))

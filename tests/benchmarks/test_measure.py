@@ -87,6 +87,12 @@ def test_names_that_are_defined_twice_are_listed_with_their_files() -> None:
     assert measure.duplicate_modules(files) == {"common/rows": ["common/rows.py", "common/wire/rows.py"]}
 
 
+def test_variables_and_parameters_with_vague_names_are_found_where_they_are_bound() -> None:
+    code = "def f(own):\n    told = own.found\n    return [told for each in told]"
+    lines = ["a.py:1: own", "a.py:2: told", "a.py:3: each"]
+    assert measure.vague_variables(Source(Path("a.py"), code)) == lines
+
+
 def test_names_of_tests_are_counted_from_81_characters() -> None:
     names = ["test_" + "x" * 75, "test_" + "x" * 76, "make_" + "x" * 76]
     files = [Source(Path("tests/test_a.py"), "".join(f"def {name}(): ...\n" for name in names))]

@@ -73,6 +73,12 @@ def test_the_second_stage_is_small_and_not_root(name, instructions):
     assert not any("pip" in rest for _, rest in last)
 
 
+def test_the_image_of_a_device_has_nothing_that_only_a_server_needs(instructions):
+    installs = {name: [rest for word, rest in instructions(name) if word == "RUN" and "pip install" in rest] for name in IMAGES}
+    asked = {name: lines[-1].split()[-1] for name, lines in installs.items()}
+    assert asked == {"Dockerfile.server": "'.[server]'", "Dockerfile.client": "."}
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_versions_come_from_the_constraints(name, instructions):
     installs = [rest for word, rest in instructions(name) if word == "RUN" and "pip install" in rest]

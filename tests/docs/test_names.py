@@ -26,6 +26,7 @@ PENDING_MODULES = frozenset(
     """.split()  # noqa: SIM905
 )
 PENDING_TEST_NAMES = 44  # longer than they may be
+PENDING_VARIABLES = 400  # with names that say too little
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,11 @@ def test_a_class_name_is_defined_once_in_the_product(product: list[Source]) -> N
 def test_a_module_name_stands_once_in_a_package(product: list[Source]) -> None:
     doubles = measure.duplicate_modules(product)
     assert {name: paths for name, paths in doubles.items() if name not in PENDING_MODULES} == {}
+
+
+def test_variables_have_names_that_say_something(product: list[Source]) -> None:
+    places = [line for source in product for line in measure.vague_variables(source)]
+    assert len(places) <= PENDING_VARIABLES, places
 
 
 def test_no_file_of_the_product_is_long(product: list[Source]) -> None:
