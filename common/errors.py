@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 
 class AttuneError(Exception):
-    """Base of every error that Attune raises on purpose. The message is for a person."""
+    """Error that Attune raises on purpose; its message is for a person."""
 
     kind = "error"
     exit_code = 1
@@ -27,170 +27,262 @@ class AttuneError(Exception):
 
 
 class SettingError(AttuneError):
-    """A setting, flag, method or model that is unknown or out of range."""
+    """A setting, flag, method or model is unknown or out of range.
+
+    What to do: Use the name that the message suggests.
+    """
 
     kind, exit_code, status = "setting", 2, "INVALID_ARGUMENT"
 
 
 class PortInUse(AttuneError):
+    """The port is in use, or `--host` is not an address of this machine.
+
+    What to do: Stop the program that uses the port, or choose another `--port`.
+    """
+
     kind, exit_code, status = "port-in-use", 3, "FAILED_PRECONDITION"
 
 
 class HomeMismatch(AttuneError):
-    """The home belongs to another federation, or its recorded settings contradict the flags."""
+    """The home belongs to another federation or device, has other settings, or is damaged.
+
+    What to do: Leave the flags out, or use another `--home`.
+    """
 
     kind, exit_code, status = "home-mismatch", 4, "FAILED_PRECONDITION"
 
 
 class HomeBusy(AttuneError):
-    """A live process already runs on this home."""
+    """A live process already runs on this home.
+
+    What to do: Stop it, or use another `--home`.
+    """
 
     kind, exit_code, status = "home-busy", 5, "FAILED_PRECONDITION"
 
 
 class ShardError(AttuneError):
-    """A shard that cannot be read, is empty, or has the wrong arrays."""
+    """The shard cannot be read, is empty, or has the wrong arrays.
+
+    What to do: Read the message.
+    """
 
     kind, exit_code, status = "shard", 6, "INVALID_ARGUMENT"
 
 
 class NonFiniteFeatures(ShardError):
+    """Features are NaN or infinite; the message names columns and counts.
+
+    What to do: Fill them in, or leave the samples out.
+    """
+
     kind, exit_code = "non-finite-features", 7
 
 
 class UndeclaredLabels(ShardError):
-    """Labels outside the classes the federation has fixed."""
+    """Labels are outside the classes that the federation has fixed.
+
+    What to do: Declare `classes` before round 1, or leave these samples out.
+    """
 
     kind, exit_code = "undeclared-labels", 8
 
 
 class ShapeMismatch(ShardError):
-    """A shard whose kind or shape differs from the federation's."""
+    """The data have another kind or shape than the federation's.
+
+    What to do: Convert the shard.
+    """
 
     kind, exit_code = "shape-mismatch", 9
 
 
 class NameTaken(AttuneError):
+    """Another device has this name.
+
+    What to do: Choose a name with `--name`.
+    """
+
     kind, exit_code, status = "name-taken", 10, "ALREADY_EXISTS"
 
 
 class TokenRefused(AttuneError):
-    """A join token that is wrong, expired, used up or revoked."""
+    """The join token is wrong, expired, used up or revoked.
+
+    What to do: Ask the operator for a new one: `fedserver token`.
+    """
 
     kind, exit_code, status = "token-refused", 11, "PERMISSION_DENIED"
 
 
 class FingerprintMismatch(AttuneError):
-    """The server does not hold a certificate of the CA that the token or the enrolment pinned."""
+    """The server has no certificate of the authority that this device trusts.
+
+    What to do: Check `--server`, or ask the operator for a new token.
+    """
 
     kind, exit_code, status = "fingerprint-mismatch", 12, "UNAUTHENTICATED"
 
 
 class Unreachable(AttuneError):
-    """Nobody answered within the connect timeout."""
+    """No server answered within `--connect-timeout`, or a running server was not told of a written change.
+
+    What to do: Check address, network and server.
+    """
 
     kind, exit_code, status = "unreachable", 13, "UNAVAILABLE"
 
 
 class CertificateRefused(AttuneError):
-    """This device's certificate is revoked, expired, or of another federation."""
+    """The device's certificate is revoked, expired, or of another federation.
+
+    What to do: Expired: start once with a new token. Otherwise use a new home, a new token and another name.
+    """
 
     kind, exit_code, status = "certificate-refused", 14, "UNAUTHENTICATED"
 
 
 class NotEnrolled(AttuneError):
-    """No certificate, and no token to get one."""
+    """The device has no certificate, and no token to get one.
+
+    What to do: Run `fedclient join` first.
+    """
 
     kind, exit_code, status = "not-enrolled", 15, "UNAUTHENTICATED"
 
 
 class Forbidden(AttuneError):
-    """An authenticated peer asked for something that belongs to another."""
+    """An authenticated peer asked for something that belongs to another.
+
+    What to do: Report it.
+    """
 
     kind, exit_code, status = "forbidden", 16, "PERMISSION_DENIED"
 
 
 class DiskFull(AttuneError):
+    """The disk is full. Accepted updates are kept.
+
+    What to do: Free some space, then start again.
+    """
+
     kind, exit_code, status = "disk-full", 17, "RESOURCE_EXHAUSTED"
 
 
 class FederationFailed(AttuneError):
-    """The federation ended without a result."""
+    """The federation ended without a result.
+
+    What to do: Read the message.
+    """
 
     kind, exit_code, status = "federation-failed", 18, "ABORTED"
 
 
 class NoModel(AttuneError):
-    """The home holds no finished model yet."""
+    """The home has no finished model yet.
+
+    What to do: Let the federation run first.
+    """
 
     kind, exit_code, status = "no-model", 19, "NOT_FOUND"
 
 
 class UnknownBlob(AttuneError):
-    """A digest that the server does not (or no longer) offer to this device."""
+    """The server does not offer this digest to this device, or not any more.
+
+    What to do: Wait for the next order, or start again.
+    """
 
     kind, exit_code, status = "unknown-blob", 20, "NOT_FOUND"
 
 
 class OrderClosed(AttuneError):
-    """The order is closed: the result is late, and nothing is wrong."""
+    """The order is closed, so the result is late.
+
+    What to do: Wait for the next order.
+    """
 
     kind, exit_code, status = "order-closed", 23, "ABORTED"
 
 
 class UploadBusy(AttuneError):
-    """Another stream has this upload open: it must be closed before the new stream's is opened."""
+    """Another stream of the device has this upload open.
+
+    What to do: Wait: the device tries again by itself.
+    """
 
     kind, status = "upload-busy", "ABORTED"
 
 
 class UploadTakenOver(AttuneError):
-    """A newer stream of the same device goes on with this upload: the order is open, and the bytes that came are kept."""
+    """A newer stream of the device continues this upload. The bytes that arrived are kept.
+
+    What to do: Wait: the newer stream continues.
+    """
 
     kind, status = "upload-taken-over", "ABORTED"
 
 
 class Stalled(AttuneError):
-    """Nothing came on an upload for too long: the order is open, and the upload goes on at the bytes that came."""
+    """An upload had no frame for too long. The order is open, and the bytes that arrived are kept.
+
+    What to do: Wait: the device continues by itself.
+    """
 
     kind, status = "stalled", "ABORTED"
 
 
 class Replaced(AttuneError):
-    """Another stream was opened with this device's certificate: a device is one process at a time."""
+    """Another stream was opened with this device's certificate.
+
+    What to do: Stop one of the two processes with this identity.
+    """
 
     kind, exit_code, status = "replaced", 24, "ABORTED"
 
 
 class TooMany(AttuneError):
-    """This device has asked for more, or more often, than one device may. The same call may succeed later."""
+    """The device has asked for more, or more often, than one device may.
+
+    What to do: Wait, then start again.
+    """
 
     kind, exit_code, status = "too-many", 28, "RESOURCE_EXHAUSTED"
 
 
 class LedgerBusy(Unreachable):
-    """The server lacks something for the moment: its database is locked, its disk is full, or it may open no more files.
+    """The database is locked, the disk is full, or the server may open no more files.
 
-    The same call may succeed later.
+    What to do: Stop the program that locks the database, or make room. A running server tries again by itself.
     """
 
     kind, exit_code, status = "ledger-busy", 27, "UNAVAILABLE"
 
 
 class WireError(AttuneError):
-    """Bytes that are not what they claim to be; common/wire/malformed.py names each way."""
+    """Bytes are not what they claim to be; the malformed kinds below say how.
+
+    What to do: Update the older side.
+    """
 
     kind, exit_code, status = "wire", 21, "INVALID_ARGUMENT"
 
 
 class LimitExceeded(WireError):
-    """A peer sent, or announced, more than the limit."""
+    """A peer sent or announced more than the limit.
+
+    What to do: Read the log of that device.
+    """
 
     kind, status = "limit-exceeded", "RESOURCE_EXHAUSTED"
 
 
 class UpdateRefused(AttuneError):
-    """An update that does not fit its order: wrong tensors, not finite, too large a norm, too many samples."""
+    """The update does not fit its order: tensors, values, norm or samples.
+
+    What to do: Read the message. The device waits for the next order.
+    """
 
     kind, exit_code, status = "update-refused", 22, "INVALID_ARGUMENT"
 

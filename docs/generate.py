@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from benchmarks import method_tables, recipe_tables, report, robust_tables
+from docs import tables
 
 ROOT = Path(__file__).parents[1]
 REGION = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n.*?<!-- end generated -->", re.DOTALL)
@@ -45,6 +46,11 @@ def layers() -> Iterator[str]:
 REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "packages": packages,
     "layers": layers,
+    "errors": tables.errors,
+    "malformed": tables.malformed_kinds,
+    "metrics": tables.metrics,
+    "fault-steps": tables.fault_steps,
+    "commands": tables.commands,
     "papers": report.papers,
     "recipes": recipe_tables.sections,
     "attackers": robust_tables.sections,

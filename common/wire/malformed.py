@@ -13,19 +13,28 @@ from attune.common.errors import LimitExceeded, WireError
 
 
 class Truncated(WireError):
-    """Fewer bytes than were announced. The bytes that arrived are good: send the rest."""
+    """Fewer bytes arrived than were announced. The bytes that arrived are good.
+
+    What to do: Send the rest.
+    """
 
     kind = "truncated"
 
 
 class DigestMismatch(WireError):
-    """All bytes are there, but they are not the announced ones."""
+    """All bytes arrived, but they are not the announced ones.
+
+    What to do: Send them again.
+    """
 
     kind = "digest-mismatch"
 
 
 class BadOffset(WireError):
-    """An offset outside the blob."""
+    """The offset is outside the blob.
+
+    What to do: Update the older side.
+    """
 
     kind = "bad-offset"
 
@@ -33,17 +42,17 @@ class BadOffset(WireError):
 Kind = Literal[
     "bad-digest",  # not the algorithm and 64 lower-case hexadecimal digits
     "header-truncated",  # the blob ends before its header does
-    "header-too-large",
+    "header-too-large",  # over 16 MiB
     "header-not-json",  # not UTF-8, not JSON, or JSON that is not one object
     "header-too-deep",  # nested deeper than a safetensors header ever is
     "header-too-long",  # more members or numbers than the allowed number of tensors can need
     "duplicate-key",  # a key that occurs twice in one object: two readers could use different values
-    "too-many-tensors",
+    "too-many-tensors",  # over 65,536
     "bad-metadata",  # `__metadata__` is not an object of strings
     "bad-name",  # a tensor name that is empty, reserved, not valid Unicode, or carries control characters
-    "name-too-long",
+    "name-too-long",  # a tensor name over 512 bytes
     "bad-entry",  # a tensor's entry is not an object of exactly dtype, shape and data_offsets
-    "unknown-dtype",
+    "unknown-dtype",  # a dtype that is not supported
     "bad-shape",  # not a list of whole numbers >= 0
     "shape-too-large",  # too many dimensions, or more elements than 63 bits count
     "bad-offsets",  # not two whole numbers >= 0 in ascending order
@@ -55,14 +64,14 @@ Kind = Literal[
     "trailing-bytes",  # bytes behind the last tensor
     "not-boolean",  # a BOOL tensor with a byte other than 0 and 1, on which torch's operations would disagree
     "not-finite",  # NaN or infinite values
-    "bad-scale",  # of int8: NaN, infinite or negative
-    "bad-frame",  # of zstd: it cannot be read, or holds another number of bytes than its tensor has
-    "missing-tensor",
-    "unexpected-tensor",
-    "wrong-dtype",  # another than the manifest says
-    "wrong-shape",  # another than the manifest says
-    "unsupported-tensor",  # of this process, without bytes to write: sparse, quantised, on `meta`, or of a foreign dtype
-    "put-twice",  # a tensor handed to a writer a second time
+    "bad-scale",  # a scale of int8 that is NaN, infinite or negative
+    "bad-frame",  # a frame of zstd that cannot be read, or holds another number of bytes than its tensor has
+    "missing-tensor",  # a tensor that the receiver expects
+    "unexpected-tensor",  # a tensor that the receiver does not expect
+    "wrong-dtype",  # another dtype than the manifest says
+    "wrong-shape",  # another shape than the manifest says
+    "unsupported-tensor",  # in this process: a tensor without bytes to write (sparse, quantised, on `meta`, a foreign dtype)
+    "put-twice",  # in this process: a tensor handed to a writer a second time
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TOO_MUCH: frozenset[Kind] = frozenset(

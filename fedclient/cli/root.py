@@ -85,8 +85,7 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
     show_default=True,
-    help="Of several shards: one device after the other; all that have an order side by side; what of these a trial finds "
-    "faster; or spread over a process for each processor, or over the workers of a Ray cluster.",
+    help="How several devices are computed: one after the other, together, the faster of both, or on processes or Ray.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."

@@ -4,7 +4,7 @@ Every model has seen them, so they do not say which is better. Two things they d
 a constant answer does no better elsewhere: as the common model, where the tasks of devices contradict each other. And a model
 that was trained alone on a few samples is far surer of itself than those that were made of many devices' samples: its scores
 are multiplied by the sharpness with which it explains the training samples as well as they do. Then it counts a third, for it
-is the worst of them more often than not (docs/operations.md). V training samples, T labels of a sample, G sharpnesses.
+is the worst of them more often than not (docs/does-it-help.md). V training samples, T labels of a sample, G sharpnesses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a newcomer to a finished federation trains, and what of it the server takes up (docs/operations.md, "Newcomers")."""
+"""Rules for newcomers to a finished federation: what they train, and what the server uses (docs/operations/rounds.md)."""
 
 from __future__ import annotations
 

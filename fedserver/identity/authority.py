@@ -42,7 +42,10 @@ _CLOCK_SKEW = timedelta(hours=1)
 
 
 class RequestRefused(CertificateRefused):
-    """A certificate request that is malformed, too large, not signed by its own key, or for a key that is not P-256."""
+    """The certificate request is malformed, too large, or not for a P-256 key.
+
+    What to do: Use a current `fedclient`.
+    """
 
     kind, status = "request-refused", "INVALID_ARGUMENT"
 

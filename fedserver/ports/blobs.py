@@ -23,7 +23,13 @@ def blob_of(slot: Slot) -> Blob:
 
 
 class Damaged(HomeMismatch):
-    """A blob is not there, or its bytes are not those that were written; so the message. name: the blob's, where it is one."""
+    """A file of the home is missing or has other bytes than were written.
+
+    What to do: Restore the file that the message names.
+
+    Attributes:
+        name: The blob's name, if the damaged file is a blob.
+    """
 
     kind, status = "damaged", "DATA_LOSS"
 

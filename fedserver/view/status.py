@@ -34,7 +34,7 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
 def status(
     found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = (), now: float = 0.0
 ) -> dict[str, Any]:
-    """The object of `fedserver status --json`; see docs/operations.md for its fields.
+    """The object of `fedserver status --json`; see docs/operations/monitoring.md for its fields.
 
     reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
     troubles: what keeps that server from carrying a step out; it tries again by itself. now: unix time.

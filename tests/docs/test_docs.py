@@ -66,8 +66,11 @@ def test_commands_and_flags_exist(path: str, page: Any) -> None:
         assert not unknown, f"{' '.join(words)}: {unknown}"
 
 
+OPERATIONS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "operations").glob("*.md"))]
+
+
 @pytest.mark.parametrize(
-    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/data.md", "docs/operations.md", "docs/protocol.md", "docs/security.md"]
+    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/data.md", "docs/protocol.md", "docs/security.md", *OPERATIONS]
 )
 def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
     known = set().union(*(flags(command) for _, command in every_command()))

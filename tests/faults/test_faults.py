@@ -39,12 +39,6 @@ def test_every_name_is_called_and_every_call_has_a_name(side, steps):
     assert sorted(step for step, _ in calls(side)) == sorted(steps), "each step stands in the code once"
 
 
-def test_the_page_lists_the_steps():
-    page = (ROOT / "docs" / "reliability.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+?) \|$", page, re.MULTILINE))
-    assert rows == faults.STEPS
-
-
 def test_a_fault_strikes_once_in_its_round_alone(capfd):
     faults.arm("kiel:2:trained=raise-ENOSPC, *:*:committed=raise-EIO")
     faults.fail_at("kiel", 1, "trained")

@@ -29,13 +29,19 @@ Follow = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 
 class TrainingDiverged(AttuneError):
-    """The loss is no longer a finite number."""
+    """The loss or the weights are not finite. The device goes on with the next order.
+
+    What to do: Lower `train.lr`, or set `train.clip_norm`.
+    """
 
     kind, exit_code = "training-diverged", 26
 
 
 class Cancelled(AttuneError):
-    """Another order, or the end, has replaced this work."""
+    """Another order replaced this one within the device.
+
+    What to do: No action is needed.
+    """
 
     kind = "cancelled"
 
