@@ -21,8 +21,8 @@ from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver import cluster_environment
-from attune.fedserver.lab.aggregators.base import Aggregator, Update
-from attune.fedserver.lab.build import Job, made
+from attune.fedserver.lab.aggregators.base import Aggregator, PartUpdate
+from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.columns import columns_of
 from attune.fedserver.lab.cluster.connect import connect
 from attune.fedserver.lab.cluster.crew import Ticket, Worker
@@ -30,7 +30,7 @@ from attune.fedserver.lab.cluster.make import maker
 from attune.fedserver.lab.cluster.place import Place
 from attune.fedserver.lab.cluster.rows import sent
 from attune.fedserver.lab.cluster.team import Team
-from attune.fedserver.lab.vault import Vault
+from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.memory import MemoryBlobs
 from benchmarks.machine import machine
 
@@ -93,7 +93,7 @@ def terms(team: Team) -> dict[str, float]:
     calls = [best_s(lambda: worker.ask("facts").answer(), 1) for _ in range(50)]
     many = best_s(lambda: [ticket.answer() for ticket in [worker.ask("facts") for _ in range(64)]])
     job, heads = job_of("hypernetwork", {"h": ["x"]}, embedding_dim=8, hidden=HIDDEN), ("generated", 0)
-    updates = [Update(f"c{i}", 1, {"x": torch.randn(TRANSFER // 8)}) for i in range(8)]
+    updates = [PartUpdate(f"c{i}", 1, {"x": torch.randn(TRANSFER // 8)}) for i in range(8)]
     columns = columns_of(updates, manifest_of(updates[0].tensors))
     weight = sent({"head.h.weight": torch.randn(TRANSFER // HIDDEN, HIDDEN)})
     worker.ask("hold", heads, job, sent({"x": torch.zeros(8)})).answer()
@@ -107,24 +107,24 @@ def terms(team: Team) -> dict[str, float]:
     }
 
 
-def job_of(aggregator: str, components: dict[str, list[str]], **given: Any) -> Job:
+def job_of(aggregator: str, components: dict[str, list[str]], **given: Any) -> AggregatorSpec:
     parts: dict[str, PartKind] = {"attention": "attended", "mean": "shared", "hypernetwork": "generated"}
-    return Job(parts[aggregator], aggregator, SETTINGS[aggregator](**given), 0, components)
+    return AggregatorSpec(parts[aggregator], aggregator, SETTINGS[aggregator](**given), 0, components)
 
 
-def opened(job: Job, initial: dict[str, torch.Tensor], team: Team | None) -> tuple[Aggregator, Vault]:
-    vault = Vault(MemoryBlobs(), job.part, [], 0)
+def opened(job: AggregatorSpec, initial: dict[str, torch.Tensor], team: Team | None) -> tuple[Aggregator, StateVault]:
+    vault = StateVault(MemoryBlobs(), job.part, [], 0)
     aggregator = made(job, vault) if team is None else maker(team)(job, vault)
     aggregator.start(initial)
     vault.settle()
     return aggregator, vault
 
 
-def rounds(job: Job, like: dict[str, torch.Tensor], clients: int, team: Team | None) -> dict[str, float]:
+def rounds(job: AggregatorSpec, like: dict[str, torch.Tensor], clients: int, team: Team | None) -> dict[str, float]:
     """Seconds of a round, the best of some after a first one, which sends the state; and the bytes of the last."""
     aggregator, vault = opened(job, like, team)
     drawn = ({name: torch.randn(tensor.shape) for name, tensor in like.items()} for _ in range(clients))
-    updates = [Update(f"c{i:03}", 1, tensors) for i, tensors in enumerate(drawn)]
+    updates = [PartUpdate(f"c{i:03}", 1, tensors) for i, tensors in enumerate(drawn)]
 
     def play() -> None:
         aggregator.close_round(updates)
@@ -149,7 +149,7 @@ def mixing() -> dict[str, dict[str, float]]:
     for clients in COHORTS:
         weights = P // COMPONENTS
         aggregator, _ = opened(job_of("attention", {"x": ["x"]}), {"x": torch.zeros(weights)}, None)
-        updates = [Update(f"c{i:03}", 1, {"x": torch.randn(weights)}) for i in range(clients)]
+        updates = [PartUpdate(f"c{i:03}", 1, {"x": torch.randn(weights)}) for i in range(clients)]
         (unit,) = aggregator.units()  # type: ignore[attr-defined]
         (block,) = unit.blocks
 
@@ -171,7 +171,7 @@ def measured(place: Place) -> dict[str, Any]:
         team.close()
 
 
-def subjects() -> Iterable[tuple[str, tuple[Job, dict[str, torch.Tensor], int]]]:
+def subjects() -> Iterable[tuple[str, tuple[AggregatorSpec, dict[str, torch.Tensor], int]]]:
     layers = {f"layer{n}": torch.zeros(P // COMPONENTS) for n in range(COMPONENTS)}
     components = {name: [name] for name in layers}
     yield "mcsa", (job_of("attention", components), layers, S)

@@ -18,7 +18,7 @@ import torch
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.attention import attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from benchmarks.hypernetwork import BLOCK, BLOCKS
@@ -56,7 +56,7 @@ def hypernetwork(name: str, repeats: int) -> dict[str, float]:
     accelerator.use("cpu")
     made.start(initial)
     names = [f"{index:02}" for index in range(CLIENTS)]
-    updates = [Update(each, 1, {key: 1e-3 * torch.randn(BLOCK, generator=draw) for key in initial}) for each in names]
+    updates = [PartUpdate(each, 1, {key: 1e-3 * torch.randn(BLOCK, generator=draw) for key in initial}) for each in names]
     with torch.no_grad():
         return {
             "step_s": wall_s(lambda: made._descend(updates, phi=True), repeats),

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from benchmarks.machine import machine
 from benchmarks.mcsa import COPY, cpu_s
@@ -38,7 +38,7 @@ def measure(optimiser: str, clients: int, block: int, repeats: int) -> dict[str,
     )
     subject.start(initial)
     names = [f"{index:02}" for index in range(clients)]
-    updates = [Update(name, 1, {key: 1e-3 * torch.randn(block, generator=draw) for key in initial}) for name in names]
+    updates = [PartUpdate(name, 1, {key: 1e-3 * torch.randn(block, generator=draw) for key in initial}) for name in names]
     source, target = torch.randn(COPY), torch.empty(COPY)
     subjects: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),

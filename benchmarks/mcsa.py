@@ -26,10 +26,10 @@ from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver import malloc
-from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.gram import gram, mix_
-from attune.fedserver.lab.vault import Vault
+from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.folder import FolderBlobs
 from benchmarks.machine import machine
 
@@ -57,9 +57,9 @@ def mcsa_(X_SD: torch.Tensor, sigma: float) -> None:
 def whole_round(X_SD: torch.Tensor) -> None:
     """As the server does it, with stacking and the vault's copies."""
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(), vault, 0, {"x": ["x"]})
+    aggregator = Mcsa(AttentionSettings(), vault, 0, {"x": ["x"]})
     aggregator.start({"x": X_SD[0]})
-    aggregator.close_round([Update(f"{i:03}", 1, {"x": row_D}) for i, row_D in enumerate(X_SD)])
+    aggregator.close_round([PartUpdate(f"{i:03}", 1, {"x": row_D}) for i, row_D in enumerate(X_SD)])
 
 
 class Files:
@@ -68,8 +68,8 @@ class Files:
     def __init__(self, folder: Path, X_SD: torch.Tensor) -> None:
         self._folder, self._shape = folder, X_SD.shape
         blobs = FolderBlobs(folder / "server")
-        self._vault = Vault(blobs, "attended", [], 0)
-        self._aggregator = Attention(AttentionSettings(), self._vault, 0, {"x": ["x"]})
+        self._vault = StateVault(blobs, "attended", [], 0)
+        self._aggregator = Mcsa(AttentionSettings(), self._vault, 0, {"x": ["x"]})
         self._aggregator.start({"x": X_SD[0]})
         self._bytes = bytearray(X_SD.shape[1] * 4)
         for i, row_D in enumerate(X_SD):
@@ -79,7 +79,7 @@ class Files:
     def round(self) -> None:
         with ExitStack() as stack:
             files = [stack.enter_context(TensorFile(self._folder / f"{i:03}.safetensors")) for i in range(self._shape[0])]
-            self._aggregator.close_round([Update(f"{i:03}", 1, file) for i, file in enumerate(files)])
+            self._aggregator.close_round([PartUpdate(f"{i:03}", 1, file) for i, file in enumerate(files)])
         self._vault.settle()
 
     def bytes(self) -> None:

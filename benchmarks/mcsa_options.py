@@ -22,8 +22,8 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, MeanSettings
-from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
-from attune.fedserver.lab.aggregators.base import Aggregator, Block, MemoryVault, Tensors, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
+from attune.fedserver.lab.aggregators.base import Aggregator, Block, MemoryVault, PartUpdate, Tensors
 from attune.fedserver.lab.aggregators.gram import gram, stack
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.aggregators.mixing import GRAM
@@ -42,24 +42,24 @@ class Client:
     test_y: torch.Tensor
 
 
-class Variant(Attention):
+class Variant(Mcsa):
     """MCSA with one of the options tried: A is made by `weights` from a component's cosines."""
 
     def __init__(self, vault: MemoryVault, names: Sequence[str], weights: Weights, updates: bool) -> None:
         super().__init__(AttentionSettings(), vault, 0, layers(names))
         self.of_cosines, self.over_updates = weights, updates
 
-    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """Attention over updates compares x_i - w_i, w_i being what was served, and mixes x_i."""
         if not self.over_updates:
             return super().partial(block, updates)
         return {GRAM: gram(stack([self._change(block, each) for each in updates], block.names))}
 
-    def _change(self, block: Block, update: Update) -> Update:
+    def _change(self, block: Block, update: PartUpdate) -> PartUpdate:
         served = self._vault.read(self.slot(update.client))
-        return Update(update.client, update.weight, {name: update.tensors[name] - served[name] for name in block.names})
+        return PartUpdate(update.client, update.weight, {name: update.tensors[name] - served[name] for name in block.names})
 
-    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         return self.of_cosines(cosines(G_SS))
 
 
@@ -263,7 +263,7 @@ def play(option: str, setting: str, model: str, mu: float, rounds: int, seed: in
         scores = [float((logits(own[c.name], c.test_x).argmax(1) == c.test_y).float().mean()) for c in clients]
         history.append(sum(scores) / len(scores))
         if aggregator:
-            aggregator.close_round([Update(c.name, len(c.x), own[c.name]) for c in clients])
+            aggregator.close_round([PartUpdate(c.name, len(c.x), own[c.name]) for c in clients])
     return history[-1], max(history)
 
 

@@ -36,7 +36,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Trainer
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from benchmarks.machine import machine
 
@@ -102,7 +102,7 @@ def federation(roles: dict[str, Role], window: int, leaky: bool, rounds: int, sh
             x, y = roles[name].train
             served = vault.read(VALUE)
             trained = device.train(served, served, x, y, partial(derive, seed, name, number))
-            updates.append(Update(name, float(len(x)), trained.tensors))
+            updates.append(PartUpdate(name, float(len(x)), trained.tensors))
             losses.append(trained.loss)
         mean.close_round(updates)
     right_T = _right(device, vault, roles)

@@ -18,7 +18,7 @@ from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 
 CLASSES = {
     "mean": "mean:Mean",
-    "attention": "attention:Attention",
+    "attention": "attention:Mcsa",
     "heur-amp": "similarity:HeurAmp",
     "amp": "similarity:Amp",
     "hypernetwork": "hypernetwork:Hypernetwork",
@@ -41,7 +41,7 @@ def aggregator_class(name: str) -> AggregatorClass:
 
 
 @dataclass(frozen=True)
-class Job:
+class AggregatorSpec:
     """What an aggregator of a part is made of, beside its vault; can be sent to another process."""
 
     part: PartKind
@@ -51,10 +51,10 @@ class Job:
     components: Mapping[str, list[str]]
 
 
-Maker = Callable[[Job, Vault], Aggregator]
+Maker = Callable[[AggregatorSpec, Vault], Aggregator]
 
 
-def made(job: Job, vault: Vault, carrier: Carrier = IN_TURN) -> Aggregator:
+def made(job: AggregatorSpec, vault: Vault, carrier: Carrier = IN_TURN) -> Aggregator:
     """Make the aggregator of a part; `carrier` carries out the pieces of its rounds."""
     return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, carrier)
 
@@ -80,5 +80,5 @@ def aggregators_for(
     result: dict[PartKind, Aggregator] = {}
     for kind, part in parts.items():
         if kind != "private":
-            result[kind] = make(Job(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind))
+            result[kind] = make(AggregatorSpec(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind))
     return result

@@ -24,14 +24,14 @@ from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Update, write
+from attune.fedserver.lab.aggregators.base import Aggregator, PartUpdate, Tensors, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.decoded import Decoded
 from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.recipe import Recipe
-from attune.fedserver.lab.vault import NotFinite, Vault
+from attune.fedserver.lab.recipe import StateRecipe
+from attune.fedserver.lab.vault import NotFinite, StateVault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Outcome, Served
 
@@ -66,7 +66,7 @@ class Engine:
         initial = tensors_of(model)
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
         version = closed + 1 if slots else 0
-        self._vaults = {part: Vault(blobs, part, slots, version, area) for part in parts}
+        self._vaults = {part: StateVault(blobs, part, slots, version, area) for part in parts}
         # To be made anew: what they hold of a staged state goes with it.
         self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
@@ -75,8 +75,8 @@ class Engine:
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # of them, who did not count in some part
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
-        self._recipe: Recipe | None = None  # of the present state
-        self._next_recipe: Recipe | None = None  # of the staged one
+        self._recipe: StateRecipe | None = None  # of the present state
+        self._next_recipe: StateRecipe | None = None  # of the staged one
         self._tried = False  # a round was closed, maybe in part, and not committed
         self.manifests: dict[PartKind, Manifest] = {}
         self._encoded: dict[PartKind, list[Manifest]] = {}  # what may be handed in beside it
@@ -222,7 +222,7 @@ class Engine:
         """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
         return self._staged(entries, adaptation, founders)
 
-    def follow(self, recipe: Recipe) -> list[Slot]:
+    def follow(self, recipe: StateRecipe) -> list[Slot]:
         """What `aggregate` or `adapt` once staged, again."""
         self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
@@ -266,7 +266,7 @@ class Engine:
         """How the staged state was made; of one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
-        self._next_recipe = Recipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding)
+        self._next_recipe = StateRecipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding)
         self._next_recipe.save(self._blobs)
         fail_at(SERVER, self._next_recipe.round, "aggregated")
 
@@ -275,7 +275,7 @@ class Engine:
     ) -> dict[str, float]:
         self._take_back()
         self._bounded, self._without_vote = {}, set()
-        closes: dict[PartKind, Callable[[list[Update]], dict[str, float]]]
+        closes: dict[PartKind, Callable[[list[PartUpdate]], dict[str, float]]]
         votes = adaptation is None or adaptation.common  # what is fitted to a newcomer is its own
         if adaptation is None:
             closes = {part: one.close_round for part, one in self._aggregators.items()}
@@ -291,7 +291,9 @@ class Engine:
                 metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
         return metrics
 
-    def _updates(self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack) -> list[Update]:
+    def _updates(
+        self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
+    ) -> list[PartUpdate]:
         """A cohort's updates of a part, bounded against one another; where it `votes`, without those that have none."""
         settings, updates = self._settings[part], []
         weight = weights({name: float(entry.row.samples or 0) for name, entry in entries.items()}, settings.bound_samples)
@@ -308,7 +310,7 @@ class Engine:
             decoded = stack.enter_context(Decoded(source, manifest))
             if name in over:
                 decoded = Bounded(source, manifest, self._base(name, part, stack), factor(over[name], settings.bound))
-            updates.append(Update(name, weight[name], decoded, len(without)))
+            updates.append(PartUpdate(name, weight[name], decoded, len(without)))
         return updates
 
     def _take_back(self) -> None:
@@ -325,7 +327,7 @@ class Engine:
     def staged_slots(self) -> list[Slot]:
         return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.staged_slots()]
 
-    def remember(self, recipe: Recipe) -> None:
+    def remember(self, recipe: StateRecipe) -> None:
         """At start: how the present state was made, so that what it replaced goes with the next commit."""
         self._recipe = recipe
         for vault in self._vaults.values():

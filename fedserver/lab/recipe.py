@@ -13,7 +13,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot
 from attune.fedserver.ports.blobs import STATE, Blobs
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class StateRecipe(msgspec.Struct, frozen=True):
     """A round's ingredients. The blobs that it names are kept as long as it is."""
 
     round: int

@@ -13,7 +13,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.lab.recipe import Recipe
+from attune.fedserver.lab.recipe import StateRecipe
 from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
 
 
@@ -22,7 +22,7 @@ def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: 
 
     What a killed process has left goes. What is made again is made in this process. Errors: those of Engine; Damaged.
     """
-    recipe = Recipe.load(blobs, closed) if slots else None
+    recipe = StateRecipe.load(blobs, closed) if slots else None
     kept = {blob_of(slot).name for slot in (*slots, *(recipe.replaced if recipe else ()))}
     if recipe is not None:
         kept.add(recipe.name)
@@ -34,7 +34,7 @@ def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: 
     return engine, remade
 
 
-def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: Recipe | None) -> list[str]:
+def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: StateRecipe | None) -> list[str]:
     """Makes again what is damaged of the first state and of the last round; returns the names of those blobs.
 
     Of other slots the bytes are checked when they are first read. Errors: Damaged.

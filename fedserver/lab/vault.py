@@ -23,7 +23,7 @@ class NotFinite(ArithmeticError):
 class _SlotWriter:
     """A TensorWriter that stages its blob in the vault when the `with` block ends well. Takes finite numbers only."""
 
-    def __init__(self, vault: Vault, key: str, writer: TensorWriter) -> None:
+    def __init__(self, vault: StateVault, key: str, writer: TensorWriter) -> None:
         self._vault, self._key, self._writer = vault, key, writer
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
@@ -42,7 +42,7 @@ class _SlotWriter:
         self._writer.__exit__(kind, error, trace)
 
 
-class Vault:
+class StateVault:
     """One part's slots. Reads see staged writes at once; `staged_slots` and `settle` belong to the commit.
 
     `version` names the blobs to be written: it must be larger than that of any durable slot, so that nothing is overwritten.

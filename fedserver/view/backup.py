@@ -23,7 +23,7 @@ from attune.common.estimate import told
 from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
-from attune.fedserver.lab.recipe import Recipe
+from attune.fedserver.lab.recipe import StateRecipe
 from attune.fedserver.ports.blobs import Blobs, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import link
@@ -91,7 +91,7 @@ def _taken_aside(home: ServerHome, aside: Path) -> Snapshot:
 
 def _state_of(blobs: Blobs, found: Snapshot) -> list[str]:
     """Return the names of the blobs of the state, and of what is kept to make them again."""
-    recipe = Recipe.load(blobs, found.record.round)
+    recipe = StateRecipe.load(blobs, found.record.round)
     slots = (*found.slots, *(recipe.replaced if recipe else ()))
     return sorted({*(blob_of(slot).name for slot in slots), *([recipe.name] if recipe else [])})
 

@@ -9,7 +9,7 @@ from attune.common.errors import AttuneError
 from attune.common.estimate import told
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.lab.recipe import Recipe, name_of
+from attune.fedserver.lab.recipe import StateRecipe, name_of
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.inbox import Inbox
@@ -50,7 +50,7 @@ def _authority(home: ServerHome, reader: LedgerReader) -> None:
 def _state(home: ServerHome, blobs: Blobs, found: Snapshot) -> Iterator[str]:
     """Check the slots, and what is kept to make them again."""
     closed = found.record.round
-    recipe = Recipe.load(blobs, closed)
+    recipe = StateRecipe.load(blobs, closed)
     if recipe is None and blobs.size(name_of(closed)) is not None:
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
     for slot in told((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):

@@ -15,8 +15,8 @@ from attune.common.methods.settings.aggregators import (
     HypernetworkSettings,
     MeanSettings,
 )
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Update, Vault
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, PartUpdate, Tensors, Vault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
@@ -41,9 +41,9 @@ KINDS: dict[str, Callable[[Vault], Aggregator]] = {
     "median": lambda vault: Mean(MeanSettings(robust="median"), vault, 3, COMPONENTS),
     "trimmed-mean": lambda vault: Mean(MeanSettings(robust="trimmed-mean"), vault, 3, COMPONENTS),
     "multi-krum": lambda vault: Mean(MeanSettings(robust="multi-krum"), vault, 3, COMPONENTS),
-    "attention-limited": lambda vault: Attention(AttentionSettings(attention_cap=0.2, self_floor=0.5), vault, 3, COMPONENTS),
-    "attention": lambda vault: Attention(AttentionSettings(), vault, 3, COMPONENTS),
-    "attention-tensor-samples": lambda vault: Attention(
+    "attention-limited": lambda vault: Mcsa(AttentionSettings(attention_cap=0.2, self_floor=0.5), vault, 3, COMPONENTS),
+    "attention": lambda vault: Mcsa(AttentionSettings(), vault, 3, COMPONENTS),
+    "attention-tensor-samples": lambda vault: Mcsa(
         AttentionSettings(components="tensor", weighting="samples"), vault, 3, COMPONENTS
     ),
     "heur-amp": lambda vault: HeurAmp(HeurAmpSettings(), vault, 3, COMPONENTS),
@@ -87,12 +87,12 @@ class Bench:
     def play(self, number: int, samples: Mapping[str, int], zero: bool = False) -> dict[str, float]:
         return self.aggregator.close_round([self.update(number, client, m, zero) for client, m in samples.items()])
 
-    def update(self, number: int, client: str, samples: int, zero: bool = False) -> Update:
+    def update(self, number: int, client: str, samples: int, zero: bool = False) -> PartUpdate:
         change = draw(1000 * number + sum(client.encode()), 0.0 if zero else 0.1)
         if not isinstance(self.aggregator, Hypernetwork):
             start = served(self.aggregator, self.vault, client)
             change = {name: start[name] + change[name] for name in SHAPES}
-        return Update(client, samples, change)
+        return PartUpdate(client, samples, change)
 
     def state(self) -> dict[str, Tensors]:
         return {
@@ -132,10 +132,10 @@ def identical() -> Callable[[Any, Any], bool]:
 
 
 @pytest.fixture
-def updates_of() -> Callable[[torch.Tensor, Sequence[float]], list[Update]]:
+def updates_of() -> Callable[[torch.Tensor, Sequence[float]], list[PartUpdate]]:
     """Rows of a matrix as the updates of clients a, b, c ... with one tensor `x`."""
 
-    def make(X_SD: torch.Tensor, samples: Sequence[float]) -> list[Update]:
-        return [Update(f"c{i:03}", m, {"x": row}) for i, (row, m) in enumerate(zip(X_SD, samples, strict=True))]
+    def make(X_SD: torch.Tensor, samples: Sequence[float]) -> list[PartUpdate]:
+        return [PartUpdate(f"c{i:03}", m, {"x": row}) for i, (row, m) in enumerate(zip(X_SD, samples, strict=True))]
 
     return make

@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attune.common.errors import SettingError
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, HypernetworkSettings
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.gram import gram, mix_
-from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _Round
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _HeadRound
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 
 GPU = torch.device("cuda", 0)
@@ -30,8 +30,8 @@ def on_gpu(monkeypatch):
         yield
 
 
-def updates(count: int = 3) -> list[Update]:
-    return [Update(f"c{index}", 1 + index, {"a": torch.randn(5, 2), "b": torch.randn(7)}) for index in range(count)]
+def updates(count: int = 3) -> list[PartUpdate]:
+    return [PartUpdate(f"c{index}", 1 + index, {"a": torch.randn(5, 2), "b": torch.randn(7)}) for index in range(count)]
 
 
 def devices(tensors) -> set[str]:
@@ -52,7 +52,7 @@ def test_a_mixture_on_two_processors_would_be_found(on_gpu):
 
 
 @pytest.mark.parametrize(
-    ("made", "settings"), [(Attention, AttentionSettings()), (HeurAmp, HeurAmpSettings()), (Amp, AmpSettings(sigma=1.0))]
+    ("made", "settings"), [(Mcsa, AttentionSettings()), (HeurAmp, HeurAmpSettings()), (Amp, AmpSettings(sigma=1.0))]
 )
 def test_a_mixed_cohort_comes_back_from_the_gpu(on_gpu, made, settings):
     aggregator, cohort = made(settings, MemoryVault(), 0, PARTS), updates()
@@ -84,7 +84,7 @@ def test_a_hypernetworks_heads_lie_and_step_on_the_gpu_and_all_else_on_the_cpu(m
             name for name in state.network if name.startswith("head.")
         }
         slope = torch.zeros(3, 6, device=GPU)
-        made._round = _Round(torch.randn(3, 6).to(GPU), slope, torch.zeros((), dtype=torch.float64, device=GPU))
+        made._round = _HeadRound(torch.randn(3, 6).to(GPU), slope, torch.zeros((), dtype=torch.float64, device=GPU))
         for unit in made.units():
             combined = made.combine(unit, [made.partial(block, cohort) for block in unit.blocks], cohort)
             assert devices(combined.values()) == {"cuda"}

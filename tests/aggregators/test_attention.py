@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedserver.lab.aggregators.attention import Attention, attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.gram import gram
 
 
@@ -37,10 +37,10 @@ def oracle(
 def mixed(X_SD: torch.Tensor, sigma: float, samples: list[int] | None = None, weighting: str = "none") -> torch.Tensor:
     """What the aggregator serves to c000, c001, ... after a round with these rows."""
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(sigma=sigma, weighting=weighting), vault, 0, {"x": ["x"]})
+    aggregator = Mcsa(AttentionSettings(sigma=sigma, weighting=weighting), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros_like(X_SD[0])})
     weights = samples or [1] * len(X_SD)
-    aggregator.close_round([Update(f"c{i:03}", m, {"x": x}) for i, (x, m) in enumerate(zip(X_SD, weights, strict=True))])
+    aggregator.close_round([PartUpdate(f"c{i:03}", m, {"x": x}) for i, (x, m) in enumerate(zip(X_SD, weights, strict=True))])
     return torch.stack([vault.read(aggregator.slot(f"c{i:03}"))["x"] for i in range(len(X_SD))])
 
 
@@ -123,11 +123,11 @@ def test_components_are_independent_and_keep_shape_and_dtype():
     other = {"l.weight": torch.randn(3, 4, 2), "l.bias": torch.randn(3), "count": torch.tensor(8)}
     for components, groups in (("layer", [["l.weight", "l.bias"]]), ("tensor", [["l.weight"], ["l.bias"]])):
         vault = MemoryVault()
-        aggregator = Attention(
+        aggregator = Mcsa(
             AttentionSettings(sigma=3.0, components=components), vault, 0, {"l": ["l.weight", "l.bias"], "count": ["count"]}
         )
         aggregator.start(layer)
-        aggregator.close_round([Update("a", 1, layer), Update("b", 1, other)])
+        aggregator.close_round([PartUpdate("a", 1, layer), PartUpdate("b", 1, other)])
         result = vault.read("client/a")
         for names in groups:
             rows = [torch.cat([tensors[name].flatten() for name in names]).tolist() for tensors in (layer, other)]
@@ -148,20 +148,24 @@ def test_other_precisions(dtype):
 
 def test_state_is_kept_by_name_for_who_is_not_in_the_cohort():
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(), vault, 0, {"x": ["x"]})
+    aggregator = Mcsa(AttentionSettings(), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros(2)})
     assert aggregator.slot("a") == "cold-start"
-    aggregator.close_round([Update("a", 1, {"x": torch.tensor([1.0, 0.0])}), Update("b", 1, {"x": torch.tensor([0.0, 1.0])})])
+    aggregator.close_round(
+        [PartUpdate("a", 1, {"x": torch.tensor([1.0, 0.0])}), PartUpdate("b", 1, {"x": torch.tensor([0.0, 1.0])})]
+    )
     kept = vault.read("client/a")["x"].clone()
-    aggregator.close_round([Update("b", 1, {"x": torch.tensor([5.0, 5.0])}), Update("c", 1, {"x": torch.tensor([2.0, 1.0])})])
+    aggregator.close_round(
+        [PartUpdate("b", 1, {"x": torch.tensor([5.0, 5.0])}), PartUpdate("c", 1, {"x": torch.tensor([2.0, 1.0])})]
+    )
     assert torch.equal(vault.read(aggregator.slot("a"))["x"], kept)
     assert aggregator.slot("c") == "client/c" and aggregator.slot("d") == "cold-start"
 
 
 def test_metric_is_the_mean_weight_on_oneself():
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(sigma=math.log(3)), vault, 0, {"x": ["x"]})
+    aggregator = Mcsa(AttentionSettings(sigma=math.log(3)), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros(2)})
     rows = torch.eye(2)
-    metrics = aggregator.close_round([Update("a", 1, {"x": rows[0]}), Update("b", 1, {"x": rows[1]})])
+    metrics = aggregator.close_round([PartUpdate("a", 1, {"x": rows[0]}), PartUpdate("b", 1, {"x": rows[1]})])
     assert metrics == {"self_attention/x": pytest.approx(0.75)}

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.methods.settings.aggregators import AttentionSettings, HypernetworkSettings
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mixing import moved
 
@@ -27,12 +27,12 @@ HISTORY = st.lists(
 def test_attended_strangers_get_the_mean_of_all_who_have_contributed(history: list[dict[str, list[float]]]) -> None:
     """After any history of cohorts: the exact mean over the values that the clients would be served next."""
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(sigma=2.0), vault, 0, {"x": ["x"], "n": ["n"]})
+    aggregator = Mcsa(AttentionSettings(sigma=2.0), vault, 0, {"x": ["x"], "n": ["n"]})
     aggregator.start({"x": torch.tensor([9.0, -9.0, 1.0]), "n": torch.tensor(0, dtype=torch.int64)})
     known: set[str] = set()
     for number, rows in enumerate(history):
         batches = torch.tensor(20 * (number + 1))
-        aggregator.close_round([Update(name, 1, {"x": torch.tensor(row), "n": batches}) for name, row in rows.items()])
+        aggregator.close_round([PartUpdate(name, 1, {"x": torch.tensor(row), "n": batches}) for name, row in rows.items()])
         known |= rows.keys()
         served = [vault.read(aggregator.slot(name))["x"].tolist() for name in sorted(known)]
         mean = [math.fsum(column) / len(known) for column in zip(*served, strict=True)]
@@ -53,13 +53,13 @@ def test_a_mean_is_moved_by_hand() -> None:
 def test_old_clients_get_what_they_got_whoever_joins() -> None:
     def play(newcomer: bool) -> list[float]:
         vault = MemoryVault()
-        aggregator = Attention(AttentionSettings(), vault, 0, {"x": ["x"]})
+        aggregator = Mcsa(AttentionSettings(), vault, 0, {"x": ["x"]})
         aggregator.start({"x": torch.zeros(2)})
         aggregator.close_round(
-            [Update(name, 1, {"x": torch.tensor(row)}) for name, row in (("a", [1.0, 0.5]), ("b", [0.0, 1.0]))]
+            [PartUpdate(name, 1, {"x": torch.tensor(row)}) for name, row in (("a", [1.0, 0.5]), ("b", [0.0, 1.0]))]
         )
         if newcomer:
-            aggregator.close_round([Update("z", 1, {"x": torch.tensor([7.0, 7.0])})])
+            aggregator.close_round([PartUpdate("z", 1, {"x": torch.tensor([7.0, 7.0])})])
         return vault.read(aggregator.slot("a"))["x"].tolist() + vault.read(aggregator.slot("b"))["x"].tolist()
 
     assert play(True) == play(False)
@@ -83,7 +83,9 @@ def test_generated_strangers_get_the_weights_of_the_mean_embedding_and_of_zero_w
     made, vault = network(embedding=embedding)
     made.admit("idle")
     assert torch.allclose(made.cold_start()["x"], by_hand(dict(vault.read("network")), torch.zeros(3).double()), atol=1e-14)
-    made.close_round([Update(name, 1, {"x": torch.full((4, 2), value).double()}) for name, value in (("a", 1.0), ("b", -3.0))])
+    made.close_round(
+        [PartUpdate(name, 1, {"x": torch.full((4, 2), value).double()}) for name, value in (("a", 1.0), ("b", -3.0))]
+    )
     saved = dict(vault.read("network"))
     mean = saved["embedding.value"][:2].mean(dim=0) if embedding == "trained" else torch.zeros(3).double()
     assert torch.allclose(made.cold_start()["x"], by_hand(saved, mean), atol=1e-14)

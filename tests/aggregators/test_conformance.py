@@ -10,7 +10,7 @@ import torch
 from attune.common.errors import UpdateRefused
 from attune.common.wire.files import TensorFile, read_tensors, write_tensors
 from attune.fedserver.lab.aggregators import hypernetwork
-from attune.fedserver.lab.aggregators.base import Update
+from attune.fedserver.lab.aggregators.base import PartUpdate
 from tests.aggregators.conftest import SHAPES
 
 SAMPLES = {"ann": 30, "bob": 10, "cyd": 60}
@@ -144,7 +144,7 @@ def test_a_failure_while_reading_leaves_the_state_as_it_was(bench, new_bench, id
     before = bench.state()
     whole = bench.update(1, "ann", 3)
     with pytest.raises(KeyError):
-        bench.aggregator.close_round([whole, Update("bob", 3, {"blocks.0.qkv.weight": torch.zeros(6, 4)})])
+        bench.aggregator.close_round([whole, PartUpdate("bob", 3, {"blocks.0.qkv.weight": torch.zeros(6, 4)})])
     assert identical(before, bench.state())
     bench.play(2, SAMPLES)
     other.play(2, SAMPLES)
@@ -203,6 +203,6 @@ def test_blocks_are_read_from_files_as_from_memory(bench, new_bench, identical, 
             for client, samples in SAMPLES.items():
                 update = bench.update(number, client, samples)
                 write_tensors(tmp_path / client, update.tensors)
-                updates.append(Update(client, samples, opened.enter_context(TensorFile(tmp_path / client))))
+                updates.append(PartUpdate(client, samples, opened.enter_context(TensorFile(tmp_path / client))))
             assert bench.aggregator.close_round(updates) == other.play(number, SAMPLES)
     assert identical(bench.state(), other.state())

@@ -9,8 +9,8 @@ import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.common.wire.files import TensorFile, write_tensors
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 
 SHAPES = {"a.weight": (7, 5), "a.bias": (7,), "b.weight": (3, 7), "steps": ()}
 UNITS = {"a": ["a.weight", "a.bias"], "b": ["b.weight"], "steps": ["steps"]}
@@ -25,12 +25,12 @@ def tensors(seed, dtype=torch.float32):
 def rounds(each, dtype):
     """Two rounds, of which the second one replaces values of the first; `each` makes a cohort's updates."""
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(), vault, 0, UNITS)
+    aggregator = Mcsa(AttentionSettings(), vault, 0, UNITS)
     aggregator.start(tensors(0, dtype))
     for number in (1, 2):
         with ExitStack() as stack:
             made = {f"c{i}": tensors(10 * number + i, dtype) for i in range(4)}
-            aggregator.close_round([Update(name, 1.0 + i, each(stack, name, made[name])) for i, name in enumerate(made)])
+            aggregator.close_round([PartUpdate(name, 1.0 + i, each(stack, name, made[name])) for i, name in enumerate(made)])
     return {key: dict(vault.read(key)) for key in vault.keys()}  # noqa: SIM118 (a vault is not a mapping)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from tests.server.bench import Bench, plan
@@ -88,7 +88,7 @@ def close(made: Hypernetwork, number: int, names: Sequence[str]) -> None:
     for name in names:
         made.admit(name, founder=True)
     draw = torch.Generator().manual_seed(number)
-    made.close_round([Update(n, 1, {"x": torch.randn(3, 2, generator=draw, dtype=torch.float64)}) for n in names])
+    made.close_round([PartUpdate(n, 1, {"x": torch.randn(3, 2, generator=draw, dtype=torch.float64)}) for n in names])
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -112,7 +112,7 @@ def test_what_founders_and_late_devices_are_served_and_step_from(restarts: bool)
     (by_hand(saved, start) * -change).sum().backward()
     made = network(vault) if restarts else made
     made.admit("c", founder=True)
-    made.close_round([Update("c", 1, {"x": change})])
+    made.close_round([PartUpdate("c", 1, {"x": change})])
     after = dict(vault.read("network"))["embedding.value"][2]
     assert start.grad is not None and torch.allclose(after, drawn("c", 4) - 0.5 * start.grad, atol=1e-12)
 
@@ -129,7 +129,7 @@ def test_founders_stay_apart_when_few_are_sampled() -> None:
         close(made, number, [names[i] for i in torch.randperm(12, generator=order)[:2].tolist()])
     for name in names:
         made.admit(name, founder=True)
-    made.close_round([Update("c00", 1, {"x": torch.zeros(3, 2, dtype=torch.float64)})])
+    made.close_round([PartUpdate("c00", 1, {"x": torch.zeros(3, 2, dtype=torch.float64)})])
     assert torch.pdist(dict(vault.read("network"))["embedding.value"]).mean() > 0.8 * at_first
 
 

@@ -7,8 +7,8 @@ import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators import gram as subject
-from attune.fedserver.lab.aggregators.attention import Attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa, cosines
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.gram import BLOCK, EXACT, gram, mix_
 
 
@@ -27,9 +27,9 @@ def test_attended_values_are_within_1e_6_of_float64(D, sigma, spread):
     norm_S1 = exact_SD.norm(dim=1, keepdim=True)
     expected_SD = (sigma * (exact_SD @ exact_SD.T) / (norm_S1 @ norm_S1.T)).softmax(dim=1) @ exact_SD
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(sigma=sigma), vault, 0, {"x": ["x"]})
+    aggregator = Mcsa(AttentionSettings(sigma=sigma), vault, 0, {"x": ["x"]})
     aggregator.start({"x": X_SD[0]})
-    aggregator.close_round([Update(f"{i}", 1, {"x": row_D}) for i, row_D in enumerate(X_SD)])
+    aggregator.close_round([PartUpdate(f"{i}", 1, {"x": row_D}) for i, row_D in enumerate(X_SD)])
     served_SD = torch.stack([vault.read(f"client/{i}")["x"] for i in range(6)])
     assert float((served_SD - expected_SD).abs().max() / exact_SD.abs().max()) <= 1e-6
     assert float((served_SD - expected_SD).norm() / expected_SD.norm()) <= 1e-6

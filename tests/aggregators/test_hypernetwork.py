@@ -11,7 +11,7 @@ from torch.nn.functional import linear, normalize, relu
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
-from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate, Tensors
 from attune.fedserver.lab.aggregators.hypernetwork import FORWARD_ROWS, Hypernetwork
 from attune.fedserver.lab.aggregators.network import features, heads_of
 
@@ -86,7 +86,7 @@ def test_server_step_is_gradient_descent_through_loss_and_hypernetwork(gamma):
     changes = {client: one_full_batch_step(client, served[client], eta) for client in clients}
     network.close_round([])
     before = saved(vault)
-    network.close_round([Update(client, SAMPLES[client], changes[client]) for client in clients])
+    network.close_round([PartUpdate(client, SAMPLES[client], changes[client]) for client in clients])
     after = saved(vault)
 
     phi = {name: tensor.requires_grad_() for name, tensor in before.items() if name.startswith(("mlp.", "head."))}
@@ -111,11 +111,11 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     beta, eta = 0.05, 0.1
     options = PLAIN if optimiser == "sgd" else {"server_optimiser": "adam", "server_weight_decay": 0.0}
     network, vault = make(embedding_lr=beta, **options)
-    network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
+    network.close_round([PartUpdate(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     before, newcomers = saved(vault), {"new": 30, "odd": 10}
     old = dict(network.generate(sorted(SAMPLES)))
     served = dict(network.generate(list(newcomers)))
-    network.fit([Update(c, m, one_full_batch_step(c, served[c], eta)) for c, m in newcomers.items()])
+    network.fit([PartUpdate(c, m, one_full_batch_step(c, served[c], eta)) for c, m in newcomers.items()])
     after = saved(vault)
 
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
@@ -137,7 +137,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     moved_SE = torch.stack([at(after, client, "value") for client in newcomers])
     assert (moved_SE - expected_SE).abs().max() <= 1e-9
     assert (moved_SE - mean).abs().max() > 1e-5
-    network.fit([Update("new", 0, initial())])
+    network.fit([PartUpdate("new", 0, initial())])
     assert all(torch.equal(tensor, saved(vault)[name]) for name, tensor in after.items())
 
 
@@ -148,7 +148,7 @@ def test_one_backward_for_the_cohort_is_the_sum_of_single_ones():
     def movement(samples: dict[str, int]) -> Tensors:
         network, vault = make(server_lr=0.05, **PLAIN)
         before = saved(vault)
-        network.close_round([Update(client, m, changes[client]) for client, m in samples.items()])
+        network.close_round([PartUpdate(client, m, changes[client]) for client, m in samples.items()])
         return {name: tensor - before[name] for name, tensor in saved(vault).items() if name.startswith(("mlp.", "head."))}
 
     whole = movement(SAMPLES)
@@ -169,7 +169,7 @@ def test_rounds_descend_the_clients_loss(optimiser):
     start = mean_loss()
     for _ in range(30):
         served = dict(network.generate(list(SAMPLES)))
-        network.close_round([Update(c, 1, one_full_batch_step(c, served[c], 0.1)) for c in SAMPLES])
+        network.close_round([PartUpdate(c, 1, one_full_batch_step(c, served[c], 0.1)) for c in SAMPLES])
     assert mean_loss() < start
 
 
@@ -190,7 +190,7 @@ def test_several_rounds_equal_torch_optim_on_the_whole_network(optimiser):
     )
     for number in range(5):
         changes = {client: initial(seed=number + sum(client.encode())) for client in clients}
-        network.close_round([Update(client, SAMPLES[client], changes[client]) for client in clients])
+        network.close_round([PartUpdate(client, SAMPLES[client], changes[client]) for client in clients])
         reference.zero_grad()
         generated = generate_from(phi, z_SE)
         inner = sum(
@@ -272,7 +272,7 @@ def test_a_step_of_sgd_at_its_default_rate_moves_a_client_by_a_good_part_of_its_
     names = [f"c{i}" for i in range(5)]
     before = dict(network.generate(names))
     changes = {name: initial(seed=10 + i) for i, name in enumerate(names)}
-    network.close_round([Update(name, 1, change) for name, change in changes.items()])
+    network.close_round([PartUpdate(name, 1, change) for name, change in changes.items()])
     after = dict(network.generate(names))
     for name in names:
         moved = torch.cat([(after[name][key] - before[name][key]).flatten() for key in changes[name]])
@@ -287,7 +287,7 @@ def test_constant_tensors_are_generated_as_they_are_and_can_learn():
     network = Hypernetwork(HypernetworkSettings(), MemoryVault(), 0, {"blocks.0.norm": ["blocks.0.norm.weight"]})
     network.start({"blocks.0.norm.weight": torch.ones(8)})
     assert torch.equal(dict(network.generate(["a"]))["a"]["blocks.0.norm.weight"], torch.ones(8))
-    network.close_round([Update("a", 1, {"blocks.0.norm.weight": torch.full((8,), 0.5)})])
+    network.close_round([PartUpdate("a", 1, {"blocks.0.norm.weight": torch.full((8,), 0.5)})])
     assert (dict(network.generate(["a"]))["a"]["blocks.0.norm.weight"] > 1).all()
 
 
@@ -314,29 +314,29 @@ def at(state: Tensors, client: str, kind: str = "value") -> torch.Tensor:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_embeddings_of_clients_not_in_the_cohort_are_untouched(optimiser):
     network, vault = make(server_optimiser=optimiser, server_weight_decay=0.1)
-    network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
+    network.close_round([PartUpdate(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     kinds = ["value", "step", *(["momentum"] if optimiser == "sgd" else ["moment1", "moment2"])]
     before = {kind: embedding_of(vault, "bob", kind) for kind in kinds}
-    network.close_round([Update("ann", 1, initial(seed=5))])
+    network.close_round([PartUpdate("ann", 1, initial(seed=5))])
     assert all(torch.equal(before[kind], embedding_of(vault, "bob", kind)) for kind in kinds)
     assert embedding_of(vault, "ann", "step").item() == 2
 
 
 def test_fixed_embeddings_never_move():
     network, vault = make(embedding="fixed")
-    network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
+    network.close_round([PartUpdate(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     before = embedding_of(vault, "ann")
-    network.close_round([Update("ann", 1, initial(seed=5))])
+    network.close_round([PartUpdate("ann", 1, initial(seed=5))])
     assert torch.equal(before, embedding_of(vault, "ann"))
 
 
 def test_a_device_new_to_a_trained_network_starts_from_the_mean_of_those_trained():
     network, vault = make()
     network.admit("idle")
-    network.close_round([Update(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
+    network.close_round([PartUpdate(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     mean = torch.stack([embedding_of(vault, client) for client in sorted(SAMPLES)]).mean(dim=0)
     network.admit("zoe")
-    network.close_round([Update("ann", 1, initial(seed=5))])
+    network.close_round([PartUpdate("ann", 1, initial(seed=5))])
     assert torch.allclose(embedding_of(vault, "zoe"), mean, rtol=0, atol=1e-15)
     assert not torch.allclose(embedding_of(vault, "idle"), mean)
 

@@ -10,8 +10,8 @@ import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators import matrices
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.stored import MATRICES, read_matrices
 
@@ -36,10 +36,12 @@ def kept(clients, units):
 def test_a_round_keeps_each_components_attention_by_name():
     """Two clients at a right angle in one component, alike in the other; sigma = 1: e^1 against e^0, and halves."""
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(sigma=1.0), vault, 0, {"one": ["x"], "two": ["y"]})
+    aggregator = Mcsa(AttentionSettings(sigma=1.0), vault, 0, {"one": ["x"], "two": ["y"]})
     aggregator.start({"x": torch.zeros(2), "y": torch.zeros(1)})
     values = {"b": ([0.0, 3.0], [2.0]), "a": ([5.0, 0.0], [1.0])}
-    aggregator.close_round([Update(name, 1.0, {"x": torch.tensor(x), "y": torch.tensor(y)}) for name, (x, y) in values.items()])
+    aggregator.close_round(
+        [PartUpdate(name, 1.0, {"x": torch.tensor(x), "y": torch.tensor(y)}) for name, (x, y) in values.items()]
+    )
     names, found = read_back(vault)
     own = math.e / (math.e + 1)
     one, two = [[own, 1 - own], [1 - own, own]], [[0.5, 0.5], [0.5, 0.5]]
@@ -52,13 +54,13 @@ def test_a_round_keeps_each_components_attention_by_name():
 
 def test_the_last_round_takes_the_place_of_the_one_before():
     vault = MemoryVault()
-    aggregator = Attention(AttentionSettings(), vault, 0, {"one": ["x"]})
+    aggregator = Mcsa(AttentionSettings(), vault, 0, {"one": ["x"]})
     aggregator.start({"x": torch.zeros(2)})
     for cohort in (("a", "b"), ("c",)):
-        aggregator.close_round([Update(name, 1.0, {"x": torch.ones(2)}) for name in cohort])
+        aggregator.close_round([PartUpdate(name, 1.0, {"x": torch.ones(2)}) for name in cohort])
     names, found = read_back(vault)
     assert (names, found["one"].tolist()) == (["c"], [[1.0]])
-    assert Attention(AttentionSettings(), vault, 0, {"one": ["x"]}).slot("matrices") == "cold-start", "it is nobody's value"
+    assert Mcsa(AttentionSettings(), vault, 0, {"one": ["x"]}).slot("matrices") == "cold-start", "it is nobody's value"
 
 
 @pytest.mark.parametrize(

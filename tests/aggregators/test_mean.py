@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.methods.settings.aggregators import MeanSettings
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.mean import Mean, weighted_mean
 
 
@@ -16,7 +16,7 @@ def mean_of(values: dict[str, torch.Tensor], samples: dict[str, int], uniform: b
     vault = MemoryVault()
     aggregator = Mean(MeanSettings(uniform=uniform), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros_like(next(iter(values.values())))})
-    aggregator.close_round([Update(client, samples[client], {"x": value}) for client, value in values.items()])
+    aggregator.close_round([PartUpdate(client, samples[client], {"x": value}) for client, value in values.items()])
     return vault.read("value")["x"]
 
 
@@ -58,7 +58,7 @@ def test_float32_sums_are_within_1e_6_of_float64(samples, seed):
     """Relative to the largest value that was summed: the sum itself may cancel."""
     X_SD = torch.randn(len(samples), 257, generator=torch.Generator().manual_seed(seed))
     shares_S = torch.tensor(samples, dtype=torch.float64) / sum(samples)
-    updates = [Update(str(i), 1, {"x": row}) for i, row in enumerate(X_SD)]
+    updates = [PartUpdate(str(i), 1, {"x": row}) for i, row in enumerate(X_SD)]
     result = weighted_mean("x", updates, shares_S.tolist())
     assert result.dtype == torch.float32
     assert (result.double() - shares_S @ X_SD.double()).abs().max() <= 1e-6 * X_SD.abs().max()
@@ -74,6 +74,6 @@ def test_updates_are_read_one_at_a_time_and_once_a_round_when_known():
             Lazy.reads += 1
             return super().__getitem__(name)
 
-    updates = [Update(str(i), 1, Lazy(x=torch.full((3,), float(i)))) for i in range(4)]
+    updates = [PartUpdate(str(i), 1, Lazy(x=torch.full((3,), float(i)))) for i in range(4)]
     assert weighted_mean("x", updates, [0.25] * 4).tolist() == [1.5] * 3
     assert Lazy.reads == 5

@@ -14,10 +14,10 @@ import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings, MeanSettings
 from attune.common.wire.files import TensorFile, write_tensors
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import Aggregator, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import Aggregator, PartUpdate
 from attune.fedserver.lab.aggregators.mean import Mean
-from attune.fedserver.lab.vault import Vault
+from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.folder import FolderBlobs
 from tests.forked import THREADS, Forked
 
@@ -28,14 +28,12 @@ KINDS = ("attention", "mean")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says how much a process has")
 
 
-def aggregator_in(folder: Path, kind: str) -> tuple[Aggregator, Vault]:
+def aggregator_in(folder: Path, kind: str) -> tuple[Aggregator, StateVault]:
     """Begun with zeros."""
-    vault = Vault(FolderBlobs(folder), kind, [], 0)
+    vault = StateVault(FolderBlobs(folder), kind, [], 0)
     components = {f"layer{n}": [f"layer{n}"] for n in range(TENSORS)}
     made: Aggregator = (
-        Attention(AttentionSettings(), vault, 0, components)
-        if kind == "attention"
-        else Mean(MeanSettings(), vault, 0, components)
+        Mcsa(AttentionSettings(), vault, 0, components) if kind == "attention" else Mean(MeanSettings(), vault, 0, components)
     )
     made.start({name: torch.zeros(NUMBERS) for name in components})
     return made, vault
@@ -44,7 +42,7 @@ def aggregator_in(folder: Path, kind: str) -> tuple[Aggregator, Vault]:
 def close_round(aggregator: Aggregator, updates: Path) -> None:
     with ExitStack() as opened:
         files = [(path.stem, opened.enter_context(TensorFile(path))) for path in sorted(updates.iterdir())]
-        aggregator.close_round([Update(name, 1.0, file) for name, file in files])
+        aggregator.close_round([PartUpdate(name, 1.0, file) for name, file in files])
 
 
 def within() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attune.fedserver.lab.aggregators.optimisers import Adam, Sgd
+from attune.fedserver.lab.aggregators.optimisers import ServerAdam, ServerSgd
 
 CASES = [
-    (Sgd(0.01, 0.9, 1e-3), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-3)),
-    (Sgd(0.05, 0.0, 1e-2), lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=1e-2)),
-    (Sgd(0.05, 0.5, 0.0), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5)),
-    (Adam(1e-3, 0.0), lambda p: torch.optim.Adam(p, lr=1e-3)),
-    (Adam(1e-2, 1e-2), lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2)),
+    (ServerSgd(0.01, 0.9, 1e-3), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-3)),
+    (ServerSgd(0.05, 0.0, 1e-2), lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=1e-2)),
+    (ServerSgd(0.05, 0.5, 0.0), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5)),
+    (ServerAdam(1e-3, 0.0), lambda p: torch.optim.Adam(p, lr=1e-3)),
+    (ServerAdam(1e-2, 1e-2), lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2)),
 ]
 
 
@@ -44,7 +44,7 @@ def test_by_hand():
 
     Then with g = 0: m = 0.9 * 2.1 - 0.1 * 0.05 = 1.885, v = -0.05 - 0.5 * 1.885 = -0.9925.
     """
-    sgd, value, moment = Sgd(0.5, 0.9, 0.1), torch.tensor([1.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    sgd, value, moment = ServerSgd(0.5, 0.9, 0.1), torch.tensor([1.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     sgd.dense_(value, torch.tensor([2.0], dtype=torch.float64), [moment], 1)
     assert value.item() == pytest.approx(-0.05)
     sgd.dense_(value, torch.tensor([0.0], dtype=torch.float64), [moment], 2)
@@ -53,5 +53,5 @@ def test_by_hand():
 
 def test_the_gradient_given_is_not_changed():
     gradient = torch.ones(3)
-    Adam(1e-3, 0.1).dense_(torch.ones(3), gradient, [torch.zeros(3), torch.zeros(3)], 1)
+    ServerAdam(1e-3, 0.1).dense_(torch.ones(3), gradient, [torch.zeros(3), torch.zeros(3)], 1)
     assert torch.equal(gradient, torch.ones(3))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp, median_distance
 
 
@@ -24,7 +24,7 @@ def mixed(aggregator_of, settings_of, rows: torch.Tensor, samples: list[int] | N
     weights = samples or [1] * len(rows)
     aggregator.close_round(
         [
-            Update(f"c{i:03}", m, {name: row[cut] for name, cut in cuts.items()})
+            PartUpdate(f"c{i:03}", m, {name: row[cut] for name, cut in cuts.items()})
             for i, (row, m) in enumerate(zip(rows, weights, strict=True))
         ]
     )
@@ -144,7 +144,7 @@ def test_whole_models_have_one_attention():
     aggregator = HeurAmp(HeurAmpSettings(sigma=1.0, self_weight=0.5), vault, 0, {"one": ["a"], "two": ["b"]})
     aggregator.start({"a": torch.zeros(1), "b": torch.zeros(1)})
     metrics = aggregator.close_round(
-        [Update(c, 1, {"a": torch.tensor([a]), "b": torch.tensor([3.0])}) for c, a in (("x", 1.0), ("y", -1.0), ("z", 1.0))]
+        [PartUpdate(c, 1, {"a": torch.tensor([a]), "b": torch.tensor([3.0])}) for c, a in (("x", 1.0), ("y", -1.0), ("z", 1.0))]
     )
     share = 0.5 * math.e / (math.e + math.exp(0.8))
     assert vault.read("client/x")["a"].item() == pytest.approx(0.5 + share - (0.5 - share))

@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 
 from attune.common.methods.settings.aggregators import AttentionSettings, HeurAmpSettings, HypernetworkSettings, MeanSettings
 from attune.fedserver.lab.aggregators import votes
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from attune.fedserver.lab.aggregators.similarity import HeurAmp
 from attune.fedserver.lab.aggregators.stored import MATRICES, UNIT
@@ -31,7 +31,7 @@ def closed(settings, X_SN, samples=None):
     rows = torch.as_tensor(X_SN, dtype=torch.float32)
     counts = samples or [1.0] * len(rows)
     mean.close_round(
-        [Update(f"c{i}", m, {"x": row[:-1], "y": row[-1:]}) for i, (row, m) in enumerate(zip(rows, counts, strict=True))]
+        [PartUpdate(f"c{i}", m, {"x": row[:-1], "y": row[-1:]}) for i, (row, m) in enumerate(zip(rows, counts, strict=True))]
     )
     value = vault.read(VALUE)
     return torch.cat([value["x"], value["y"]]).double().numpy()
@@ -109,7 +109,9 @@ def test_integers_are_voted_on_too_and_stay_integers():
     vault = MemoryVault()
     mean = Mean(MeanSettings(robust="median"), vault, 0, {"n": ["n"]})
     mean.start({"n": torch.tensor(0)})
-    mean.close_round([Update(name, 1.0, {"n": torch.tensor(count)}) for name, count in (("a", 7), ("b", 8), ("x", 1 << 40))])
+    mean.close_round(
+        [PartUpdate(name, 1.0, {"n": torch.tensor(count)}) for name, count in (("a", 7), ("b", 8), ("x", 1 << 40))]
+    )
     assert vault.read(VALUE)["n"].dtype == torch.int64
     assert int(vault.read(VALUE)["n"]) == 8
 
@@ -148,7 +150,7 @@ def test_weights_stay_below_the_cap_and_above_the_floor(drawn, cap, floor):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (Attention, AttentionSettings(attention_cap=0.2, self_floor=0.5)),
+        (Mcsa, AttentionSettings(attention_cap=0.2, self_floor=0.5)),
         (HeurAmp, HeurAmpSettings(attention_cap=0.2, self_floor=0.5)),
     ],
 )

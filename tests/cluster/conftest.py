@@ -11,14 +11,14 @@ import torch
 from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.fedserver.core.records import Slot
-from attune.fedserver.lab.aggregators.base import Update
-from attune.fedserver.lab.build import Job, made
+from attune.fedserver.lab.aggregators.base import PartUpdate
+from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.connect import team_of
 from attune.fedserver.lab.cluster.inline import InlineCrew
 from attune.fedserver.lab.cluster.make import maker
 from attune.fedserver.lab.cluster.spread import Spread
 from attune.fedserver.lab.cluster.team import Team
-from attune.fedserver.lab.vault import Vault
+from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.memory import MemoryBlobs
 
 SHAPES = {"a.weight": (6, 4), "a.bias": (6,), "b.weight": (3, 2, 3), "count": (), "c.weight": (40, 30), "c.empty": (0, 3)}
@@ -33,9 +33,9 @@ def draw(seed: int) -> Tensors:
     return drawn | {"count": (100 * drawn["count"]).long(), "b.weight": drawn["b.weight"].bfloat16()}
 
 
-def update(number: int, client: str, samples: float) -> Update:
+def update(number: int, client: str, samples: float) -> PartUpdate:
     """What a client hands in in a round."""
-    return Update(client, samples, draw(1000 * number + sum(client.encode())))
+    return PartUpdate(client, samples, draw(1000 * number + sum(client.encode())))
 
 
 class Played:
@@ -51,7 +51,7 @@ class Played:
         initial: Tensors | None = None,
     ) -> None:
         self.part = PARTS.get(aggregator, "attended")
-        self.job = Job(self.part, aggregator, SETTINGS[aggregator](**given), 3, components)
+        self.job = AggregatorSpec(self.part, aggregator, SETTINGS[aggregator](**given), 3, components)
         self.blobs, self.slots, self.version = MemoryBlobs(), dict[str, Slot](), 0
         self.team, self.parcel_bytes = team, parcel_bytes
         self.reopen()
@@ -60,7 +60,7 @@ class Played:
 
     def reopen(self) -> None:
         """As after a restart, or after a round that was not committed."""
-        self.vault = Vault(self.blobs, self.part, list(self.slots.values()), self.version)
+        self.vault = StateVault(self.blobs, self.part, list(self.slots.values()), self.version)
         if self.team is None:
             self.aggregator = made(self.job, self.vault)
         elif self.job.aggregator == "hypernetwork":

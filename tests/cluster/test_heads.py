@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.fedserver.lab.aggregators import hypernetwork
-from attune.fedserver.lab.aggregators.base import Update
+from attune.fedserver.lab.aggregators.base import PartUpdate
 from attune.fedserver.lab.aggregators.network import Head
 from attune.fedserver.lab.cluster.groups import cut
 from attune.fedserver.lab.cluster.inline import InlineCrew
@@ -45,7 +45,7 @@ def history(played: Played, restarts: bool = False) -> Iterator[object]:
         for client in (*samples, "seen"):
             played.aggregator.admit(client, founder=client != "dot")
         yield [(client, _bits(W)) for client, W in played.aggregator.generate([*sorted(samples), "stranger"])]
-        updates = [Update(name, m, draw(1000 * number + sum(name.encode()), 0.1)) for name, m in samples.items()]
+        updates = [PartUpdate(name, m, draw(1000 * number + sum(name.encode()), 0.1)) for name, m in samples.items()]
         yield (played.aggregator.fit if "new" in samples else played.aggregator.close_round)(updates)
         yield played.commit()
         yield _bits(played.aggregator.cold_start())
@@ -119,7 +119,7 @@ def test_a_round_that_was_not_committed_is_closed_again_from_the_vault(settings,
     seen = []
     for each in (begun(settings), begun(settings, team(3)[0])):
         for number in (1, 2):
-            updates = [Update(name, 1, draw(number + sum(name.encode()), 0.1)) for name in ("ann", "bob")]
+            updates = [PartUpdate(name, 1, draw(number + sum(name.encode()), 0.1)) for name in ("ann", "bob")]
             each.aggregator.close_round(updates)
             each.vault.take_back()
             each.reopen()

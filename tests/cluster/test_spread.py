@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.fedserver.lab.aggregators.base import Update
+from attune.fedserver.lab.aggregators.base import PartUpdate
 from attune.fedserver.lab.cluster.columns import Before, Columns
 from attune.fedserver.lab.cluster.connect import team_of
 from attune.fedserver.lab.cluster.inline import InlineCrew
@@ -57,7 +57,7 @@ def test_mcsa_on_workers_is_what_a_float64_oracle_says(size, workers, parcel_byt
     played = Played("attention", {"sigma": 20.0}, team_of(InlineCrew(workers)), parcel_bytes, components, initial)
     clients = [f"c{i}" for i in range(S)]
     rows = [{name: row_D[start:end] for name, (start, end) in spans.items()} for row_D in X_SD]
-    played.aggregator.close_round([Update(client, 1, row) for client, row in zip(clients, rows, strict=True)])
+    played.aggregator.close_round([PartUpdate(client, 1, row) for client, row in zip(clients, rows, strict=True)])
     for name, (start, end) in spans.items():
         if start < end:
             expected = torch.tensor(oracle(X_SD[:, start:end].tolist(), 20.0)[1], dtype=torch.float64)

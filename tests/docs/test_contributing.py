@@ -16,7 +16,7 @@ from attune.common import plugins
 from attune.common.methods import registry
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.models.registry import build, default_spec
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 
 PAGE = "CONTRIBUTING.md"
 
@@ -49,7 +49,7 @@ def test_the_aggregator_gives_the_median(example: Any) -> None:
     aggregator = median(MeanSettings(), MemoryVault(), 0, {"layer": ["w"]})
     aggregator.start({"w": torch.zeros(3)})
     rows = {"a": [1.0, 5.0, -2.0], "b": [2.0, 4.0, 1e9], "c": [9.0, 6.0, -3.0]}
-    aggregator.close_round([Update(name, 1.0, {"w": torch.tensor(row)}) for name, row in rows.items()])
+    aggregator.close_round([PartUpdate(name, 1.0, {"w": torch.tensor(row)}) for name, row in rows.items()])
     assert aggregator._vault.read(aggregator.slot("a"))["w"].tolist() == [2.0, 5.0, -2.0]
 
 

@@ -19,7 +19,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, extras_of
 from attune.fedclient.work.objectives.network import Network
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.build import aggregators_for
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -97,7 +97,7 @@ class Federation:
     def round(self) -> None:
         """All devices train on what they are served; the aggregators take what they hand in."""
         self.rounds += 1
-        updates: dict[str, list[Update]] = {kind: [] for kind in self.aggregators}
+        updates: dict[str, list[PartUpdate]] = {kind: [] for kind in self.aggregators}
         for client, (_, y) in self.shards.items():
             task = self.task(client)
             trained = self.objective.run(task)
@@ -106,7 +106,7 @@ class Federation:
                 names = [name for name, of in self.kinds.items() if of == kind]
                 change = self.configured.aggregators[kind].returns == "change"
                 handed_in = {n: trained.tensors[n] - task.received[n] if change else trained.tensors[n] for n in names}
-                updates[kind].append(Update(client, float(len(y)), handed_in))
+                updates[kind].append(PartUpdate(client, float(len(y)), handed_in))
         for kind, aggregator in self.aggregators.items():
             aggregator.close_round(updates[kind])
 

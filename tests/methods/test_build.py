@@ -8,8 +8,8 @@ import torch
 from attune.common.methods.method import assign, configure
 from attune.common.methods.registry import get, names
 from attune.common.models.structure import tensors_of
-from attune.fedserver.lab.aggregators.attention import Attention
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.build import aggregators_for
@@ -34,7 +34,7 @@ def test_every_method_plays_two_rounds_on_a_real_model(name, models):
             aggregator.admit("a")
             aggregator.close_round(
                 [
-                    Update(
+                    PartUpdate(
                         client,
                         m,
                         {
@@ -53,7 +53,7 @@ def test_every_method_plays_two_rounds_on_a_real_model(name, models):
 
 def test_kinds_get_their_aggregators(models):
     built = aggregators_for(configure(get("fedtp+mcsa"), {}), models["vit"](), lambda kind: MemoryVault(), seed=0)
-    assert isinstance(built["generated"], Hypernetwork) and isinstance(built["attended"], Attention)
+    assert isinstance(built["generated"], Hypernetwork) and isinstance(built["attended"], Mcsa)
     built = aggregators_for(configure(get("fedavg"), {}), models["dnn"](), lambda kind: MemoryVault(), seed=0)
     assert isinstance(built["shared"], Mean)
     assert aggregators_for(configure(get("local"), {}), models["dnn"](), lambda kind: MemoryVault(), seed=0) == {}

@@ -16,7 +16,7 @@ from attune.common.models.structure import components, tensors_of
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Trainer
-from attune.fedserver.lab.aggregators.base import MemoryVault, Update
+from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.mean import Mean
 
 CASES = [
@@ -91,7 +91,7 @@ def test_statistics_and_counters_pass_through_a_round():
     for client, count in (("a", 8), ("b", 24)):
         x, y = samples("images", (8, 8, 1), count)
         trained = trainer(model, local_epochs=1).train(start, {}, x, y, {"batches": 1, "dropout": 2}.__getitem__)
-        updates.append(Update(client, count, trained.tensors))
+        updates.append(PartUpdate(client, count, trained.tensors))
     assert [update.tensors["norm3.num_batches_tracked"].item() for update in updates] == [1, 3]
     mean.close_round(updates)
     served = vault.read("value")

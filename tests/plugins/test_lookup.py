@@ -20,7 +20,7 @@ from attune.fedclient.work.build import objective_class, predictor_class
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import SharedValue
-from attune.fedserver.lab.build import Job, made
+from attune.fedserver.lab.build import AggregatorSpec, made
 
 
 def test_a_method_of_an_installed_package_is_found_with_all_its_components(install: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_program_registers_what_it_defines_itself() -> None:
     attune.register("methods", "stay", row)
     configured = configure(get("stay"), {"bound_samples": 0.0})
     assert configured.aggregators["shared"] == StillSettings(bound_samples=0.0)
-    assert isinstance(made(Job("shared", "still", configured.aggregators["shared"], 0, {}), MemoryVault()), Still)
+    assert isinstance(made(AggregatorSpec("shared", "still", configured.aggregators["shared"], 0, {}), MemoryVault()), Still)
     with pytest.raises(SettingError, match=r"method stay has no setting method\.sigma"):
         configure(get("stay"), {"sigma": 1})
     with pytest.raises(SettingError, match=r"unknown group 'aggregator' .*did you mean 'aggregators'"):

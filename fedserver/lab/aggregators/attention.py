@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedserver.lab.aggregators.base import Update, Vault
+from attune.fedserver.lab.aggregators.base import PartUpdate, Vault
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.mixing import Mixing
@@ -18,7 +18,7 @@ from attune.fedserver.lab.aggregators.mixing import Mixing
 EXACT_SIGMA = 100.0  # sigma multiplies an error of a cosine: above this, products in float32 would miss 1e-6
 
 
-class Attention(Mixing):
+class Mcsa(Mixing):
     """A[i,:] = softmax_k(sigma * cos(x_i, x_k)), for every component by itself (FedMCSA eq. 7, errata E1)."""
 
     def __init__(
@@ -36,9 +36,9 @@ class Attention(Mixing):
         super().__init__(settings, vault, {component: [names] for component, names in components.items()}, carrier)
 
     def __repr__(self) -> str:
-        return f"Attention(sigma={self._settings.sigma}, components={len(self._units)}, clients={len(self._served)})"
+        return f"Mcsa(sigma={self._settings.sigma}, components={len(self._units)}, clients={len(self._served)})"
 
-    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         shares_S = None
         if self._settings.weighting == "samples":
             shares_S = torch.tensor(shares_of(updates, uniform=False), dtype=torch.float64)

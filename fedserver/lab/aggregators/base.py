@@ -18,7 +18,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Update:
+class PartUpdate:
     """What one device handed in for one part; `tensors` may load from disk at each access."""
 
     client: str
@@ -76,11 +76,11 @@ class Aggregator(Protocol):
         """
         ...
 
-    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+    def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Takes a cohort's updates, in any order, into the state; returns metrics. If no update counts: no change."""
         ...
 
-    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+    def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """`close_round` for newcomers to a finished federation: only what is served to these clients alone may move."""
         ...
 
@@ -119,24 +119,24 @@ class Blockwise(Aggregator, Protocol):
 
     def units(self) -> Sequence[Unit]: ...
 
-    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """What a block of the updates comes to."""
         ...
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
         """What every block of the unit needs to be applied."""
         ...
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """The block's next values. State that is in memory is changed in place."""
         ...
 
-    def reads(self, updates: Sequence[Update]) -> Sequence[str]:
+    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
         """The vault keys that `apply` reads: of each the tensors that its block names."""
         ...
 
 
-def cohort(updates: Sequence[Update]) -> list[Update]:
+def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
     """Updates in name order, without those of 0 samples: sums are taken in this order, not in that of arrival.
 
     Errors: UpdateRefused if a client occurs twice.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
-from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit, Update
+from attune.fedserver.lab.aggregators.base import Blockwise, PartUpdate, Put, Tensors, Unit
 
 Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for it, and the next values of its blocks
 
@@ -14,7 +14,7 @@ Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for i
 class Carrier(Protocol):
     """Of one aggregator's rounds. The bits do not depend on it."""
 
-    def carry(self, aggregator: Blockwise, updates: Sequence[Update]) -> Iterator[Carried]:
+    def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         """All units in their order; what is put of one is taken before the next is asked for."""
         ...
 
@@ -29,7 +29,7 @@ class InTurn:
     def __repr__(self) -> str:
         return "InTurn()"
 
-    def carry(self, aggregator: Blockwise, updates: Sequence[Update]) -> Iterator[Carried]:
+    def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         return in_turn(aggregator, aggregator.units(), updates)
 
     def written(self) -> None:
@@ -39,7 +39,7 @@ class InTurn:
 IN_TURN = InTurn()
 
 
-def in_turn(aggregator: Blockwise, units: Iterable[Unit], updates: Sequence[Update]) -> Iterator[Carried]:
+def in_turn(aggregator: Blockwise, units: Iterable[Unit], updates: Sequence[PartUpdate]) -> Iterator[Carried]:
     """These units, here."""
     for unit in units:
         combined = aggregator.combine(unit, [aggregator.partial(block, updates) for block in unit.blocks], updates)

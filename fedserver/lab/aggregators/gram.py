@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from attune.common.wire.tensors import DTYPES
-from attune.fedserver.lab.aggregators.base import Update, manifest_in, read_into
+from attune.fedserver.lab.aggregators.base import PartUpdate, manifest_in, read_into
 
 BLOCK = 4_096  # columns of a product in float32: a cosine is then within 2e-7, measured for S from 2 to 50
 EXACT = 65_536  # fewer columns than these are multiplied in float64: their few blocks would not average the error out
 
 
-def stack(updates: Sequence[Update], names: Sequence[str]) -> torch.Tensor:
+def stack(updates: Sequence[PartUpdate], names: Sequence[str]) -> torch.Tensor:
     """These tensors of every client, flattened and concatenated: (S, D), at least float32."""
     first, dtype = manifest_in(updates[0].tensors), torch.float32
     for name in names:

@@ -15,7 +15,7 @@ from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import Block, PartUpdate, Put, Tensors, Unit, Vault, cohort, write
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
@@ -44,7 +44,7 @@ class State:
 
 
 @dataclass
-class _Round:
+class _HeadRound:
     """What a round has gathered from the heads so far."""
 
     F_SH: torch.Tensor
@@ -76,7 +76,7 @@ class Hypernetwork:
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._device = accelerator.used()
         self._state: State | None = None
-        self._round: _Round | None = None
+        self._round: _HeadRound | None = None
 
     def __repr__(self) -> str:
         return f"Hypernetwork({self._state.embeddings if self._state else 'not loaded'})"
@@ -113,16 +113,16 @@ class Hypernetwork:
         return next(iter(self._generated(state, state.embeddings.mean()[None])))
 
     @torch.no_grad()
-    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+    def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """One backward for the cohort and one step of phi and of its z; metric: the norm of the mean change."""
         return self._close(updates, phi=True)
 
     @torch.no_grad()
-    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+    def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """One step of the cohort's z; phi and the z of all other clients keep every bit. Metric as for `close_round`."""
         return self._close(updates, phi=False)
 
-    def _close(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+    def _close(self, updates: Sequence[PartUpdate], phi: bool) -> dict[str, float]:
         counted = cohort(updates)
         if not counted:
             return {}
@@ -136,7 +136,7 @@ class Hypernetwork:
             self._round = None
         return metrics
 
-    def _descend(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+    def _descend(self, updates: Sequence[PartUpdate], phi: bool) -> dict[str, float]:
         """A step of the cohort's z and, with `phi`, of the network's own weights."""
         state = self._load()
         clients = [update.client for update in updates]
@@ -150,7 +150,7 @@ class Hypernetwork:
         # In C order, which features are not in: sums into it are then seven times as fast.
         placed_SH = F_SH.detach().to(self._device)
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._round = gathered = _Round(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
+        self._round = gathered = _HeadRound(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
         self._descend_heads(updates, phi)
         dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope.cpu())
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
@@ -159,7 +159,7 @@ class Hypernetwork:
             state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
         return {"mean_change_norm": float(gathered.square) ** 0.5}
 
-    def _descend_heads(self, updates: Sequence[Update], phi: bool) -> None:
+    def _descend_heads(self, updates: Sequence[PartUpdate], phi: bool) -> None:
         """What the heads add to the round and, with `phi`, their step."""
         for unit in self.units():
             combined = self.combine(unit, [self.partial(block, updates) for block in unit.blocks], updates)
@@ -178,7 +178,7 @@ class Hypernetwork:
                 made.append(Unit(name, (Block(name, head.names, (start, min(start + BLOCK_ROWS, size))),)))
         return made
 
-    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """-(m_i / M) Delta_i of these rows, (S, B): what stands for the gradient of sum_i (m_i / M) f_i in W_i."""
         state = self._load()
         start, end = _rows(block)
@@ -188,7 +188,7 @@ class Hypernetwork:
                 piece.copy_(_span(update.tensors, name, first, first + piece.numel())).mul_(-share)
         return {GRADIENT: G_SB}
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
         """The gradient of these rows, and the features that it is the product with.
 
         Adds the rows' share to dF, from the weights as they were served.
@@ -201,7 +201,7 @@ class Hypernetwork:
         # Transposed, as it lies in memory: a product's bits depend on the order of its factors' numbers there.
         return {GRADIENT: G_SB, FEATURES: gathered.F_SH.T}
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """Steps these rows of a head and of its bias in place; nothing goes to the vault yet."""
         state, head = self._load(), self._head(block)
         G_SB, F_SH = combined[GRADIENT], combined[FEATURES].T
@@ -210,7 +210,7 @@ class Hypernetwork:
         self._optimiser.dense_(_within(state.network[head.bias], block), G_SB.sum(dim=0), bias, state.step)
         return iter(())
 
-    def reads(self, updates: Sequence[Update]) -> list[str]:
+    def reads(self, updates: Sequence[PartUpdate]) -> list[str]:
         """Nothing: its state is in memory."""
         return []
 
@@ -223,7 +223,7 @@ class Hypernetwork:
         group = block.unit.rpartition(ROWS)[0]
         return next(head for head in self._load().heads if head.group == group)
 
-    def _gathered(self) -> _Round:
+    def _gathered(self) -> _HeadRound:
         assert self._round is not None  # noqa: S101 (a round is being closed)
         return self._round
 
@@ -298,14 +298,16 @@ class Hypernetwork:
             self._take(self._load(), name, saved)
 
     @torch.no_grad()
-    def pass_on(self, updates: Sequence[Update], F_SH: torch.Tensor, slope_SH: torch.Tensor, square: torch.Tensor) -> Tensors:
+    def pass_on(
+        self, updates: Sequence[PartUpdate], F_SH: torch.Tensor, slope_SH: torch.Tensor, square: torch.Tensor
+    ) -> Tensors:
         """`slope_SH` (dF) and the square of the mean change, as the heads before these left them, with what these add."""
-        self._round = _Round(F_SH, slope_SH, square)
+        self._round = _HeadRound(F_SH, slope_SH, square)
         self._descend_heads(updates, phi=False)
         return {SLOPE: self._round.slope, SQUARE: self._round.square}
 
     @torch.no_grad()
-    def step_heads(self, updates: Sequence[Update], step: int) -> None:
+    def step_heads(self, updates: Sequence[PartUpdate], step: int) -> None:
         """After `pass_on`: step number `step` of all heads that are here."""
         state, gathered = self._load(), self._gathered()
         state.step = step

@@ -11,7 +11,7 @@ import torch
 from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
 from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
 from attune.fedserver.lab.aggregators import votes
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Update, Vault, cohort, manifest_in, write
+from attune.fedserver.lab.aggregators.base import Block, PartUpdate, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.gram import gram, stack
 
@@ -59,7 +59,7 @@ class SharedValue:
         """Generate no client's value: every client has a slot."""
         return iter(())
 
-    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+    def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         counted = cohort(updates)
         if not counted:
             return {}
@@ -75,7 +75,7 @@ class SharedValue:
         """Return a unit, and a block, for each tensor."""
         return [Unit(name, (Block(name, (name,)),), summed=True) for name in self._known()]
 
-    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """Return the weighted means of these tensors, folded over the whole cohort in the order of names.
 
         Sums of parts of a cohort would round differently; so a block has all rows and some columns.
@@ -83,23 +83,23 @@ class SharedValue:
         shares = self._shares(updates)
         return {name: weighted_mean(name, updates, shares) for name in block.names}
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
         return {name: tensor for partial in partials for name, tensor in partial.items()}
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """Yield the next value of each tensor under each of `keys`: here the mean itself."""
         for name in block.names:
             yield VALUE, name, combined[name]
 
-    def reads(self, updates: Sequence[Update]) -> Sequence[str]:
+    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
         """Return the keys that `apply` reads; a subclass with further keys usually reads all of them."""
         return self.keys if len(self.keys) > 1 else ()
 
-    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+    def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """No-op: all clients share one value."""
         return {}
 
-    def _shares(self, updates: Sequence[Update]) -> list[float]:
+    def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
         return shares_of(updates, uniform=False)
 
     def _known(self) -> Manifest:
@@ -139,7 +139,7 @@ class Mean(SharedValue):
             return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()))]
         return super().units()
 
-    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """Return what the rule makes of these columns.
 
         A median and a trimmed mean need all rows of a column, as a sum does. Multi-Krum needs the inner products of these
@@ -152,7 +152,7 @@ class Mean(SharedValue):
             return {name: self._voted(name, updates) for name in block.names}
         return super().partial(block, updates)
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
         if self._robust == "multi-krum":
             G_SS = torch.stack([partial[GRAM] for partial in partials]).sum(dim=0)
             chosen = votes.multi_krum(G_SS, self._attackers, updates[0].absent)
@@ -161,7 +161,7 @@ class Mean(SharedValue):
             return {SHARES: shares_S}
         return super().combine(unit, partials, updates)
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         before = self._vault.read(VALUE) if self._mix != 1 else {}
         if SHARES in combined:
             shares = combined[SHARES].tolist()
@@ -171,14 +171,14 @@ class Mean(SharedValue):
         for name in block.names:
             yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
 
-    def reads(self, updates: Sequence[Update]) -> Sequence[str]:
+    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
         """Return the value that is mixed with the mean, if anything is."""
         return () if self._mix == 1 else (VALUE,)
 
-    def _shares(self, updates: Sequence[Update]) -> list[float]:
+    def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
         return shares_of(updates, self._uniform)
 
-    def _voted(self, name: str, updates: Sequence[Update]) -> torch.Tensor:
+    def _voted(self, name: str, updates: Sequence[PartUpdate]) -> torch.Tensor:
         """Return the robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""
         first = updates[0].tensors[name]
         exact = first.is_floating_point()
@@ -201,14 +201,14 @@ def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:
     return result.to(old.dtype) if exact else result.round_().to(old.dtype)
 
 
-def shares_of(updates: Sequence[Update], uniform: bool) -> list[float]:
+def shares_of(updates: Sequence[PartUpdate], uniform: bool) -> list[float]:
     """m_i / M of each update, or 1 / S; they sum to one."""
     weights = [1.0 if uniform else update.weight for update in updates]
     total = sum(weights)
     return [weight / total for weight in weights]
 
 
-def weighted_mean(name: str, updates: Sequence[Update], shares: Sequence[float]) -> torch.Tensor:
+def weighted_mean(name: str, updates: Sequence[PartUpdate], shares: Sequence[float]) -> torch.Tensor:
     """sum_i share_i * tensor_i, folded in the order given, in at least float32, in the tensor's own dtype.
 
     Integers (a normalisation layer's batch counter) take the rounded mean: the maximum would let one client with many

@@ -16,10 +16,10 @@ from attune.common.wire.tensors import DTYPES, Manifest
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import (
     Block,
+    PartUpdate,
     Put,
     Tensors,
     Unit,
-    Update,
     Vault,
     cohort,
     manifest_in,
@@ -60,7 +60,7 @@ class Mixing:
         self._reading: dict[str, Mapping[str, torch.Tensor]] = {}  # of the vault, in this round
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
-    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         """A, (S, S) in float64 with rows that sum to one, from a unit's inner products (S, S)."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class Mixing:
         """Nobody: every client has a slot."""
         return iter(())
 
-    def close_round(self, updates: Sequence[Update]) -> dict[str, float]:
+    def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Mixed values of the cohort, and what they were mixed with, into the vault.
 
         Metric: each unit's mean weight of a client on itself.
@@ -110,14 +110,14 @@ class Mixing:
         """A block for each group of tensors."""
         return [Unit(unit, tuple(Block(unit, tuple(names)) for names in groups)) for unit, groups in self._units.items()]
 
-    def partial(self, block: Block, updates: Sequence[Update]) -> Tensors:
+    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """The inner products of these columns, (S, S) float64."""
         X_SD = stack(updates, _floating(block, updates)).to(self._device)
         if len(self._units[block.unit]) == 1:
             self._held = block, X_SD  # read once where the block is applied next
         return {GRAM: gram(X_SD, self.exact, self.from_first).cpu()}
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[Update]) -> Tensors:
+    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
         """A of the unit, from the sum of its inner products in the order of the blocks; and of how many values the mean is."""
         G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
         for partial in partials:
@@ -127,7 +127,7 @@ class Mixing:
         limits = self._cap < 1 or self._floor > 0
         return {WEIGHTS: limited(A_SS, self._cap, self._floor) if limits else A_SS, KNOWN: torch.tensor(known)}
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[Update]) -> Iterator[Put]:
+    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """A X, for each tensor the values of all clients one after the other, then the cold start's, which moves with them."""
         keys, known = [self._key(update.client) for update in updates], int(combined[KNOWN])
         for name, values in self._mixed(block, combined[WEIGHTS], updates):
@@ -135,7 +135,9 @@ class Mixing:
             old = _one_after_the_other((self._read(self.slot(update.client)) for update in updates), name, values[0])
             yield COLD_START, name, moved(self._read(COLD_START)[name], values, old, known)
 
-    def _mixed(self, block: Block, A_SS: torch.Tensor, updates: Sequence[Update]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    def _mixed(
+        self, block: Block, A_SS: torch.Tensor, updates: Sequence[PartUpdate]
+    ) -> Iterator[tuple[str, list[torch.Tensor]]]:
         """Each tensor's name, and its mixed value for each client."""
         first, names = manifest_in(updates[0].tensors), _floating(block, updates)
         held, self._held = self._held, None
@@ -148,11 +150,11 @@ class Mixing:
             if name not in names:
                 yield name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()]
 
-    def reads(self, updates: Sequence[Update]) -> list[str]:
+    def reads(self, updates: Sequence[PartUpdate]) -> list[str]:
         """What the cohort was served before, and the value of a cold start."""
         return sorted({COLD_START, *(self.slot(update.client) for update in updates)})
 
-    def fit(self, updates: Sequence[Update]) -> dict[str, float]:
+    def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """As any round: it moves only the values of its cohort, and the value of a cold start."""
         return self.close_round(updates)
 
@@ -169,7 +171,7 @@ class Mixing:
         self._held, self._reading = None, {}
 
 
-def _floating(block: Block, updates: Sequence[Update]) -> list[str]:
+def _floating(block: Block, updates: Sequence[PartUpdate]) -> list[str]:
     """The tensors of a block that are mixed by products; integers take weighted means."""
     first = manifest_in(updates[0].tensors)
     return [name for name in block.names if DTYPES[first[name].dtype].is_floating_point]

@@ -34,7 +34,7 @@ class Optimiser(Protocol):
         ...
 
 
-class Sgd:
+class ServerSgd:
     """SGD with momentum and weight decay; an outer product is added straight into momentum or weight."""
 
     def __init__(self, lr: float, momentum: float, weight_decay: float) -> None:
@@ -58,7 +58,7 @@ class Sgd:
         W_RH.add_(moments[0], alpha=-self._lr)
 
 
-class Adam:
+class ServerAdam:
     """Adam, weight decay added to the gradient. Squares are elementwise, so call `outer_` on a block of rows at a time."""
 
     moments: ClassVar[tuple[str, ...]] = ("moment1", "moment2")
@@ -89,5 +89,5 @@ class Adam:
 def optimiser_of(settings: HypernetworkSettings) -> Optimiser:
     """The optimiser that the settings name."""
     if settings.server_optimiser == "adam":
-        return Adam(settings.lr, settings.weight_decay)
-    return Sgd(settings.lr, settings.server_momentum, settings.weight_decay)
+        return ServerAdam(settings.lr, settings.weight_decay)
+    return ServerSgd(settings.lr, settings.server_momentum, settings.weight_decay)

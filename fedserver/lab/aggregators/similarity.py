@@ -11,7 +11,7 @@ import torch
 
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
 from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines
-from attune.fedserver.lab.aggregators.base import Update, Vault
+from attune.fedserver.lab.aggregators.base import PartUpdate, Vault
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
@@ -34,7 +34,7 @@ class HeurAmp(Mixing):
     def __repr__(self) -> str:
         return f"HeurAmp(self_weight={self._settings.self_weight}, sigma={self._settings.sigma}, clients={len(self._served)})"
 
-    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         return heuristic(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
 
 
@@ -57,7 +57,7 @@ class Amp(Mixing):
     def __repr__(self) -> str:
         return f"Amp(sigma={self._settings.sigma}, step={self._settings.step}, clients={len(self._served)})"
 
-    def _weights(self, G_SS: torch.Tensor, updates: Sequence[Update]) -> torch.Tensor:
+    def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         distance_SS = distances(G_SS)
         sigma = median_distance(distance_SS) if self._settings.sigma == "auto" else self._settings.sigma
         return message_passing(distance_SS, sigma, self._settings.step)

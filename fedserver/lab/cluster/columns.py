@@ -10,8 +10,8 @@ import torch
 
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Tensors
-from attune.fedserver.lab.aggregators.base import Blockwise, MemoryWriter, Update
-from attune.fedserver.lab.build import Job, made
+from attune.fedserver.lab.aggregators.base import Blockwise, MemoryWriter, PartUpdate
+from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.parcels import Parcel
 from attune.fedserver.lab.cluster.rows import Row, Sent, received, row_of, sent, tensors_in
 
@@ -26,12 +26,12 @@ class Columns:
     absent: int
     rows: Sequence[Row]
 
-    def updates(self) -> list[Update]:
+    def updates(self) -> list[PartUpdate]:
         each = zip(self.clients, self.weights, self.rows, strict=True)
-        return [Update(client, weight, tensors_in(row, self.manifest), self.absent) for client, weight, row in each]
+        return [PartUpdate(client, weight, tensors_in(row, self.manifest), self.absent) for client, weight, row in each]
 
 
-def columns_of(updates: Sequence[Update], manifest: Manifest) -> Columns:
+def columns_of(updates: Sequence[PartUpdate], manifest: Manifest) -> Columns:
     """These tensors of a cohort's updates, read from where they lie."""
     rows = [row_of(update.tensors, manifest) for update in updates]
     clients, weights = [update.client for update in updates], [update.weight for update in updates]
@@ -78,9 +78,9 @@ class ColumnHand:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], dict[str, Tensors]] = {}
-        self._begun: dict[tuple[str, int], tuple[Blockwise, Portion, list[Update]]] = {}
+        self._begun: dict[tuple[str, int], tuple[Blockwise, Portion, list[PartUpdate]]] = {}
 
-    def partial(self, job: Job, parcel: Parcel, columns: Columns, keys: Sequence[str], keep: bool) -> list[Sent]:
+    def partial(self, job: AggregatorSpec, parcel: Parcel, columns: Columns, keys: Sequence[str], keep: bool) -> list[Sent]:
         """The partial of each block. keep: the columns wait here for `apply`, which reads these keys."""
         begun = self._begin(job, columns, keys)
         aggregator, _, updates = begun
@@ -90,7 +90,13 @@ class ColumnHand:
         return found
 
     def apply(
-        self, job: Job, parcel: Parcel, combined: Sequence[Sent], before: Before, manifest: Manifest, columns: Columns | None
+        self,
+        job: AggregatorSpec,
+        parcel: Parcel,
+        combined: Sequence[Sent],
+        before: Before,
+        manifest: Manifest,
+        columns: Columns | None,
     ) -> After:
         """The next values of each block, which are held too. columns: where `partial` kept none."""
         for part, number, key in before.dropped:
@@ -116,6 +122,6 @@ class ColumnHand:
         held.update({key: tensors_in(row, manifest) for key, row in rows.items()})
         return After(names, manifest, rows)
 
-    def _begin(self, job: Job, columns: Columns, keys: Sequence[str]) -> tuple[Blockwise, Portion, list[Update]]:
+    def _begin(self, job: AggregatorSpec, columns: Columns, keys: Sequence[str]) -> tuple[Blockwise, Portion, list[PartUpdate]]:
         portion = Portion(keys)
         return cast(Blockwise, made(job, portion)), portion, columns.updates()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attune.fedserver.lab.aggregators.network import Head
-from attune.fedserver.lab.build import Job
+from attune.fedserver.lab.build import AggregatorSpec
 from attune.fedserver.lab.cluster.crew import Gone, Ticket, Unavailable
 from attune.fedserver.lab.cluster.team import DEATHS, REPLACED, Seat
 
@@ -46,10 +46,12 @@ class Told:
 class Group:
     """Heads that follow one another, and their worker. log: what makes the state that it holds, since the vault had it."""
 
-    def __init__(self, seat: Seat, job: Job, number: int, heads: Sequence[Head]) -> None:
+    def __init__(self, seat: Seat, job: AggregatorSpec, number: int, heads: Sequence[Head]) -> None:
         names = {name for head in heads for name in head.names}
         mine = {component: [name for name in own if name in names] for component, own in job.components.items()}
-        self.job = Job(job.part, job.aggregator, job.settings, job.seed, {key: own for key, own in mine.items() if own})
+        self.job = AggregatorSpec(
+            job.part, job.aggregator, job.settings, job.seed, {key: own for key, own in mine.items() if own}
+        )
         self.seat, self.heads, self.name = seat, heads, (job.part, number)
         self._log: list[Told] = []
         self._life = -1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attune.fedserver.lab.aggregators.base import Update
+from attune.fedserver.lab.aggregators.base import PartUpdate
 from attune.fedserver.lab.aggregators.hypernetwork import FEATURES, SLOPE, SQUARE, Hypernetwork
-from attune.fedserver.lab.build import Job
+from attune.fedserver.lab.build import AggregatorSpec
 from attune.fedserver.lab.cluster.columns import Columns, Portion
 from attune.fedserver.lab.cluster.rows import Sent, received, sent
 
@@ -16,7 +16,7 @@ Heads = tuple[str, int]  # the part, and which of its groups of heads
 @dataclass
 class _Held:
     network: Hypernetwork
-    updates: list[Update]
+    updates: list[PartUpdate]
 
 
 class HeadHand:
@@ -25,7 +25,7 @@ class HeadHand:
     def __init__(self) -> None:
         self._heads: dict[Heads, _Held] = {}
 
-    def hold(self, heads: Heads, job: Job, initial: Sent) -> None:
+    def hold(self, heads: Heads, job: AggregatorSpec, initial: Sent) -> None:
         """These heads, in place of what is held of them; their tensors follow. initial: what they generate."""
         network = Hypernetwork(job.settings, Portion(()), job.seed, job.components)  # type: ignore[arg-type]
         network.hold({name: tensor.clone() for name, tensor in received(initial).items()})

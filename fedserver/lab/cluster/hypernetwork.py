@@ -15,11 +15,11 @@ import torch
 
 from attune.common.wire.header import Manifest, TensorSpec, layout_of
 from attune.common.wire.tensors import manifest_of
-from attune.fedserver.lab.aggregators.base import Tensors, Update, Vault, manifest_in
+from attune.fedserver.lab.aggregators.base import PartUpdate, Tensors, Vault, manifest_in
 from attune.fedserver.lab.aggregators.hypernetwork import FEATURES, HEAD, SLOPE, SQUARE, Hypernetwork, State
 from attune.fedserver.lab.aggregators.network import Head
 from attune.fedserver.lab.aggregators.stored import NETWORK
-from attune.fedserver.lab.build import Job
+from attune.fedserver.lab.build import AggregatorSpec
 from attune.fedserver.lab.cluster.columns import Columns, columns_of
 from attune.fedserver.lab.cluster.crew import Unavailable
 from attune.fedserver.lab.cluster.groups import Group, Message, Told, cut
@@ -33,7 +33,7 @@ AHEAD = 2  # tensors on their way from workers while one is written
 class SpreadHypernetwork(Hypernetwork):
     """If the team is gone, what is asked for is done again here, from what the vault has."""
 
-    def __init__(self, team: Team, job: Job, vault: Vault) -> None:
+    def __init__(self, team: Team, job: AggregatorSpec, vault: Vault) -> None:
         super().__init__(job.settings, vault, job.seed, job.components)  # type: ignore[arg-type]
         self._team, self._job = team, job
         self._groups: list[Group] = []
@@ -61,7 +61,7 @@ class SpreadHypernetwork(Hypernetwork):
     def cold_start(self) -> Tensors:
         return self._surely(super().cold_start)
 
-    def _close(self, updates: Sequence[Update], phi: bool) -> dict[str, float]:
+    def _close(self, updates: Sequence[PartUpdate], phi: bool) -> dict[str, float]:
         metrics = self._surely(partial(super()._close, updates, phi))
         self._admitted = {}
         return metrics
@@ -106,7 +106,7 @@ class SpreadHypernetwork(Hypernetwork):
         manifest = {name: spec for name, spec in manifest_in(saved).items() if name.rpartition("/")[2] in own}
         return ((manifest, row_of(saved, manifest)),)
 
-    def _descend_heads(self, updates: Sequence[Update], phi: bool) -> None:
+    def _descend_heads(self, updates: Sequence[PartUpdate], phi: bool) -> None:
         if not self._team.present:
             super()._descend_heads(updates, phi)
             return
@@ -162,7 +162,7 @@ class SpreadHypernetwork(Hypernetwork):
         return found
 
 
-def _columns(updates: Sequence[Update], manifest: Manifest) -> tuple[Columns]:
+def _columns(updates: Sequence[PartUpdate], manifest: Manifest) -> tuple[Columns]:
     return (columns_of(updates, manifest),)
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from attune.common.wire.blobs import Blob
 from attune.common.wire.header import Manifest
-from attune.fedserver.lab.aggregators.base import Block, Blockwise, Put, Tensors, Unit, Update, Vault, manifest_in
+from attune.fedserver.lab.aggregators.base import Block, Blockwise, PartUpdate, Put, Tensors, Unit, Vault, manifest_in
 from attune.fedserver.lab.aggregators.carrier import Carried, in_turn
-from attune.fedserver.lab.build import Job
+from attune.fedserver.lab.build import AggregatorSpec
 from attune.fedserver.lab.cluster.columns import After, Before, columns_of
 from attune.fedserver.lab.cluster.crew import Unavailable
 from attune.fedserver.lab.cluster.parcels import PARCEL_BYTES, Parcel, Stage, stages_of
@@ -34,7 +34,7 @@ class _Round:
     """What all parcels of a round share. keys: of the vault, that are read."""
 
     aggregator: Blockwise
-    updates: Sequence[Update]
+    updates: Sequence[PartUpdate]
     manifest: Manifest
     keys: Sequence[str]
 
@@ -54,14 +54,14 @@ class Spread:
     At a time two parcels for each worker are under way, or one unit's.
     """
 
-    def __init__(self, team: Team, job: Job, vault: BlobVault, parcel_bytes: int = PARCEL_BYTES) -> None:
+    def __init__(self, team: Team, job: AggregatorSpec, vault: BlobVault, parcel_bytes: int = PARCEL_BYTES) -> None:
         self._team, self._job, self._vault, self._parcel_bytes = team, job, vault, parcel_bytes
         self._fresh: list[tuple[Seat, int, Place, int]] = []  # what workers hold of this round: seat, life, place, bytes
 
     def __repr__(self) -> str:
         return f"Spread({self._job.part} over {self._team})"
 
-    def carry(self, aggregator: Blockwise, updates: Sequence[Update]) -> Iterator[Carried]:
+    def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         self._fresh = []
         units, done = aggregator.units(), 0
         if self._team.present:
@@ -80,7 +80,7 @@ class Spread:
                 seat.held[place] = Holding(self._vault.blob(place[2]).digest, held_bytes)
         self._fresh = []
 
-    def _carried(self, aggregator: Blockwise, units: Sequence[Unit], updates: Sequence[Update]) -> Iterator[Carried]:
+    def _carried(self, aggregator: Blockwise, units: Sequence[Unit], updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         round_ = _Round(aggregator, updates, manifest_in(updates[0].tensors), aggregator.reads(updates))
         begun: deque[tuple[Stage, list[_Step]]] = deque()
         applied: deque[tuple[Stage, Mapping[str, Tensors], list[_Step]]] = deque()

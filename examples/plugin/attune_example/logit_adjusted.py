@@ -1,0 +1,62 @@
+"""Logit adjustment: Menon, Jayasumana, Rawat, Jain, Veit, Kumar, "Long-tail Learning via Logit Adjustment", ICLR 2021.
+
+Devices train the model as if all classes were equally frequent on each of them, so that one model suits all. Each device then
+predicts with how often the classes occur in its own data.
+
+B samples of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.measures import mean_cross_entropy
+from attune.fedclient.work.objectives.base import Batch, LocalTask, Objective, Tensors, Trained, split
+from attune.fedclient.work.objectives.descent import Descent
+from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.predictors.base import Predictor
+from attune_example.settings import LogitAdjustedSettings, WithPriorSettings
+
+PRIOR = "prior"
+
+
+class LogitAdjusted(Objective):
+    """Cross-entropy of f(x) + strength * log pi, pi the shares of the classes on this device (equation 10)."""
+
+    def __init__(self, settings: LogitAdjustedSettings) -> None:
+        self._settings = settings
+
+    def work(self, task: LocalTask) -> Jobs[Trained]:
+        """Train on the adjusted loss. The prior goes beside the tensors, so that many devices can be trained at once."""
+
+        def loss(tensors: Mapping[str, torch.Tensor], beside: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+            adjusted_BC = task.network(tensors, batch.x) + beside[PRIOR]
+            return mean_cross_entropy(adjusted_BC, batch.y, batch.weight)
+
+        prior_C = self._settings.strength * log_prior(task)
+        trained: Trained = yield Descent(task, task.settings, task.start, loss, {PRIOR: prior_C})
+        return trained
+
+
+class WithPrior(Predictor):
+    """f(x) + strength * log pi: the adjustment that training left out."""
+
+    def __init__(self, settings: WithPriorSettings) -> None:
+        self._settings = settings
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        """Return the model's tensors and the adjustment (C,); both are saved with the finished model."""
+        return split(task.start)[0] | {PRIOR: self._settings.strength * log_prior(task)}
+
+    def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return network(tensors, x) + tensors[PRIOR]
+
+
+def log_prior(task: LocalTask) -> torch.Tensor:
+    """Return the log of each class's share of the training samples, (C,); one more sample of each keeps it finite."""
+    head_CD = task.start[f"{task.network.head}.weight"]
+    counts_C = task.class_counts(len(head_CD)) + 1
+    return (counts_C.double() / counts_C.sum()).log().to(head_CD)
