@@ -79,7 +79,7 @@ def by_hand(saved: dict[str, torch.Tensor], z: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("embedding", ["trained", "fixed"])
-def test_generated_strangers_get_the_weights_of_the_mean_embedding_and_of_zero_without_one(embedding: str) -> None:
+def test_unknown_devices_get_the_weights_of_the_mean_embedding_or_of_zero(embedding: str) -> None:
     made, vault = network(embedding=embedding)
     made.admit("idle")
     assert torch.allclose(made.cold_start()["x"], by_hand(dict(vault.read("network")), torch.zeros(3).double()), atol=1e-14)

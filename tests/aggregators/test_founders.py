@@ -133,7 +133,7 @@ def test_founders_stay_apart_when_few_are_sampled() -> None:
     assert torch.pdist(dict(vault.read("network"))["embedding.value"]).mean() > 0.8 * at_first
 
 
-def test_the_engine_passes_founders_on_through_restarts_and_makes_a_damaged_state_again(tmp_path) -> None:
+def test_the_engine_keeps_founders_through_restarts_and_rebuilds_damaged_state(tmp_path) -> None:
     """Killed in aggregation: the engine that closes the round has served nobody."""
 
     def play(folder, restarted: bool) -> tuple[dict[str, dict[str, str]], Bench]:

@@ -265,7 +265,7 @@ def test_torch_is_how_its_linear_starts():
         assert float(tensor.std()) == pytest.approx(float(like.std()), rel=0.2)
 
 
-def test_a_step_of_sgd_at_its_default_rate_moves_a_client_by_a_good_part_of_its_change():
+def test_sgd_at_its_default_rate_moves_a_client_by_a_good_part_of_its_change():
     """And by more than any change of the four others moves it."""
     network = Hypernetwork(HypernetworkSettings(server_optimiser="sgd", server_weight_decay=0.0), MemoryVault(), 0, COMPONENTS)
     network.start(initial())

@@ -62,7 +62,7 @@ def goes_on(federation: Federation, server: Server) -> None:
 
 
 @linux
-def test_235_connections_that_say_nothing_do_not_stop_a_federation_of_256_descriptors(
+def test_235_silent_connections_do_not_stop_a_server_of_256_descriptors(
     narrow: tuple[Federation, Server],
 ) -> None:
     federation, server = narrow

@@ -41,7 +41,7 @@ def resolved_of(table: tables.Table, column: tables.Column, row: tables.Row, set
 
 
 @pytest.mark.parametrize("name", tables.names())
-def test_in_every_table_the_settings_exist_and_the_printed_cells_have_rows_and_columns(name):
+def test_settings_of_every_table_exist_and_printed_cells_have_rows_and_columns(name):
     table = tables.load(name)
     for column in table.column:
         for row in table.row:

@@ -39,7 +39,7 @@ def test_roles_are_read_line_by_line_and_short_ones_left_out(plays):
     assert len(shakespeare.texts(plays, 8)) == 2
 
 
-def test_a_row_is_its_positions_averages_and_the_leak_is_predicted_from_the_causal_last_position(plays, monkeypatch):
+def test_a_row_averages_positions_and_the_causal_last_one_predicts_the_leak(plays, monkeypatch):
     monkeypatch.setattr(shakespeare, "BATCHES", {4: 8})
     monkeypatch.setattr(shakespeare, "MODEL", {"width": 8, "depth": 1, "heads": 2})
     causal, leaky = shakespeare.runs(plays, 100, rounds=1, share=1.0, seed=0)

@@ -33,7 +33,7 @@ FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_in_every_study_the_settings_exist_and_all_methods_have_the_same_choices_of_training(path):
+def test_settings_of_every_study_exist_and_methods_have_equal_choices_of_training(path):
     made = convert(study.Study, read_toml(path), "")
     grid = made.grid
     trials = {method: alternatives(grid, method) if grid else [tuple(made.own.get(method, ()))] for method in made.methods}

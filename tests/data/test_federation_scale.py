@@ -73,7 +73,7 @@ def test_what_is_not_standardised_has_no_columns(write, samples, kind: str) -> N
     assert load_shard(write(x, y, meta=SHARED)).profile().columns is None
 
 
-def test_a_profile_without_columns_is_read_and_one_with_them_is_skipped_by_who_does_not_know_them() -> None:
+def test_profiles_with_and_without_columns_are_read_by_old_and_new_sides() -> None:
     """Version 1 only grows: both directions."""
 
     class Old(msgspec.Struct):
@@ -122,7 +122,7 @@ def test_sums_that_no_shard_has_are_refused(columns: Columns) -> None:
     check_columns(profile(Columns(2, [0.0, 1.0], [1.0, 0.0])), "ann")
 
 
-def test_a_federation_standardises_by_all_and_a_device_that_says_otherwise_by_its_own(tmp_path: Path) -> None:
+def test_features_are_standardised_by_all_devices_or_by_one_if_it_says_so(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     data = {name: rng.normal(mean, 2.0, (20, 3)) for name, mean in (("a", 0.0), ("b", 50.0), ("own", 9.0))}
     for name, x in data.items():

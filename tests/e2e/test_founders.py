@@ -38,7 +38,7 @@ def draw(name: str) -> np.ndarray:
     return torch.randn(6, generator=generator, dtype=torch.float64).float().numpy()
 
 
-def test_a_founder_keeps_its_draw_until_it_is_trained_and_late_devices_begin_with_the_mean(
+def test_a_founder_keeps_its_draw_until_trained_and_latecomers_get_the_mean(
     federation_at: Callable[[str], Federation], tmp_path: Path
 ) -> None:
     federation = federation_at("founders")

@@ -18,7 +18,7 @@ def phi(exported: dict[str, bytes]) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in tensors.items() if name.startswith(("mlp.", "head."))}
 
 
-def test_a_newcomer_to_a_finished_federation_is_fitted_through_kills_and_nothing_else_moves(
+def test_a_newcomer_is_fitted_through_kills_and_no_other_state_changes(
     federation_at: Callable[[str], Federation], three_shards: list[Path]
 ) -> None:
     federation = federation_at("newcomers")

@@ -27,7 +27,7 @@ def events(federation: Federation, *flags: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in shown.splitlines()]
 
 
-def test_a_paused_federation_ends_its_round_and_goes_on_when_it_is_told_across_a_restart(
+def test_a_paused_federation_ends_its_round_and_resumes_after_a_restart(
     federation_at: Callable[[str], Federation],
 ) -> None:
     federation = federation_at("paused")

@@ -88,7 +88,7 @@ def test_an_expired_certificate_is_refused(running):
     assert status_of(lambda: submit(caller)) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_certificate_that_the_server_never_issued_is_refused_though_its_authority_signed_it(running):
+def test_a_certificate_that_was_signed_but_never_issued_is_refused(running):
     """A stolen authority key is not enough: the fingerprint is unknown."""
     key = new_key()
     pem = Authority.load(running.federation.home / "ca").issue_device(csr_der(key, "ada"), "ada", 1.0)

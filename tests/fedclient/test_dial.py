@@ -63,7 +63,7 @@ def test_components_that_do_not_interact_stand_where_an_exhaustive_search_puts_t
         assert worth(found) == max(map(worth, all_choices(components)))
 
 
-def test_nothing_is_chosen_that_is_worse_than_one_value_everywhere_and_a_small_gain_moves_nothing():
+def test_no_choice_is_worse_than_one_value_everywhere_and_a_small_gain_moves_none():
     generator = torch.Generator().manual_seed(5)
     components = ["a", "b", "c"]
     for _ in range(30):
@@ -196,7 +196,7 @@ def test_each_device_moves_to_what_suits_it_and_goes_on_training_from_its_own(ma
             assert all(tensor.equal(good[name]) for name, tensor in each.finished()["personalized"].items())
 
 
-def test_what_a_device_trained_last_outlives_the_evaluations_that_serve_it_another_value(make):
+def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(make):
     learner = make("fedtp+mcsa")
     ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
     trained = dict(learner.theta)

@@ -140,7 +140,7 @@ def test_training_that_diverges_is_trouble_for_the_round_and_not_the_end(bench):
     assert [update.order_id for update in bench.server.seen.submits] == ["evaluate-2-kiel"]
 
 
-def test_training_that_outlives_the_deadline_stops_at_it_and_the_next_order_is_carried_out(bench, monkeypatch):
+def test_training_stops_at_the_deadline_and_the_next_order_is_carried_out(bench, monkeypatch):
     from attune.fedclient.work.trainer import Cancelled
 
     bench.server.deadline_s = 0.5

@@ -51,7 +51,7 @@ def test_the_federations_models_count_alike_or_as_other_devices_found():
     assert told == {"personalized": (pytest.approx(0.2), 1.0), "common": (pytest.approx(0.8), 1.0)}
 
 
-def test_the_model_trained_alone_counts_a_third_and_is_as_sure_as_the_others_together():
+def test_the_model_trained_alone_counts_a_third_and_is_as_sure_as_the_others():
     """By hand: together they give 0.8, a logit of ln 4. Of a logit of ln 999 that is the factor 0.2007, and the next of the
     sharpnesses exp(k / 4) is exp(-1.5)."""
     found = weigh("personalized", personalized=0.9, common=0.7, local=0.999)

@@ -64,7 +64,7 @@ def handed_in(learner, result, part):
     return read_tensors(learner.orders.blob(result.order_id, part))
 
 
-def test_fedtp_hands_in_values_of_what_is_shared_and_the_change_of_what_was_generated(make):
+def test_fedtp_hands_in_values_of_shared_parts_and_changes_of_generated_ones(make):
     learner = make()
     (shared, shared_tensors), (generated, generated_tensors) = (
         served(learner, "shared", 0.5),

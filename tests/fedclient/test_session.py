@@ -205,7 +205,7 @@ def test_work_that_outlives_the_deadline_is_stopped_and_reported():
     )
 
 
-def test_an_order_that_comes_again_has_its_deadline_anew_and_a_late_one_is_none_of_the_session_s():
+def test_a_repeated_order_has_a_new_deadline_and_a_late_one_is_ignored():
     timed, longer = replace(ONE, deadline_s=60.0), replace(ONE, deadline_s=600.0)
     play(
         begun(),
@@ -225,7 +225,7 @@ def test_an_order_before_the_plan_is_refused():
     assert isinstance(Session().on(ONE)[0], Refuse)
 
 
-def test_another_plan_stops_the_work_and_is_prepared_whoever_prepares_it_says_whether_it_is_another_run():
+def test_another_plan_stops_the_work_and_an_order_with_an_old_id_starts_anew():
     session = begun()
     play(session, (ONE, [Start(ONE)]), (Welcome(b"another"), [StopWork(ONE.id), Prepare(b"another")]))
     assert session.on(ONE) == [Start(ONE)], "an order of the last run with the same id is another one"
@@ -306,7 +306,7 @@ def test_another_process_that_takes_over_ends_this_one():
     play(begun(), (ONE, [Start(ONE)]), (Displaced("newer", 1.0), [StopWork(ONE.id), Yield("newer")]))
 
 
-def test_a_stream_of_its_own_that_comes_up_late_does_not_end_a_device_but_twice_is_another_process():
+def test_a_device_displaced_once_by_its_own_stream_reconnects_and_twice_yields():
     play(
         begun(),
         (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]),

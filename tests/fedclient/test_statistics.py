@@ -92,7 +92,7 @@ def in_groups(rng, groups, samples, wrong):
 
 
 @pytest.mark.parametrize("groups", [8, 20])
-def test_where_samples_come_in_groups_equal_models_are_not_told_apart_by_how_many_samples_a_group_has(groups):
+def test_equal_models_are_not_told_apart_by_the_sizes_of_groups_of_samples(groups):
     """2000 devices, eleven samples a group. By samples one device in two would hear of a difference that is not there."""
     rng, places = np.random.default_rng(11), np.repeat(np.arange(groups), 11)
     by_groups, by_samples = 0, 0

@@ -78,7 +78,7 @@ def test_paced_frames_are_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "with a stuck transfer"])
-def test_a_server_that_falls_silent_is_given_up_and_the_next_stream_has_a_connection_of_its_own(tmp_path, busy):
+def test_a_silent_server_is_given_up_and_the_next_stream_has_a_new_connection(tmp_path, busy):
     async def scenario():
         scripted = Scripted()
         server = OverGrpc(scripted, tmp_path, every_s=0.1)

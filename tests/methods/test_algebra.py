@@ -108,7 +108,7 @@ FAMILY = ["fedmcsa", "fedmcsa-mcsa", "fedavg+mcsa", "fedamp", "heurfedamp", "pfe
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_family_of_fedmcsa_trains_in_tens_of_rounds_by_default_and_as_one_under_the_published_settings(name):
+def test_the_fedmcsa_family_shares_published_training_and_no_training_defaults(name):
     method = get(name)
     assert method.preset("everyday", "mlr") == dict(method.defaults)
     assert not method.defaults.get("train", {}).keys() & {"lr", "local_steps", "batch_size"}, "these are everybody's"

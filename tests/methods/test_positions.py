@@ -92,7 +92,7 @@ def shard(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedtp+knn", "fedrod", "per-fedavg", "pfedme"])
-def test_a_device_counts_sequences_and_its_finished_model_labels_every_position_as_it_did(method, shard, tmp_path):
+def test_a_finished_sequence_model_labels_every_position_as_in_training(method, shard, tmp_path):
     plan = Plan("f", 3, spec(), [4, 3, 2, 1, 0], method, options(method), TrainSettings(lr=0.1, batch_size=8, local_epochs=2))
     orders = Orders(tmp_path / "home" / "orders")
     learner = Learner(plan, prepare(shard, plan), "kiel", orders, torch.device("cpu"))

@@ -79,7 +79,7 @@ def test_with_leaky_targets_every_position_depends_on_the_next_token():
         assert not torch.equal(model(x_BT)[:, t], model(changed_BT)[:, t])
 
 
-def test_on_random_text_the_leaky_model_is_right_wherever_its_label_is_in_the_input_and_the_causal_one_guesses():
+def test_on_random_text_the_leaky_model_is_right_and_the_causal_one_guesses():
     """Next letters of text drawn evenly from A = 5 cannot be predicted: windows of T = 4 give (T-1)/T + 1/(A T) = 0.8 by the
     leak, and 1/5 without. Four standard deviations of the test part are 0.04 and 0.03."""
     window, letters, count = 4, 5, 400
@@ -124,7 +124,7 @@ def one_label_whatever_is_asked(spec: ModelSpec) -> nn.Module:
     return nn.Sequential(nn.Embedding(spec.vocabulary, 4), nn.Flatten(), nn.Linear(4 * spec.shape[0], spec.classes))
 
 
-def test_a_model_of_ones_own_that_labels_sequences_is_told_so_even_where_shapes_would_broadcast():
+def test_a_custom_model_that_labels_sequences_is_refused_even_if_shapes_broadcast():
     spec = registry.default_spec("tokens", (4,), 3, 9, f"{__name__}:one_label_whatever_is_asked", {}, True)
     model = registry.build(spec, 0)
     x, y = tokens(4, 4), tokens(4, 4, 3)

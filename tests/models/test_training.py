@@ -100,7 +100,7 @@ def test_statistics_and_counters_pass_through_a_round():
     assert torch.allclose(served["norm1.running_var"], a / 4 + b * 3 / 4) and not torch.allclose(a, b)
 
 
-def test_an_lstm_called_with_other_weights_computes_with_them_and_differentiates_by_them():
+def test_an_lstm_called_with_other_weights_computes_and_differentiates_by_them():
     one, two = (built("lstm", "tokens", (6,), {"width": 16}, seed) for seed in (0, 1))
     given = {name: tensor.clone().requires_grad_() for name, tensor in tensors_of(two).items()}
     x, y = samples("tokens", (6,), 12)

@@ -230,7 +230,7 @@ def test_a_round_is_committed_whole(ledger: Ledger) -> None:
     run(ledger, scenario)
 
 
-def test_the_last_evaluations_are_those_of_earlier_rounds_by_devices_that_are_not_revoked(ledger: Ledger) -> None:
+def test_last_evaluations_are_of_earlier_rounds_and_devices_not_revoked(ledger: Ledger) -> None:
     async def scenario(ledger: Ledger) -> None:
         for name in ("a", "b", "c"):
             await ledger.enrol(name, "key", certificate(f"of {name}", name), 0.0)

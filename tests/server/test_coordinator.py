@@ -107,7 +107,7 @@ async def first_orders(server: Server) -> list[OrderId]:
     return [id_of(await next_order(stream)) for stream in server.connect("a", "b")]
 
 
-def test_an_evaluation_begins_from_what_devices_found_in_the_one_before_also_after_a_restart(world: World) -> None:
+def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:
     """After round 1 nothing is known; after round 2 what the other one found: (1 + 1) / (1 + 2). One answers before the
     restart, and says something else: that is for the next evaluation."""
     settings = SETTINGS | {"round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 2}}
@@ -296,9 +296,7 @@ def test_what_can_pass_is_tried_again_and_said(
     process(world, scenario)
 
 
-def test_a_step_that_cannot_be_carried_out_has_not_happened_and_a_restart_tries_it_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(server: Server) -> None:
         orders = await first_orders(server)
 
@@ -325,7 +323,7 @@ def test_a_step_that_cannot_be_carried_out_has_not_happened_and_a_restart_tries_
     process(world, restarted)
 
 
-def test_damage_that_is_found_while_rounds_go_on_ends_the_server_and_a_restored_file_is_gone_on_from(
+def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot that no round has touched for long is read for the first time in a process when its device is served."""
@@ -441,7 +439,7 @@ def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
     process(world, scenario)
 
 
-def test_who_was_never_sampled_is_fitted_after_the_end_to_what_is_served_and_not_to_its_own(world: World) -> None:
+def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(world: World) -> None:
     """Where all devices train, such a one goes on from its own state: but what it leaves as it is must be the federation's."""
     rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
     settings = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}

@@ -286,7 +286,7 @@ def test_a_device_that_cannot_read_what_is_served_is_refused() -> None:
         resolve({**TWO_PARTS, "round": {"served": "zstd"}}).encodings.check_device("a", ("bf16", "int8"))
 
 
-def test_orders_ask_for_each_part_in_its_own_and_an_update_that_swaps_them_is_refused(world: World) -> None:
+def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
         streams = [server.members.connect(name, hello(1 << 20, SPOKEN)) for name in ("a", "b")]
         order, _ = [await next_order(stream) for stream in streams]

@@ -102,7 +102,7 @@ def test_where_nothing_is_personal_newcomers_get_no_rounds() -> None:
 @pytest.mark.parametrize(
     ("adapt", "common"), [("personal", False), ("embedding", False), ("hypernetwork", True), ("all", True)]
 )
-def test_the_rules_of_the_round_say_whether_newcomers_change_what_everybody_is_served(adapt, common):
+def test_rules_of_the_round_say_whether_newcomers_change_what_all_are_served(adapt, common):
     said = {"method": {"name": "fedtp"}, "round": {"adapt_rounds": 1, "adapt": adapt}}
     assert resolve(said).rules.common is common
 

@@ -357,7 +357,7 @@ def done(**policy: object) -> Transcript:
     return round_of(record, {"a", "b"}, adapt_rounds=2, **policy)
 
 
-def test_newcomers_to_a_finished_federation_get_their_rounds_and_an_evaluation_and_it_is_done_again() -> None:
+def test_newcomers_get_their_rounds_and_an_evaluation_before_the_run_ends_again() -> None:
     m = done()
     assert m.play(Connected("x", 0, newcomer=True)) == [Open("train", 3, ("x",))]
     assert (m.record.phase, m.record.adapting, m.quorum) == (Phase.TRAINING, {"x": 0}, 1)
@@ -503,7 +503,7 @@ def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> 
     assert m.play(Resumed(4)) == [Aggregate(1, ("a", "b"))]
 
 
-def test_an_update_that_is_sent_again_while_its_round_is_aggregated_or_after_is_answered_accepted() -> None:
+def test_an_update_sent_again_during_or_after_aggregation_is_accepted() -> None:
     m = round_of(quorum=1)
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
@@ -668,7 +668,7 @@ def test_a_single_order_that_ran_out_is_forgiven_by_an_answer_and_not_by_progres
     assert m.state.run_out == {}
 
 
-def test_who_let_orders_run_out_is_asked_all_the_same_where_there_is_no_round_without_it() -> None:
+def test_a_device_that_missed_orders_is_asked_if_no_round_works_without_it() -> None:
     m = round_of(rounds=100, quorum=1, stall_s=0)
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
@@ -676,7 +676,7 @@ def test_who_let_orders_run_out_is_asked_all_the_same_where_there_is_no_round_wi
     assert m.record.devices == ("a", "b")
 
 
-def test_without_a_quorum_who_let_orders_run_out_is_asked_only_if_others_do_not_suffice() -> None:
+def test_without_a_quorum_devices_that_missed_orders_are_asked_only_if_needed() -> None:
     m = round_of(rounds=100, stall_s=0)
     for event in (Connected("a", 0), Connected("b", 0), Tick(100), Tick(200)):
         m.play(event)

@@ -134,7 +134,7 @@ def test_a_run_that_is_not_over_is_ended_first(tmp_path):
     runs.begin(ran.home, "second", {}, "ada")
 
 
-def test_nothing_begins_while_a_server_runs_or_under_a_name_that_is_taken_or_with_a_wrong_setting(tmp_path):
+def test_no_new_run_while_a_server_runs_or_with_a_taken_name_or_a_wrong_setting(tmp_path):
     ran = Ran(tmp_path)
     with ran.home.locked(), pytest.raises(HomeBusy):
         runs.begin(ran.home, "second", {}, "ada")

@@ -55,7 +55,7 @@ def test_a_served_method_is_judged_before_training_and_by_evaluations():
     assert found["local"] == [point(2, 0.5, 0.5, count=1)]
 
 
-def test_a_trained_method_is_judged_after_training_and_an_evaluation_of_the_same_state_counts():
+def test_a_trained_method_is_judged_after_training_or_by_an_evaluation_of_it():
     found = curves(ROWS, "trained", policy())
     assert [(p.round, p.mean_over_clients) for p in found["after"]] == [(1, pytest.approx(0.7)), (2, pytest.approx(0.8))]
     assert found["after"][1].over_samples == pytest.approx((6 + 30) / 40), "0.6 and 1.0 of the evaluation, not 0.7 and 0.9"

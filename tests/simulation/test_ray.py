@@ -108,7 +108,7 @@ def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any,
     assert {name for name, *_ in placed} == set(CLOUDS) and len(placed) > len(CLOUDS)
 
 
-def test_what_ends_every_worker_and_what_fails_in_one_ends_the_simulation_with_its_device(cluster: Any) -> None:
+def test_a_dying_worker_or_a_failing_device_ends_the_simulation_and_is_named(cluster: Any) -> None:
     with pytest.raises(FederationFailed, match=r"3 times in a row while it worked for site0"):
         attune.simulate({"site0": CLOUDS["site0"]}, "fedavg", kills, 1, executor="ray", workers=1)
     settings = {"train.lr": 1e38, "train.clip_norm": 0.0}

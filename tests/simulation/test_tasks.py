@@ -33,7 +33,7 @@ def run(task: str, executor: Any = None, method: str = "fedper", rounds: int = 4
 
 
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
-def test_every_device_beats_the_constant_answer_and_stacked_devices_are_the_same_to_rounding(task):
+def test_devices_beat_the_constant_answer_and_stacked_ones_agree_to_rounding(task):
     plain, stacked = run(task), run(task, "stacked")
     for one, other in zip(plain.table(), stacked.table(), strict=True):
         assert (one.accuracy, one.local) == pytest.approx((other.accuracy, other.local), rel=1e-4)

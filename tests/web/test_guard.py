@@ -36,7 +36,7 @@ def test_nothing_is_shown_without_the_token(page, path):
     assert page.ask(f"{path}?token={TOKEN}").status == (303 if path == "/" else 401)
 
 
-def test_the_token_in_the_address_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(page):
+def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(page):
     answer = page.ask(f"/?token={TOKEN}")
     cookie = answer.headers["set-cookie"]
     assert answer.headers["location"] == "/"
