@@ -27,7 +27,7 @@ import attune
 from attune.common.models.registry import build
 from attune.common.plan import ModelSpec
 from attune.fedclient.data.makers.make import make
-from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.plays import lines_of_play
 from benchmarks.adapters import sizes, state_bytes

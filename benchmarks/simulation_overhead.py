@@ -23,7 +23,7 @@ from attune.common.config import TrainSettings
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.common.seeds import derive
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.memory import MemoryOrders
 from attune.simulation.federation import NOWHERE
@@ -82,7 +82,7 @@ def learners(shards: Data) -> list[Learner]:
         {},
         TrainSettings(**TRAIN),
     )
-    options = Options(Path(), NOWHERE, device="cpu")
+    options = DeviceOptions(Path(), NOWHERE, device="cpu")
     return [make_learner(plan, shard, name, MemoryOrders, options) for name, shard in named(shards).items()]
 
 

@@ -9,12 +9,12 @@ from attune.common.errors import SettingError
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     host: str  # without brackets
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> ServerAddress:
         """`host:port`, `1.2.3.4:port` or `[::1]:port`. Errors: SettingError."""
         host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")

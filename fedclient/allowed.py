@@ -10,11 +10,11 @@ from attune.common.methods.registry import packages_on_devices
 from attune.common.plan import Plan
 from attune.common.plugins import check_allowed, check_installed
 from attune.common.text import clean, from_json
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import Store
 
 
-def check_plan(plan: Plan, store: Store, options: Options) -> Plan | None:
+def check_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None:
     """Refuse a plan under which this device must not take part.
 
     Returns:

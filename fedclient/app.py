@@ -12,12 +12,12 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.home import Home
 from attune.fedclient.membership import link_of
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
 
 
-def run(options: Options, console: Console, shard: LazyShard | None = None) -> Path:
+def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None) -> Path:
     """One device's life; returns where the finished model lies. shard: its data, if not those of the options.
 
     Errors: AttuneError of the kind that ended it.
@@ -28,7 +28,7 @@ def run(options: Options, console: Console, shard: LazyShard | None = None) -> P
         return run_anywhere(live(options, shard, home, console, worker))
 
 
-async def live(options: Options, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+async def live(options: DeviceOptions, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
     """The life of a device whose home is locked; other devices may share the worker. Errors: as `run`."""
     for warning in shard.warnings:
         console.say(f"warning: {warning}")

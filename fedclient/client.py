@@ -10,14 +10,13 @@ from attune.common import homes
 from attune.common.errors import SettingError
 from attune.common.identity.names import check_name
 from attune.fedclient import app
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 from attune.fedclient.console import Console
-from attune.fedclient.data.given import shard_of
-from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import Limits
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.thrift import NO_BOUNDS, Thrift
 
@@ -67,7 +66,7 @@ class Client:
         thrift: Thrift = NO_BOUNDS,
         plugins: Sequence[str] = (),
     ) -> None:
-        address, reading = Address.parse(server), ReadOptions.of(label, **{"task": task, **table})
+        address, reading = ServerAddress.parse(server), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
         place = Path(home).expanduser() if home is not None else None
         if isinstance(data, (str, Path)):
@@ -77,7 +76,7 @@ class Client:
                 raise SettingError("data that lie in no file have no name: give the device one, name=")
             path, self._shard = Path(check_name(name)), shard_of(name, data, reading)
             place = place or homes.devices_home() / homes.address_folder(address.host, address.port) / name
-        self.options = Options(
+        self.options = DeviceOptions(
             data=path,
             server=address,
             home=place,

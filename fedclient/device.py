@@ -41,7 +41,7 @@ from attune.fedclient.allowed import check_plan
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.link.port import FINAL, Broken, Link
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import Store
 from attune.fedclient.thrift import until_met
 from attune.fedclient.work.worker import LearnerSlot, Lost, Work, Worker
@@ -66,7 +66,9 @@ class Job:
 class Device:
     """Performs what the session decides."""
 
-    def __init__(self, options: Options, shard: LazyShard, store: Store, link: Link, console: Console, worker: Worker) -> None:
+    def __init__(
+        self, options: DeviceOptions, shard: LazyShard, store: Store, link: Link, console: Console, worker: Worker
+    ) -> None:
         self.options, self.shard, self.store, self.console, self.worker = options, shard, store, console, worker
         self.link = link
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s, stay=options.stay)

@@ -17,7 +17,7 @@ from attune import DISTRIBUTION
 from attune.common import homes
 from attune.common.errors import AttuneError, Unreachable
 from attune.common.identity.credential import not_after
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Home
 from attune.fedclient.read_options import ReadOptions
 
@@ -37,7 +37,7 @@ class Finding:
 
 def examine(data: Path | None, server: str | None, home: Path | None, table: ReadOptions) -> Iterator[Finding]:
     """Changes nothing: no home is made, nobody enrols. Errors: SettingError for a wrong address."""
-    address = Address.parse(server) if server else None
+    address = ServerAddress.parse(server) if server else None
     yield from machine()
     if data is not None:
         yield shard(data, table)
@@ -108,7 +108,7 @@ def disk(place: Path) -> Finding:
     return Finding("ok", "disk", f"{_gib(free)} free for {place}")
 
 
-def membership(home: Home, address: Address | None) -> Iterator[Finding]:
+def membership(home: Home, address: ServerAddress | None) -> Iterator[Finding]:
     """The home's identity, and whether the server lets it in."""
     try:
         identity = home.identity()
@@ -140,7 +140,7 @@ def membership(home: Home, address: Address | None) -> Iterator[Finding]:
         )
 
 
-def reachable(address: Address) -> Finding:
+def reachable(address: ServerAddress) -> Finding:
     try:
         socket.create_connection((address.host, address.port), timeout=PROBE_S).close()
     except OSError as error:

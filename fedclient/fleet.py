@@ -27,7 +27,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.processes.pool import POOLS
 from attune.fedclient.work.spread import Spread
@@ -53,7 +53,7 @@ class Outcome:
     error: Exception | None = None
 
 
-def run(members: Sequence[Options], screen: Console, executor: How = "sequential") -> list[Outcome]:
+def run(members: Sequence[DeviceOptions], screen: Console, executor: How = "sequential") -> list[Outcome]:
     """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
 
     executor: as for SideBySide; "sequential": one device after the other; "processes": in a process for each processor;
@@ -80,7 +80,7 @@ def make_room(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-async def _host(members: Sequence[Options], screen: Console, executor: How) -> list[Outcome]:
+async def _host(members: Sequence[DeviceOptions], screen: Console, executor: How) -> list[Outcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
     with _worker(executor, screen) as worker:
@@ -106,7 +106,7 @@ def _worker(executor: How, screen: Console) -> Iterator[Worker]:
             screen.say(f"some work went one by one: {reason}")
 
 
-async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outcome:
+async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -> Outcome:
     label = str(options.label)
     own = console.console_of(label)
     assert options.home is not None  # noqa: S101 (members() gave every device one)
@@ -124,7 +124,7 @@ async def _life(options: Options, console: FleetConsole, worker: Worker) -> Outc
         console.ended(label)
 
 
-async def _lived(options: Options, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+async def _lived(options: DeviceOptions, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
     """As app.live; a full disk is waited for, as a service unit that restarts its device does. The others go on meanwhile."""
     failures = 0
     while True:
@@ -202,7 +202,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return 0
 
 
-def join(members: Sequence[Options], say: Callable[[str], None]) -> None:
+def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
     """Enrols the device of each shard, so that the fleet needs no token later. Errors: those of the first that is refused."""
     from attune.fedclient.membership import identity_of
 

@@ -16,7 +16,7 @@ from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync,
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
 from attune.common.text import from_json
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 
 ORDERS_DONE = "orders-done"  # a number in the folder of a run that was put aside
 
@@ -171,7 +171,7 @@ def check_name(home: Home, asked: str | None, identity: Identity) -> None:
         )
 
 
-def local_token(address: Address) -> str | None:
+def local_token(address: ServerAddress) -> str | None:
     """The join token that a server of this user on this machine, in its default home, left for its own devices."""
     if not address.is_this_machine:
         return None
@@ -185,7 +185,7 @@ def local_token(address: Address) -> str | None:
         return None
 
 
-def with_model(home: Path | None, address: Address | None, shard: Path | None, only_own: bool = False) -> Home:
+def with_model(home: Path | None, address: ServerAddress | None, shard: Path | None, only_own: bool = False) -> Home:
     """The home of the finished model: --home, else the shard's, else (not with `only_own`) the only one.
 
     Errors: NoModel, SettingError.

@@ -12,11 +12,11 @@ from attune.fedclient.home import DeviceInfo, Home, Identity, check_name, local_
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.port import Link
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.thrift import Allowance
 
 
-async def identity_of(options: Options, shard_name: str, home: Home, say: Callable[[str], None]) -> Identity:
+async def identity_of(options: DeviceOptions, shard_name: str, home: Home, say: Callable[[str], None]) -> Identity:
     """The enrolled identity; else what `join` left; else a new one by the token given, or by that of a server on this machine.
 
     Errors: HomeMismatch if --name contradicts it, NotEnrolled without any token, and those of `enrol`. An enrolled device
@@ -46,7 +46,7 @@ async def identity_of(options: Options, shard_name: str, home: Home, say: Callab
     return identity
 
 
-async def link_of(options: Options, shard_name: str, home: Home, say: Callable[[str], None]) -> Link:
+async def link_of(options: DeviceOptions, shard_name: str, home: Home, say: Callable[[str], None]) -> Link:
     """The way to the server over the network, for the device that this home is, or becomes. Errors: those of `identity_of`."""
     identity = await identity_of(options, shard_name, home, say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))

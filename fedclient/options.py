@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, Limits
@@ -15,11 +15,11 @@ from attune.fedclient.thrift import NO_BOUNDS, Thrift
 
 
 @dataclass(frozen=True)
-class Options:
+class DeviceOptions:
     """The settings of one device's run; the defaults are the command's."""
 
     data: Path
-    server: Address
+    server: ServerAddress
     home: Path | None = None
     name: str | None = None
     label: str | None = None  # what a new device is called after the host's name; None: the shard's name

@@ -13,7 +13,7 @@ from attune.common import homes
 from attune.common.errors import ShardError
 from attune.common.identity.names import check_name, default_name
 from attune.fedclient.data.table import is_table
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 
 
 def is_fleet(given: Sequence[str]) -> bool:
@@ -34,7 +34,7 @@ def expand(given: Sequence[str]) -> list[Path]:
     return list(found.values())
 
 
-def members(paths: Iterable[Path], common: Options) -> list[Options]:
+def members(paths: Iterable[Path], common: DeviceOptions) -> list[DeviceOptions]:
     """Options of the device of each shard: `common` with the shard's own data, home, name and label.
 
     --home DIR becomes DIR/LABEL, --name NAME becomes NAME-LABEL. Errors: SettingError for a name that cannot begin names.

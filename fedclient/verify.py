@@ -12,7 +12,7 @@ from attune.common.errors import AttuneError, NoModel
 from attune.common.plan import Plan
 from attune.common.text import from_json
 from attune.fedclient import shards
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Home
 from attune.fedclient.model.artifact import read_info
 from attune.fedclient.work.state import Orders, damaged_files
@@ -52,7 +52,7 @@ def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[Ho
     if home is not None:
         found = [home, *sorted(home.glob("*/"))]
     else:
-        address = Address.parse(server) if server else None
+        address = ServerAddress.parse(server) if server else None
         under = homes.address_folder(address.host, address.port) if address else "*"
         wanted = {homes.shard_folder(path) for path in shards.expand(data)} if data else None
         everywhere = sorted(homes.devices_home().glob(f"{under}/*"))

@@ -46,7 +46,7 @@ KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a li
 
 
 @dataclass(frozen=True)
-class Options:
+class ServerOptions:
     """What a start may say that is not a setting of the federation."""
 
     home: Path
@@ -76,7 +76,7 @@ class _Opened:
         return Desk(self.storage.ledger, who)
 
 
-async def run(options: Options, overrides: dict[str, Any]) -> None:
+async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
     home = ServerHome(options.home)
     home.check()
@@ -88,7 +88,7 @@ async def run(options: Options, overrides: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def _opened(options: Options, home: ServerHome, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
+async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
     """Errors: HomeMismatch, HomeBusy, SettingError."""
     with home.locked():
         home.create()
@@ -109,7 +109,9 @@ async def _opened(options: Options, home: ServerHome, overrides: dict[str, Any])
 
 
 @asynccontextmanager
-async def _laboratory(options: Options, server: ServerSettings, blobs: Blobs, executors: Executors) -> AsyncIterator[ThreadLab]:
+async def _laboratory(
+    options: ServerOptions, server: ServerSettings, blobs: Blobs, executors: Executors
+) -> AsyncIterator[ThreadLab]:
     """Errors: SettingError for workers that cannot be had."""
     if not options.place.is_here:
         cluster_environment.prepare()
@@ -122,7 +124,7 @@ async def _laboratory(options: Options, server: ServerSettings, blobs: Blobs, ex
         await lab.close()
 
 
-async def _serve(options: Options, opened: _Opened) -> None:
+async def _serve(options: ServerOptions, opened: _Opened) -> None:
     home, authority, settings = opened.home, opened.authority, opened.settings
     ledger, blobs = opened.storage.ledger, opened.storage.blobs
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
@@ -150,7 +152,7 @@ async def _serve(options: Options, opened: _Opened) -> None:
         raise coordinator.error
 
 
-async def _begun(options: Options, opened: _Opened) -> str:
+async def _begun(options: ServerOptions, opened: _Opened) -> str:
     """Binds the home to its settings, which only a start that has its port may do; the join token to print."""
     starting = opened.desk(f"operator {user()}, start of the server")
     await starting.set_settings(opened.overrides)
@@ -162,7 +164,7 @@ async def _begun(options: Options, opened: _Opened) -> str:
     return await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
 
 
-def _listen(door: Door, options: Options, before: ServedAddress | None) -> ServedAddress:
+def _listen(door: Door, options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
     """Binds where the options say, else where this home was served before, for its devices look there. Errors: PortInUse."""
     host = options.host or (before.host if before else ANY_HOST)
     port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
@@ -174,7 +176,12 @@ def _join_host(address: ServedAddress) -> str:
 
 
 def _greet(
-    options: Options, address: ServedAddress, fingerprint: str, join: str, settings: ResolvedSettings, dashboard: str | None
+    options: ServerOptions,
+    address: ServedAddress,
+    fingerprint: str,
+    join: str,
+    settings: ResolvedSettings,
+    dashboard: str | None,
 ) -> None:
     host = _join_host(address)
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")

@@ -45,7 +45,7 @@ def serve(
     from attune.fedserver.web.serving import check_installed
 
     check_installed()
-    from attune.fedserver.app import Options, run
+    from attune.fedserver.app import ServerOptions, run
     from attune.fedserver.lab.cluster.place import Place
 
     flags = of_flags(
@@ -55,7 +55,7 @@ def serve(
     place = Path(home).expanduser() if home is not None else homes.server_home()
     shown = None if dashboard is None else str(dashboard)
     where = Place(lab, lab_workers)
-    run_anywhere(run(Options(place, host, port, exit_when_done, say, shown, join_uses=join_uses, place=where), overrides))
+    run_anywhere(run(ServerOptions(place, host, port, exit_when_done, say, shown, join_uses=join_uses, place=where), overrides))
 
 
 def of_flags(

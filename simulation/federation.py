@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.errors import AttuneError, FederationFailed
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.device import Device
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import Result
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.inline import Cohorts, Executor, Inline
 from attune.fedclient.work.processes.pool import Pool
 from attune.fedclient.work.spread import Spread
@@ -31,14 +31,14 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.stores.uploads import Uploads
-from attune.fedserver.web.serving import Place
+from attune.fedserver.web.serving import PageAddress
 from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.server import InProcess
 from attune.simulation.watching import watched
 from attune.simulation.worlds import World
 
 FEDERATION = "simulation"  # what a plan calls it; over the network this is the fingerprint of an authority
-NOWHERE = Address("this process", 1)
+NOWHERE = ServerAddress("this process", 1)
 FOREVER = 253370764800.0  # unix time at which a certificate ends that nobody asks for
 
 
@@ -82,13 +82,13 @@ class Federation:
         self,
         shards: Mapping[str, LazyShard],
         overrides: Mapping[str, Any],
-        common: Options,
+        common: DeviceOptions,
         world: World,
         watcher: Watcher,
         stopped: Callable[[], bool],
         executor: Executor | Pool | None,
         awake_bytes: float,
-        page: Place | None = None,
+        page: PageAddress | None = None,
     ) -> None:
         self._shards, self._overrides, self._common = shards, overrides, common
         self._world, self._watcher, self._stopped = world, watcher, stopped

@@ -86,7 +86,7 @@ class Result:
         """
         from attune.fedserver.view import plots
 
-        source = plots.Drawn(lambda: self._ended.found, self._world.storage.blobs, None, "this simulation")
+        source = plots.PictureSource(lambda: self._ended.found, self._world.storage.blobs, None, "this simulation")
         title, sections, _ = plots.pages(source, pictures)
         return Pictures(title, sections)
 

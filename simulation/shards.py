@@ -9,8 +9,7 @@ from typing import Any
 from attune.common.errors import ShardError
 from attune.common.identity.names import check_name
 from attune.fedclient import shards
-from attune.fedclient.data.given import shard_of
-from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attune.common.aio import Stopped, run_alone
 from attune.common.plugins import installed
 from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.processes.pool import Pool
 from attune.simulation import settings as given_settings
@@ -90,7 +90,7 @@ def simulate(
     members = named(shards, ReadOptions.of(label, **{"task": task, **table}))
     name = None if model is None else name_of(model, home is not None, executor in SPREAD)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings, config)
-    common = Options(
+    common = DeviceOptions(
         Path(),
         NOWHERE,
         device=device,

@@ -28,7 +28,7 @@ summary { cursor: pointer; color: #3566a8; }
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Floats are shown with four digits, None as an empty cell."""
 
     heads: Sequence[str]
@@ -46,7 +46,7 @@ class Section:
     title: str
     caption: str
     picture: Picture | None = None
-    table: Table | None = None
+    table: PageTable | None = None
 
 
 def drawn(pictures: Mapping[str, Callable[[S], Section]], source: S, wanted: Sequence[str]) -> tuple[list[Section], list[str]]:
@@ -100,7 +100,7 @@ def _section(section: Section) -> str:
     return "\n".join(parts)
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in table.heads)
     rows = "\n".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
     return f"<table>\n<tr>{heads}</tr>\n{rows}\n</table>"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.command_group import ExtensibleGroup
-from attune.fedclient.cli import data, model, own
-from attune.fedclient.cli.options import (
+from attune.fedclient.cli import device_commands, model_commands
+from attune.fedclient.cli.shared import (
     data_option,
     home_option,
     name_option,
@@ -28,16 +28,16 @@ from attune.fedclient.table_options import NAMES, table_options
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.fleet import How
-    from attune.fedclient.options import Options
+    from attune.fedclient.options import DeviceOptions
     from attune.fedclient.thrift import Thrift
 
 # gRPC's core prints to stderr on its own; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 COMMANDS = (
-    own.join, own.doctor, own.verify,
-    model.evaluate, model.predict, model.plot, model.export,
-    data.shard,
+    device_commands.join, device_commands.doctor, device_commands.verify,
+    model_commands.evaluate, model_commands.predict, model_commands.plot, model_commands.export,
+    device_commands.shard,
 )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def _thrift(given: dict[str, Any]) -> Thrift:
     )
 
 
-def _train_fleet(fleet: list[Options], screen: Console, executor: How) -> None:
+def _train_fleet(fleet: list[DeviceOptions], screen: Console, executor: How) -> None:
     from attune.fedclient import fleet as hosted
 
     outcomes = hosted.run(fleet, screen, executor)

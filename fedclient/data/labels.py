@@ -1,4 +1,7 @@
-"""Labels as plain ints or strings, and their mapping to class indices."""
+"""The y of a shard: labels as plain ints or text with their class indices, and the targets of other tasks.
+
+N samples, T positions, K targets or labels.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy.typing as npt
 
 from attune.common.errors import ShardError, UndeclaredLabels
 from attune.common.plan import Label
+from attune.common.task import TASKS, TaskName
 from attune.fedclient.data.arrays import Array
 
 _SHOWN = 8
@@ -86,3 +90,35 @@ def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np
         )
     table = np.array([index[label] for label in known], dtype=np.int64)
     return np.asarray(table[inverse.reshape(y.shape)], dtype=np.int64)
+
+
+MAX_OUTPUTS = 1 << 12
+LARGEST = 1e100  # squares of it are finite
+
+
+def target_numbers(y: Array, samples: int, where: str, task: TaskName) -> Array:
+    """(N, K) float64 of y (N,) or (N, K); of labels only 0 and 1, and (N, K). Errors: ShardError."""
+    ranks = (1, 2) if task == "regression" else (2,)
+    if y.ndim not in ranks or y.dtype.kind not in "biuf":
+        raise ShardError(f"{where} has shape {y.shape} and type {y.dtype}; the task {task} needs {TASKS[task].needs}")
+    if len(y) != samples:
+        raise ShardError(f"{where} holds {len(y)} rows for {samples} samples; there must be one for each")
+    found = y.reshape(len(y), -1).astype(np.float64) if y.ndim == 1 else y.astype(np.float64)
+    if not 1 <= found.shape[1] <= MAX_OUTPUTS:
+        raise ShardError(f"{where} has {found.shape[1]} columns; 1 to {MAX_OUTPUTS} {TASKS[task].outputs} are possible")
+    wrong = ~np.isin(found, (0, 1)) if task == "multilabel" else ~(np.abs(found) <= LARGEST)
+    if wrong.any():
+        at = np.argwhere(wrong)[0]
+        remedy = "each must be 0 or 1" if task == "multilabel" else "fill them in or leave those samples out"
+        raise ShardError(
+            f"{where} holds {int(wrong.sum())} values that the task {task} cannot use, the first is {found[tuple(at)]} in "
+            f"sample {at[0] + 1}; {remedy}"
+        )
+    return found
+
+
+def target_names(declared: list[int | str] | None, count: int, where: str) -> list[int | str]:
+    """Of each column of y: as declared, else its number. Errors: ShardError for another count of names."""
+    if declared is not None and len(declared) != count:
+        raise ShardError(f"`classes` of {where} names {len(declared)} columns of y, and y has {count}; name each, in order")
+    return declared or list(range(count))

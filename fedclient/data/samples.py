@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from attune.common.errors import SettingError, ShardError
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.table import Table
+from attune.fedclient.data.table import DataTable
 from attune.fedclient.read_options import ReadOptions
 
 SPLIT = "split"  # the usual name of the column that says which samples are for testing
@@ -20,7 +20,7 @@ _TESTING = {"test", "testing"}
 Mask = npt.NDArray[np.bool_]
 
 
-def samples_of(table: Table, options: ReadOptions) -> tuple[Array, Array, Mask | None, list[str]]:
+def samples_of(table: DataTable, options: ReadOptions) -> tuple[Array, Array, Mask | None, list[str]]:
     """(x (N, F) float32, y as `answers_of`, which samples are for testing (N,) or None, names of the F columns).
 
     Errors: ShardError, SettingError for columns that are not there.
@@ -39,7 +39,7 @@ def samples_of(table: Table, options: ReadOptions) -> tuple[Array, Array, Mask |
     return x, answers_of(table, options), _testing(table, split) if split else None, features
 
 
-def answers_of(table: Table, options: ReadOptions) -> Array:
+def answers_of(table: DataTable, options: ReadOptions) -> Array:
     """The classes, (N,), or in other tasks the numbers of each given column, (N, K). Errors: ShardError, SettingError."""
     outputs = [table.label_column(name) for name in options.labels()]
     if options.task == "classes":
@@ -50,7 +50,7 @@ def answers_of(table: Table, options: ReadOptions) -> Array:
     return found
 
 
-def split_column(table: Table, options: ReadOptions) -> str:
+def split_column(table: DataTable, options: ReadOptions) -> str:
     """The column that says which samples are for testing; empty if there is none. Errors: SettingError."""
     if options.split:
         table.require(options.split)
@@ -61,20 +61,20 @@ def split_column(table: Table, options: ReadOptions) -> str:
     return next((name for name in found if all(word.lower() in known for word in table.text(name))), "")
 
 
-def training_and_test(table: Table, options: ReadOptions) -> tuple[Table, Table | None]:
+def training_and_test(table: DataTable, options: ReadOptions) -> tuple[DataTable, DataTable | None]:
     """The table's samples in two tables, where a column says which are for testing. Errors: ShardError, SettingError."""
     split = split_column(table, options)
     if not split:
         return table, None
     test_N = _testing(table, split)
 
-    def taken(places: npt.NDArray[np.intp]) -> Table:
-        return Table(table.path, {name: [cells[at] for at in places] for name, cells in table.cells.items()})
+    def taken(places: npt.NDArray[np.intp]) -> DataTable:
+        return DataTable(table.path, {name: [cells[at] for at in places] for name, cells in table.cells.items()})
 
     return taken(np.flatnonzero(~test_N)), taken(np.flatnonzero(test_N))
 
 
-def _testing(table: Table, split: str) -> Mask:
+def _testing(table: DataTable, split: str) -> Mask:
     words = [word.lower() for word in table.text(split)]
     strange = next((word for word in words if word not in _TRAINING | _TESTING), None)
     if strange is not None:

@@ -15,7 +15,7 @@ from attune.common.errors import ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
-from attune.fedclient.data import holdout, kinds, labels, targets
+from attune.fedclient.data import holdout, kinds, labels
 from attune.fedclient.data.arrays import Array, read_arrays
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
@@ -54,7 +54,7 @@ class Shard:
     def labels(self) -> list[Label]:
         """Distinct classes, or the names of what y holds in other tasks."""
         if self.task != "classes":
-            return targets.names(self.declared_classes, self.train_y.shape[1], str(self.path))
+            return labels.target_names(self.declared_classes, self.train_y.shape[1], str(self.path))
         return self.declared_classes or labels.distinct(self.train_y, self.test_y)
 
     def profile(self) -> Profile:
@@ -182,7 +182,7 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, task: TaskName)
     if task == "classes":
         y = labels.plain(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0)
     else:
-        y = targets.numbers(y, len(x), where_y, task)
+        y = labels.target_numbers(y, len(x), where_y, task)
     kinds.check_finite(x, kind, where)
     return x, y
 
@@ -260,7 +260,7 @@ def _vocabulary(path: Path, kind: Kind, meta: Meta, train_x: Array, test_x: Arra
 def _check_labels(shard: Shard) -> None:
     """Errors: UndeclaredLabels, and ShardError for another number of names than y has columns."""
     if shard.task != "classes":
-        targets.names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
+        labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
         return
     if shard.declared_classes is None:
         return

@@ -12,16 +12,15 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.meta import Meta, read_meta
-from attune.fedclient.data.missing import filled
 from attune.fedclient.data.samples import samples_of
-from attune.fedclient.data.table import Table, is_table, read_table
+from attune.fedclient.data.table import DataTable, is_table, read_table
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FOUR = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """(x, y) of the training part and perhaps of a test part, as they are in the files, and what is declared of them."""
 
     train: tuple[Array, Array]
@@ -31,7 +30,7 @@ class Source:
     test_groups: Array | None = None  # of the test part
 
 
-def read_source(path: Path, options: ReadOptions = PLAIN) -> Source:
+def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
     """Errors: ShardError; SettingError for columns that are not there, and for options of tables where there is none."""
     if path.is_file() and is_table(path):
         return of_table(read_table(path), options)
@@ -50,14 +49,14 @@ def _for(meta: Meta, task: TaskName, path: Path) -> Meta:
     return meta if task == PLAIN.task else msgspec.structs.replace(meta, task=task)
 
 
-def declared(meta: Meta, table: Table, options: ReadOptions) -> Meta:
+def declared(meta: Meta, table: DataTable, options: ReadOptions) -> Meta:
     """With the task, and with the names of the columns that y is made of where it is not classes. Errors: SettingError."""
     if options.task == "classes":
         return meta
     return msgspec.structs.replace(meta, task=options.task, classes=[table.label_column(name) for name in options.labels()])
 
 
-def of_table(table: Table, options: ReadOptions) -> Source:
+def of_table(table: DataTable, options: ReadOptions) -> DataSource:
     """Errors: as `read_source`."""
     path = table.path
     x, y, test_N, names = samples_of(table, options)
@@ -75,7 +74,7 @@ def of_table(table: Table, options: ReadOptions) -> Source:
     test = None if test_N is None else (test_x, y[~training])
     meta = declared(Meta(kind="tabular", columns=names), table, options)
     apart = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
-    return Source((train_x, y[training]), test, meta, *apart)
+    return DataSource((train_x, y[training]), test, meta, *apart)
 
 
 def _gaps(path: Path, x: Array, names: list[str]) -> str:
@@ -84,7 +83,7 @@ def _gaps(path: Path, x: Array, names: list[str]) -> str:
     return f"{path} lacks values in the columns (how many): {listed}; --missing median puts a column's median there"
 
 
-def _of_folder(path: Path) -> Source:
+def _of_folder(path: Path) -> DataSource:
     if not (path / "train.npz").is_file():
         raise ShardError(
             f"{path} holds no train.npz; a shard is a folder with train.npz (x, y), or one .npz file. Of a folder of images or "
@@ -94,10 +93,10 @@ def _of_folder(path: Path) -> Source:
     train_x, train_y = read_arrays(path / "train.npz", ("x", "y"))
     groups = _groups(path / "train.npz", meta, train_x)
     if not (path / "test.npz").exists():
-        return Source((train_x, train_y), None, meta, groups)
+        return DataSource((train_x, train_y), None, meta, groups)
     test_x, test_y = read_arrays(path / "test.npz", ("x", "y"))
     named = meta.groups in names_in(path / "test.npz")
-    return Source(
+    return DataSource(
         (train_x, train_y), (test_x, test_y), meta, groups, _groups(path / "test.npz", meta, test_x) if named else None
     )
 
@@ -114,9 +113,19 @@ def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
     return groups
 
 
-def _of_npz(path: Path) -> Source:
+def _of_npz(path: Path) -> DataSource:
     if not {"test_x", "test_y"} & set(names_in(path)):
         train_x, train_y = read_arrays(path, FOUR[:2])
-        return Source((train_x, train_y), None)
+        return DataSource((train_x, train_y), None)
     train_x, train_y, test_x, test_y = read_arrays(path, FOUR)
-    return Source((train_x, train_y), (test_x, test_y))
+    return DataSource((train_x, train_y), (test_x, test_y))
+
+
+def filled(train_x: Array, test_x: Array, name: str) -> tuple[Array, Array]:
+    """NaN replaced by the median of its column over the training part. Errors: ShardError for a column of nothing else."""
+    if train_x.dtype.kind != "f":
+        return train_x, test_x
+    if np.isnan(train_x).all(axis=0).any():
+        raise ShardError(f"some column of {name} holds no value at all, so it has no median; leave it out")
+    median = np.nanmedian(train_x, axis=0)
+    return tuple(np.where(np.isnan(x), median, x).astype(x.dtype) for x in (train_x, test_x))  # type: ignore[return-value]

@@ -31,7 +31,7 @@ def is_table(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """Columns of N cells by name, in the file's order. A cell is text, a number, or None."""
 
     path: Path
@@ -98,7 +98,7 @@ class Table:
         return ["" if cell is None else str(cell).strip() for cell in self.cells[name]]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> DataTable:
     """The table at `path`, by its suffix. Errors: ShardError; SettingError where Parquet cannot be read for want of pyarrow."""
     return _read_parquet(path) if plain_suffix(path) == ".parquet" else _read_csv(path)
 
@@ -107,7 +107,7 @@ def _is_gap(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and cell.lower() in _GAPS)
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path) -> DataTable:
     text = read_text(path)
     head = text.partition("\n")[0]
     delimiter = max("\t,;", key=head.count)
@@ -115,7 +115,7 @@ def _read_csv(path: Path) -> Table:
     try:
         columns = [name.strip() for name in next(rows, [])]
         _check_names(path, columns)
-        return Table(path, _cells(path, columns, rows))
+        return DataTable(path, _cells(path, columns, rows))
     except csv.Error as error:
         raise ShardError(f"{path} is not a table: {error}") from None
 
@@ -141,7 +141,7 @@ def _check_size(path: Path, rows: int, columns: int) -> None:
         raise ShardError(f"{path} holds no samples, only names of columns")
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> DataTable:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -156,4 +156,4 @@ def _read_parquet(path: Path) -> Table:
             read = file.read()
     except (OSError, pyarrow.ArrowException) as error:
         raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return Table(path, {name: read.column(name).to_pylist() for name in read.column_names})
+    return DataTable(path, {name: read.column(name).to_pylist() for name in read.column_names})

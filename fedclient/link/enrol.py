@@ -28,7 +28,7 @@ from attune.common.identity.credential import (
 )
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.backoff import backoff_s
 from attune.fedclient.home import DeviceInfo, Home, Identity
 from attune.fedclient.link.diagnose import diagnose
@@ -38,7 +38,12 @@ DIAGNOSIS_S = 5.0
 
 
 async def enrol(
-    home: Home, record: DeviceInfo, address: Address, token_text: str, connect_timeout_s: float, say: Callable[[str], None]
+    home: Home,
+    record: DeviceInfo,
+    address: ServerAddress,
+    token_text: str,
+    connect_timeout_s: float,
+    say: Callable[[str], None],
 ) -> Identity:
     """Asks the server at `address` for a certificate in `record.name`, and keeps it in `home`.
 
@@ -56,7 +61,7 @@ async def enrol(
 async def stay_enrolled(
     home: Home,
     identity: Identity,
-    address: Address,
+    address: ServerAddress,
     token_text: str | None,
     connect_timeout_s: float,
     say: Callable[[str], None],
@@ -83,7 +88,7 @@ async def _certify(
     home: Home,
     record: DeviceInfo,
     key: bytes,
-    address: Address,
+    address: ServerAddress,
     token_text: str,
     connect_timeout_s: float,
     say: Callable[[str], None],
@@ -103,7 +108,7 @@ async def _certify(
 
 
 async def _ask(
-    address: Address, token: JoinToken, request: EnrolRequest, connect_timeout_s: float, say: Callable[[str], None]
+    address: ServerAddress, token: JoinToken, request: EnrolRequest, connect_timeout_s: float, say: Callable[[str], None]
 ) -> IssuedCertificate:
     anchor, bootstrap = token.trust_anchor_pem(), token.bootstrap()
     started, failures = time.monotonic(), 0

@@ -30,7 +30,7 @@ from attune.common.identity.client_tls import channel_credentials, channel_optio
 from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued
@@ -50,7 +50,7 @@ class GrpcLink:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         identity: Identity,
         keep: Callable[[Identity], None],
         allowance: Allowance | None = None,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import wilson
 from attune.fedclient.model.rollout import DISCARDED
 
@@ -66,7 +66,7 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
         [numbers[n], true[n], *(cell for look in looks for cell in (look.found[n], effective(look.maps[n])))]
         for n in range(len(images))
     ]
-    return Section("Where the model looks", caption, Picture("rollout", figures.png(figure)), Table(heads, rows))
+    return Section("Where the model looks", caption, Picture("rollout", figures.png(figure)), PageTable(heads, rows))
 
 
 def _shown(image_HWC: Floats) -> Floats:
@@ -129,7 +129,7 @@ def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Sect
         [title, names[i], names[k], int(count_CC[i, k])] for title, count_CC in counts for i, k in np.argwhere(count_CC)
     ]
     picture = Picture("confusion", figures.png(figure))
-    return Section("What is taken for what", caption, picture, Table(("model", "true", "found", "samples"), table))
+    return Section("What is taken for what", caption, picture, PageTable(("model", "true", "found", "samples"), table))
 
 
 def _share(right: int, total: int) -> str:
@@ -163,6 +163,6 @@ def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Seq
     of = "Of the test samples of each class, the share that is labelled correctly"
     of = of if word == "class" else "Of all test samples, the share for which each label is answered correctly, there or not"
     caption = f"{of}, with Wilson's interval."
-    table = Table(("model", word, "samples", "right", "accuracy", "95 %"), rows)
+    table = PageTable(("model", word, "samples", "right", "accuracy", "95 %"), rows)
     name = "classes" if word == "class" else "labels"
     return Section(f"Accuracy by {word}", caption, Picture(name, figures.png(figure)), table)

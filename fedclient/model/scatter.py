@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.task import TASKS
 
 Floats = npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ def predicted(true_NK: Floats, names: Sequence[str], models: Sequence[Predicted]
     )
     heads = ("model", "target", "samples", "R2", "mean absolute error", "root of the mean squared error", "mean error")
     picture = Picture("predicted", figures.png(figure))
-    return Section("Predicted against true", caption, picture, Table(heads, table))
+    return Section("Predicted against true", caption, picture, PageTable(heads, table))
 
 
 def _line(title: str, name: str, true_N: Floats, found_N: Floats, std: float) -> list[Cell]:

@@ -33,7 +33,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import Result
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.dial import dial_of
@@ -313,7 +313,9 @@ def _manifests(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manife
     return {kind: manifest_of({name: tensors[name] for name in part_of if part_of[name] == kind}) for kind in kinds}
 
 
-def make_learner(plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options) -> Learner:
+def make_learner(
+    plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
+) -> Learner:
     """Everything that orders need. Errors: ShapeMismatch, UndeclaredLabels, SettingError, HomeMismatch."""
     # Threads are counted for each thread that computes, so this is set in the worker's.
     hardware.set_threads(options.threads)

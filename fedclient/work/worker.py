@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 
 if TYPE_CHECKING:
     from attune.common.exchange.messages import BlobRef, Order
@@ -69,7 +69,7 @@ class AnyLearner(Protocol):
     def let_go(self) -> None: ...
 
 
-Make = Callable[[Plan, LazyShard, str, Callable[[str], "OrderStore"], Options], AnyLearner]
+Make = Callable[[Plan, LazyShard, str, Callable[[str], "OrderStore"], DeviceOptions], AnyLearner]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ class Worker:
         """Somebody has answered. Here nobody waits for that."""
 
 
-def made_here(plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options) -> AnyLearner:
+def made_here(
+    plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
+) -> AnyLearner:
     """A learner of this process. Errors: those of make_learner."""
     from attune.fedclient.work.learner import make_learner
 
@@ -138,7 +140,7 @@ class LearnerSlot:
         shard: LazyShard,
         name: str,
         orders: Callable[[str], OrderStore],
-        options: Options,
+        options: DeviceOptions,
         awake: Awake,
         make: Make,
     ) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from attune.fedserver.cli.options import HOME
-from attune.fedserver.cli.places import place_of
+from attune.fedserver.cli.shared import HOME, place_of
 
 
 @click.command()

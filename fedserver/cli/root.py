@@ -12,15 +12,15 @@ import click
 from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError
-from attune.fedserver.cli import results, running, runs, tokens, upkeep
-from attune.fedserver.cli.options import HOME, SETTINGS
+from attune.fedserver.cli import results, running, tokens, upkeep
+from attune.fedserver.cli.shared import HOME, SETTINGS
 
 COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
     upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify,
     results.export, results.plot, results.compare, results.publish,
-    runs.run,
+    running.run,
 )  # fmt: skip
 
 

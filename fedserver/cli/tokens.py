@@ -9,8 +9,7 @@ import click
 
 from attune.common import aio
 from attune.common.errors import SettingError
-from attune.fedserver.cli.options import HOME
-from attune.fedserver.cli.places import desk_of, wake
+from attune.fedserver.cli.shared import HOME, desk_of, wake
 
 
 @click.group(invoke_without_command=True)

@@ -12,8 +12,7 @@ import msgspec
 
 from attune.common.errors import HomeMismatch
 from attune.common.text import clean
-from attune.fedserver.cli.options import HOME
-from attune.fedserver.cli.places import place_of
+from attune.fedserver.cli.shared import HOME, place_of
 
 if TYPE_CHECKING:
     from attune.fedserver.ports.ledger import AuditEntry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import fsum
 from statistics import fmean
@@ -10,6 +11,8 @@ from typing import Any
 from attune.common.methods.method import Evaluate
 from attune.common.metrics import METRICS, reported_by
 from attune.fedserver.core.records import Report
+
+ByRound = dict[int, list[float]]  # the values of the devices, by the round that their reports name
 
 
 def accuracies(rows: Iterable[Report], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
@@ -91,3 +94,13 @@ def summary(rows: Iterable[Report], evaluate: Evaluate, metric: str = "accuracy"
         text += f", loss {sum(losses) / len(losses):.4f}"
     mean = over_all(accuracies(listed, evaluate))
     return f"{text}, {metric} {mean['mean_over_clients']:.4f}" if mean else text
+
+
+def by_round(rows: Iterable[Report]) -> dict[str, dict[str, ByRound]]:
+    """Return metric -> work -> round -> values, for the metrics that are numbers and were reported."""
+    metrics: dict[str, dict[str, ByRound]] = {name: {} for name in METRICS}
+    for row in rows:
+        for name, value in reported_by(row).items():
+            if isinstance(value, int | float):
+                metrics[name].setdefault(row.work, defaultdict(list))[row.round].append(value)
+    return {name: works for name, works in metrics.items() if works}

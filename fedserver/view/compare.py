@@ -17,7 +17,7 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.view.summary import Summary, read_rows, read_summary, summarise
 
 
-class Against(msgspec.Struct, frozen=True):
+class AgainstFirst(msgspec.Struct, frozen=True):
     """A run against the first one, on the devices that both have: the sign test over devices, each of which counts once."""
 
     devices: int
@@ -28,7 +28,7 @@ class Against(msgspec.Struct, frozen=True):
     verdict: str  # better, worse or unclear
 
 
-class Compared(msgspec.Struct, frozen=True):
+class ComparedRun(msgspec.Struct, frozen=True):
     """One run. Accuracies are fractions, of the model by which its method is judged; None: nobody has reported one."""
 
     name: str
@@ -49,7 +49,7 @@ class Compared(msgspec.Struct, frozen=True):
     bytes: int
     slowest_s: float | None  # work of each round's slowest device, over all rounds
     metrics: dict[str, float]  # mean over devices of what each reported last, by name as in common.metrics
-    against_first: Against | None  # None: it is the first, or has no device in common with it
+    against_first: AgainstFirst | None  # None: it is the first, or has no device in common with it
 
     @property
     def no_better(self) -> bool:
@@ -58,7 +58,7 @@ class Compared(msgspec.Struct, frozen=True):
         return own is not None and constant is not None and own <= constant
 
 
-class Run(msgspec.Struct, frozen=True):
+class RunData(msgspec.Struct, frozen=True):
     """A run as it was read."""
 
     name: str
@@ -72,12 +72,12 @@ class Run(msgspec.Struct, frozen=True):
         return {client.name: client.accuracy for client in self.summary.clients if client.accuracy is not None}
 
 
-def read(given: Sequence[str], place: ServerHome) -> list[Run]:
+def read(given: Sequence[str], place: ServerHome) -> list[RunData]:
     """Each `[NAME=]WHERE`: a folder, or the name of a run of the home `place`.
 
     Errors: SettingError for anything else and for two runs of one name; NoModel for a run without a closed round.
     """
-    runs: list[Run] = []
+    runs: list[RunData] = []
     for text in given:
         name, equals, where = text.partition("=")
         if not equals:
@@ -89,7 +89,7 @@ def read(given: Sequence[str], place: ServerHome) -> list[Run]:
     return runs
 
 
-def _read(name: str, where: str, place: ServerHome) -> Run:
+def _read(name: str, where: str, place: ServerHome) -> RunData:
     path = Path(where).expanduser()
     if not path.exists() and ServerHome(place.runs / where).exists():
         path, name = place.runs / where, name or where
@@ -97,13 +97,13 @@ def _read(name: str, where: str, place: ServerHome) -> Run:
         raise SettingError(f"{where} is neither a folder nor a run of {place.path} (`fedserver run list` names them)")
     home = ServerHome(path)
     if not home.exists():
-        return Run(name or _called(path), str(path), read_summary(path), read_rows(path))
+        return RunData(name or _called(path), str(path), read_summary(path), read_rows(path))
     found = home.snapshot()
     if found.plan is None or not found.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
     settings, closed = found.settings, found.record.round
     summary = summarise(found.rows, settings, found.plan.model.name, closed, found.plan.task)
-    return Run(name or _called(path), str(path), summary, list(found.rows))
+    return RunData(name or _called(path), str(path), summary, list(found.rows))
 
 
 def _called(path: Path) -> str:
@@ -112,16 +112,16 @@ def _called(path: Path) -> str:
     return whole.parent.name if whole.name == "server" else whole.name
 
 
-def compared(runs: Sequence[Run]) -> list[Compared]:
+def compared(runs: Sequence[RunData]) -> list[ComparedRun]:
     """In the order given."""
     return [_compared(run, runs[0] if position else None) for position, run in enumerate(runs)]
 
 
-def _compared(run: Run, first: Run | None) -> Compared:
+def _compared(run: RunData, first: RunData | None) -> ComparedRun:
     summary = run.summary
     latest = summary.latest.get("accuracy")
     gains = [client.gain for client in summary.clients if client.gain is not None]
-    return Compared(
+    return ComparedRun(
         name=run.name,
         path=run.path,
         method=summary.method,
@@ -144,7 +144,7 @@ def _compared(run: Run, first: Run | None) -> Compared:
     )
 
 
-def against(found: Mapping[str, float], first: Mapping[str, float]) -> Against | None:
+def against(found: Mapping[str, float], first: Mapping[str, float]) -> AgainstFirst | None:
     """Accuracies by device, of one run and of the first."""
     both = sorted(found.keys() & first.keys())
     if not both:
@@ -152,7 +152,7 @@ def against(found: Mapping[str, float], first: Mapping[str, float]) -> Against |
     differences = [found[name] - first[name] for name in both]
     better, worse = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
     p = mcnemar(better, worse)
-    return Against(len(both), better, worse, p, fmean(differences), finding(better, worse, p))
+    return AgainstFirst(len(both), better, worse, p, fmean(differences), finding(better, worse, p))
 
 
 def slowest(rows: Sequence[Report]) -> float | None:

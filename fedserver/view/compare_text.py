@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from attune.common.pictures.figures import natural
-from attune.fedserver.view.compare import Against, Compared, Run
+from attune.fedserver.view.compare import AgainstFirst, ComparedRun, RunData
 from attune.fedserver.view.status_text import WIDE
 
 SHOWN = 60  # devices; --json and the page have them all
 
 
-def render(found: Sequence[Compared], runs: Sequence[Run]) -> str:
+def render(found: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
     """Plain text off a terminal, colours on one."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as capture:
@@ -49,7 +49,7 @@ HEADS = (
 )
 
 
-def line_of(each: Compared) -> tuple[str, ...]:
+def line_of(each: ComparedRun) -> tuple[str, ...]:
     known = sum(each.verdicts.values())
     return (
         each.name,
@@ -67,13 +67,13 @@ def line_of(each: Compared) -> tuple[str, ...]:
     )
 
 
-def devices_of(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def devices_of(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
     """A line for each device of any run, with its accuracy in every run."""
     accuracies = [run.accuracies for run in runs]
     return [(name, *(share(found.get(name)) for found in accuracies)) for name in natural(set().union(*accuracies))]
 
 
-def sentence(name: str, first: str, found: Against | None) -> str:
+def sentence(name: str, first: str, found: AgainstFirst | None) -> str:
     if found is None:
         return f"{name} and {first} have no device in common"
     certain = {"better": "better", "worse": "worse", "unclear": "not certainly different"}[found.verdict]

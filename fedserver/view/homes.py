@@ -34,7 +34,7 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
     return status(found, reported, f"{address.host}:{address.port}" if address else None, troubles, time.time())
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedRun(msgspec.Struct, frozen=True):
     """One run. accuracy: mean over devices; None: nobody has reported one."""
 
     name: str
@@ -49,7 +49,7 @@ class Listed(msgspec.Struct, frozen=True):
     accuracy: float | None
 
 
-def listed(home: ServerHome) -> Iterator[Listed]:
+def listed(home: ServerHome) -> Iterator[ListedRun]:
     """The earlier ones by name, then the present one. Errors: HomeMismatch if there is no home."""
     home.require()
     for path in sorted(home.runs.glob("[!.]*")):
@@ -59,11 +59,11 @@ def listed(home: ServerHome) -> Iterator[Listed]:
     yield _listed(home, None)
 
 
-def _listed(home: ServerHome, name: str | None) -> Listed:
+def _listed(home: ServerHome, name: str | None) -> ListedRun:
     found = home.snapshot()
     settings = found.settings
     average = over_all(accuracies(found.rows, settings.method.evaluate))
-    return Listed(
+    return ListedRun(
         name=name or run_name(found.run),
         present=name is None,
         path=str(home.path),
@@ -77,7 +77,7 @@ def _listed(home: ServerHome, name: str | None) -> Listed:
     )
 
 
-def render(runs: Iterable[Listed]) -> str:
+def render(runs: Iterable[ListedRun]) -> str:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     table = Table(box=None, pad_edge=False)
     for head in ("run", "", "method", "model", "rounds", "state", "devices", "accuracy"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
+from attune.common.metrics import METRICS
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import interval_of
 from attune.common.task import TaskName
-from attune.fedserver.view.summary import Client, Point, Summary
+from attune.fedserver.core.accuracy import by_round
+from attune.fedserver.core.records import Report
+from attune.fedserver.view.summary import ClientSummary, CurvePoint, Summary
 
 SERIES = {
     "before": ("as served, before local training", figures.BEFORE, "o"),
@@ -23,7 +27,9 @@ SERIES = {
 }
 BARS = 40  # clients with bars of their own; more are shown as points
 NAMED = 120  # clients whose names fit below the axis
-MARKED = 60  # states with a mark each
+MARKED = 60  # states or rounds with a mark each
+COLUMNS = 3  # panels of metrics side by side
+WORKS = {"train": ("training", figures.BEFORE), "evaluate": ("evaluation", figures.AFTER)}
 AVERAGES = {"mean_over_clients": "mean over clients", "over_samples": "over all test samples"}
 
 
@@ -52,7 +58,7 @@ def figures_of(summary: Summary) -> Section:
         rows.append(["clients whose model is no better than a constant answer", len(summary.no_better_than_constant)])
     rows += [[f"clients that keep the {choice} model", count] for choice, count in summary.kept.items()]
     caption = f"{summary.closed} of {summary.rounds} rounds of {summary.method} with {summary.model}, seed {summary.seed}."
-    return Section("The papers' figures", caption, None, Table(("figure", "value"), rows))
+    return Section("The papers' figures", caption, None, PageTable(("figure", "value"), rows))
 
 
 def curves(summary: Summary) -> Section:
@@ -94,11 +100,11 @@ def _curves_on(axes: Any, summary: Summary, average: str) -> None:
     figures.plain(axes)
 
 
-def _xy(points: Sequence[Point], average: str) -> tuple[list[int], list[float]]:
+def _xy(points: Sequence[CurvePoint], average: str) -> tuple[list[int], list[float]]:
     return [point.round for point in points], [getattr(point, average) for point in points]
 
 
-def _curve_table(summary: Summary) -> Table:
+def _curve_table(summary: Summary) -> PageTable:
     found = {key: {point.round: point for point in summary.curves[key]} for key in SERIES if summary.curves[key]}
     heads = ["closed rounds"]
     for key in found:
@@ -110,7 +116,7 @@ def _curve_table(summary: Summary) -> Table:
             point = points.get(state)
             row += [point.clients, point.mean_over_clients, point.over_samples] if point else [None] * 3
         rows.append(row)
-    return Table(heads, rows)
+    return PageTable(heads, rows)
 
 
 def bars(summary: Summary) -> Section:
@@ -150,7 +156,7 @@ def bars(summary: Summary) -> Section:
 
 
 def _with_intervals(
-    summary: Summary, listed: Sequence[Client], key: str, shift: float
+    summary: Summary, listed: Sequence[ClientSummary], key: str, shift: float
 ) -> tuple[list[float], list[float], list[list[float]]]:
     """Positions, values, and how far each interval reaches below and above its value; R2 has none."""
     at, values, below, above = [], [], [], []
@@ -165,17 +171,17 @@ def _with_intervals(
     return at, values, [below, above]
 
 
-def _training_table(listed: Sequence[Client], task: TaskName) -> Table:
+def _training_table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
     text = partial(figures.interval_text, task=task)
     rows: list[list[Cell]] = [
         [c.name, c.test_samples, c.before, text(c.before, c.test_samples), c.after, text(c.after, c.test_samples)]
         for c in listed
     ]
-    return Table(("client", "test samples", "before", "95 %", "after", "95 %"), rows)
+    return PageTable(("client", "test samples", "before", "95 %", "after", "95 %"), rows)
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One federation of a sweep: where it lies on the x axis, and what came of it."""
 
     name: str
@@ -183,11 +189,11 @@ class Run:
     summary: Summary
 
 
-def sweep(runs: Sequence[Run], label: str) -> Section:
+def sweep(runs: Sequence[SweepRun], label: str) -> Section:
     """Accuracy against a setting, a line a method; several runs at one place (seeds) are averaged. A faint point a client."""
     figure = figures.new(7.5, 4.8)
     axes = figure.add_subplot()
-    methods: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    methods: dict[str, dict[float, list[SweepRun]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         if run.summary.fedtp is not None:
             methods[run.summary.method][run.x].append(run)
@@ -216,5 +222,31 @@ def sweep(runs: Sequence[Run], label: str) -> Section:
         "runs where there are several at one place, else over the evaluations of the one. Dotted, with hollow marks: the mean "
         "over clients of the same evaluations. Faint points: the clients."
     )
-    table = Table(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
+    table = PageTable(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
     return Section(f"Accuracy against {label}", caption, Picture("sweep", figures.png(figure)), table)
+
+
+def metrics(rows: Sequence[Report]) -> Section:
+    """Means over clients as lines; the table has the smallest and largest value, too."""
+    found = by_round(rows)
+    across = min(COLUMNS, len(found))
+    down = math.ceil(len(found) / across)
+    figure, panels = figures.panels(down, across, len(found))
+    table: list[list[Cell]] = []
+    lines: dict[str, Any] = {}
+    for axes, (name, works) in zip(panels, found.items(), strict=True):
+        for work, rounds in sorted(works.items(), reverse=True):
+            label, colour = WORKS[work]
+            at = sorted(rounds)
+            line = "-o" if len(at) <= MARKED else "-"
+            lines[label] = axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
+            table += [[name, label, r, len(rounds[r]), fmean(rounds[r]), min(rounds[r]), max(rounds[r])] for r in at]
+        axes.set_title(METRICS[name].heading, fontsize=9)
+        figures.plain(axes)
+    panels[0].xaxis.get_major_locator().set_params(integer=True)
+    figure.supxlabel("round", fontsize=10)
+    figure.suptitle("What devices report, mean over clients", fontsize=12)
+    figure.legend(list(lines.values()), list(lines), frameon=False, fontsize=9, loc="upper right", ncols=len(lines))
+    caption = "Every number that devices report with their answers, averaged over the clients that have it."
+    heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
+    return Section("Reports of the devices", caption, Picture("metrics", figures.png(figure)), PageTable(heads, table))

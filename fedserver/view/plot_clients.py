@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from attune.common.errors import SettingError
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
 
 Matrix = npt.NDArray[np.float64]
 
@@ -58,7 +58,9 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
     )
     if step > 1:
         caption += f" One of {step} components is shown; the table has them all."
-    table = Table(("component", "mean weight on oneself", "effective clients"), [_spread(u, A) for u, A in sorted_SS.items()])
+    table = PageTable(
+        ("component", "mean weight on oneself", "effective clients"), [_spread(u, A) for u, A in sorted_SS.items()]
+    )
     return Section("Which client learns from which", caption, Picture("attention", figures.png(figure)), table)
 
 
@@ -156,7 +158,7 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
         )
     picture = Picture("embeddings", figures.png(figure))
     return Section(
-        "Client embeddings", caption, picture, Table(("client", coloured_by if groups else "colour", "x", "y"), rows)
+        "Client embeddings", caption, picture, PageTable(("client", coloured_by if groups else "colour", "x", "y"), rows)
     )
 
 

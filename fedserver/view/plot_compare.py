@@ -8,27 +8,27 @@ from typing import Any
 
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures, page
-from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.fedserver.view import compare_text
-from attune.fedserver.view.compare import Compared, Run
+from attune.fedserver.view.compare import ComparedRun, RunData
 
 NAMED = 60  # devices whose names fit below the axis
 
 
-def write(found: Sequence[Compared], runs: Sequence[Run], out: Path) -> list[str]:
+def write(found: Sequence[ComparedRun], runs: Sequence[RunData], out: Path) -> list[str]:
     """compare.png and index.html into `out`; a line for each. Errors: SettingError without matplotlib, OSError."""
     sections = [_overview(found), _drawn(runs), _devices(runs), _reported(found)]
     return [str(path) for path in page.write(out, " and ".join(run.name for run in runs), sections)]
 
 
-def _overview(found: Sequence[Compared]) -> Section:
+def _overview(found: Sequence[ComparedRun]) -> Section:
     first = found[0].name
     caption = " ".join(f"{compare_text.sentence(each.name, first, each.against_first)}." for each in found[1:])
     rows: list[list[Cell]] = [list(compare_text.line_of(each)) for each in found]
-    return Section("Which run is better?", caption, None, Table(compare_text.HEADS, rows))
+    return Section("Which run is better?", caption, None, PageTable(compare_text.HEADS, rows))
 
 
-def _drawn(runs: Sequence[Run]) -> Section:
+def _drawn(runs: Sequence[RunData]) -> Section:
     names = figures.natural(set().union(*(run.accuracies for run in runs)))
     first = runs[0].accuracies
     names.sort(key=lambda name: first.get(name, -1.0))  # stable: devices that are equal stay by name
@@ -59,24 +59,24 @@ def _drawn(runs: Sequence[Run]) -> Section:
     return Section("Runs side by side", caption, Picture("compare", figures.png(figure)))
 
 
-def _curve(axes: Any, run: Run, colour: str) -> None:
+def _curve(axes: Any, run: RunData, colour: str) -> None:
     points = run.summary.curves.get(run.summary.judged, [])
     at, values = [point.round for point in points], [point.mean_over_clients for point in points]
     axes.plot(at, values, "-o", color=colour, markersize=3.5 if len(points) <= NAMED else 0, label=run.name)
 
 
-def _devices(runs: Sequence[Run]) -> Section:
+def _devices(runs: Sequence[RunData]) -> Section:
     rows: list[list[Cell]] = [list(line) for line in compare_text.devices_of(runs)]
     return Section(
-        "Every device", "Its latest accuracy in each run.", None, Table(("device", *(run.name for run in runs)), rows)
+        "Every device", "Its latest accuracy in each run.", None, PageTable(("device", *(run.name for run in runs)), rows)
     )
 
 
-def _reported(compared: Sequence[Compared]) -> Section:
+def _reported(compared: Sequence[ComparedRun]) -> Section:
     rows: list[list[Cell]] = [
         [metric.heading, *(run.metrics.get(name) for run in compared)]
         for name, metric in METRICS.items()
         if any(name in run.metrics for run in compared)
     ]
     caption = "Each metric that devices report, as the mean over devices of what each reported last."
-    return Section("Reports of the devices", caption, None, Table(("metric", *(run.name for run in compared)), rows))
+    return Section("Reports of the devices", caption, None, PageTable(("metric", *(run.name for run in compared)), rows))

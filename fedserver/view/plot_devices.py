@@ -8,10 +8,10 @@ from typing import Any
 
 from attune.common.errors import SettingError
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, Picture, Section, Table
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TaskName
-from attune.fedserver.view.summary import Client, Summary
+from attune.fedserver.view.summary import ClientSummary, Summary
 
 NAMED = 120  # devices whose names fit below the axis
 WORDS: dict[Finding | None, str] = {
@@ -45,7 +45,7 @@ def helped(summary: Summary) -> Section:
         "test says so at 95 %."
     )
     return Section(
-        "Who is helped?", caption, None, Table(("verdict", "devices", "what federation gives, mean"), _counted(summary))
+        "Who is helped?", caption, None, PageTable(("verdict", "devices", "what federation gives, mean"), _counted(summary))
     )
 
 
@@ -85,13 +85,13 @@ def clients(summary: Summary) -> Section:
     return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed, summary.task))
 
 
-def sorted_by_gain(given: Sequence[Client]) -> list[Client]:
+def sorted_by_gain(given: Sequence[ClientSummary]) -> list[ClientSummary]:
     """Those that compared their models, the largest gain first; equal ones by name."""
     by_name = {client.name: client for client in given if client.gain is not None}
     return sorted((by_name[name] for name in figures.natural(by_name)), key=lambda client: -(client.gain or 0.0))
 
 
-def _models(axes: Any, listed: Sequence[Client], task: TaskName) -> None:
+def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
     few = len(listed) <= 60
     for position, client in enumerate(listed):
         rival = client.local if client.local is not None else client.common
@@ -112,7 +112,7 @@ def _models(axes: Any, listed: Sequence[Client], task: TaskName) -> None:
     figures.plain(axes)
 
 
-def _gains(axes: Any, listed: Sequence[Client]) -> None:
+def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
     named: dict[Finding, str] = {"better": "helped", "unclear": "unclear", "worse": "not helped"}
     for verdict, label in named.items():
         found = [(at, client) for at, client in enumerate(listed) if client.verdict == verdict]
@@ -127,12 +127,12 @@ def _gains(axes: Any, listed: Sequence[Client]) -> None:
     figures.plain(axes)
 
 
-def _table(listed: Sequence[Client], task: TaskName) -> Table:
+def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
     heads = ("device", "test samples", "gives", "95 %", "verdict", "own", "95 %", "common", "local", "constant", "keeps")
 
-    def row(c: Client) -> list[Cell]:
+    def row(c: ClientSummary) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
         own = figures.interval_text(c.own, c.test_samples, task)
         return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, own, c.common, c.local, c.constant, c.kept]
 
-    return Table(heads, [row(client) for client in listed])
+    return PageTable(heads, [row(client) for client in listed])

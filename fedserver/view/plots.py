@@ -11,19 +11,20 @@ from typing_extensions import Self
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
+from attune.fedserver.core.accuracy import by_round
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices, plot_metrics
+from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices
 from attune.fedserver.view.summary import Summary, read_summary, summarise
 
 T = TypeVar("T")
 ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
 
 
-class Drawn:
+class PictureSource:
     """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
 
     def __init__(self, look: Callable[[], Snapshot], blobs: Blobs, labels: Path | None, where: str) -> None:
@@ -64,23 +65,23 @@ class Drawn:
         raise AssertionError("the last attempt returns or raises")
 
 
-def accuracy(source: Drawn) -> page.Section:
+def accuracy(source: PictureSource) -> page.Section:
     if not any(source.summary.curves.values()):
         raise SettingError("no device has reported an accuracy: none has a test part")
     return plot_accuracy.curves(source.summary)
 
 
-def clients(source: Drawn) -> page.Section:
+def clients(source: PictureSource) -> page.Section:
     return plot_devices.clients(source.summary)
 
 
-def training(source: Drawn) -> page.Section:
+def training(source: PictureSource) -> page.Section:
     if not any(client.after is not None for client in source.summary.clients):
         raise SettingError("no device has reported an accuracy after local training")
     return plot_accuracy.bars(source.summary)
 
 
-def attention(source: Drawn) -> page.Section:
+def attention(source: PictureSource) -> page.Section:
     kept = source.tensors(stored.MATRICES, stored.read_matrices)
     if kept is None:
         raise SettingError(
@@ -93,7 +94,7 @@ def attention(source: Drawn) -> page.Section:
     return plot_clients.attention(found, names, source.groups, f"round {source.closed} of {source.summary.method}")
 
 
-def embeddings(source: Drawn) -> page.Section:
+def embeddings(source: PictureSource) -> page.Section:
     kept = source.tensors(stored.NETWORK, stored.read_embeddings)
     if kept is None:
         raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
@@ -101,13 +102,13 @@ def embeddings(source: Drawn) -> page.Section:
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 
 
-def metrics(source: Drawn) -> page.Section:
-    if not plot_metrics.by_round(source.rows):
+def metrics(source: PictureSource) -> page.Section:
+    if not by_round(source.rows):
         raise SettingError("no device has reported a number")
-    return plot_metrics.metrics(source.rows)
+    return plot_accuracy.metrics(source.rows)
 
 
-PICTURES: dict[str, Callable[[Drawn], page.Section]] = {
+PICTURES: dict[str, Callable[[PictureSource], page.Section]] = {
     "clients": clients,
     "accuracy": accuracy,
     "attention": attention,
@@ -123,11 +124,11 @@ def plot_home(home: ServerHome, out: Path, labels: Path | None, wanted: Sequence
     Without `wanted`: all pictures that there can be, and why there cannot be the others.
     Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
     """
-    title, sections, left_out = pages(Drawn.of_home(home, labels), wanted)
+    title, sections, left_out = pages(PictureSource.of_home(home, labels), wanted)
     return [*map(str, page.write(out, title, sections)), *left_out]
 
 
-def pages(source: Drawn, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
+def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
     """(title, sections, why pictures are left out). Arguments and errors: as `plot_home`."""
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
@@ -142,7 +143,7 @@ def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
     return [str(path) for path in page.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)])]
 
 
-def read_run(text: str, x: str | None) -> plot_accuracy.Run:
+def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:
     """One folder of `fedserver export`; its place on the x axis is the number before "=", or its value of the setting `x`."""
     before, equals, rest = text.partition("=")
     place = _number(before) if equals else None
@@ -150,7 +151,7 @@ def read_run(text: str, x: str | None) -> plot_accuracy.Run:
     found = read_summary(folder)
     if found.fedtp is None:
         raise SettingError(f"{folder}: none of the last states was evaluated by all devices; set round.evaluate_every")
-    return plot_accuracy.Run(str(folder), setting(found, x, folder) if place is None else place, found)
+    return plot_accuracy.SweepRun(str(folder), setting(found, x, folder) if place is None else place, found)
 
 
 def setting(summary: Summary, x: str | None, folder: Path) -> float:

@@ -42,7 +42,7 @@ class Average(msgspec.Struct, frozen=True):
     over_samples: float  # FedTP's: every test sample counts the same
 
 
-class Point(Average, frozen=True):
+class CurvePoint(Average, frozen=True):
     """whole: all devices were asked, and no device is missing that is present before and after."""
 
     round: int
@@ -75,7 +75,7 @@ class FedMCSA(msgspec.Struct, frozen=True):
     mean_of_last_over_samples: float
 
 
-class Client(msgspec.Struct, frozen=True):
+class ClientSummary(msgspec.Struct, frozen=True):
     """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation.
 
     constant: what it would reach by always answering the most frequent label of its training part. The last four are of the
@@ -106,12 +106,12 @@ class Summary(msgspec.Struct, frozen=True):
     rounds: int
     closed: int
     judged: str  # the curve by which the method is judged: "before" or "after" local training
-    curves: dict[str, list[Point]]  # before, after, common, local
+    curves: dict[str, list[CurvePoint]]  # before, after, common, local
     fedtp: FedTP | None  # None: no state of these rounds was evaluated by all devices
     fedmcsa: FedMCSA | None
     latest: dict[str, Average]  # accuracy, before, after, common, local, constant: of the clients' latest figures
     kept: dict[str, int]  # personalized, common, local: how many clients chose it
-    clients: list[Client]
+    clients: list[ClientSummary]
     settings: dict[str, Any]
     no_better_than_constant: list[str] = []  # clients whose model is not worth having
     task: TaskName = "classes"
@@ -153,7 +153,7 @@ def judged_by(evaluate: Evaluate) -> str:
     return "before" if evaluate == "served" else "after"
 
 
-def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[Point]]:
+def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[CurvePoint]]:
     """Accuracy by state: as served, after local training, of the common model, and of one trained on the device alone.
 
     Before round r + 1 a device reports its accuracy with state r, and so does an evaluation of state r; if both exist, the
@@ -180,7 +180,7 @@ def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) ->
     }
 
 
-def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[Point]:
+def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[CurvePoint]:
     """A point for each state of which an accuracy is known; of two rows of a client about one state the later one counts."""
     states: dict[int, Found] = defaultdict(dict)
     asked: set[int] = set()
@@ -197,11 +197,11 @@ def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[Poi
     points = []
     for state, found in sorted(states.items()):
         missing = any(client not in found and at[0] < state < at[-1] for client, at in seen.items())
-        points.append(Point(**_averages(found), round=state, whole=state in asked and not missing))
+        points.append(CurvePoint(**_averages(found), round=state, whole=state in asked and not missing))
     return points
 
 
-def fedtp(points: Iterable[Point], policy: RoundSettings) -> FedTP | None:
+def fedtp(points: Iterable[CurvePoint], policy: RoundSettings) -> FedTP | None:
     """FedTP's figure, over the states that all devices evaluated; None if there is none.
 
     Without `evaluate_every` and `evaluate_last` it takes the paper's: every fifth round, and the last 200 of 1500, as a share.
@@ -219,7 +219,7 @@ def fedtp(points: Iterable[Point], policy: RoundSettings) -> FedTP | None:
     return FedTP(every, last, len(due), fmean(pooled), pstdev(pooled), fmean(point.mean_over_clients for point in due))
 
 
-def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
+def fedmcsa(points: Iterable[CurvePoint]) -> FedMCSA | None:
     """FedMCSA's BMTA (the first of equal rounds) and the mean of the last evaluations; None without a whole point."""
     due = [point for point in points if point.whole]
     if not due:
@@ -238,16 +238,16 @@ def fedmcsa(points: Iterable[Point]) -> FedMCSA | None:
     )
 
 
-def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[Client]:
+def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[ClientSummary]:
     """Each client with an accuracy, by name."""
     accuracy = of_rows.accuracies(rows, evaluate)
     trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
     compared, constants = of_rows.comparisons(rows), of_rows.constants(rows)
 
-    def of(name: str) -> Client:
+    def of(name: str) -> ClientSummary:
         training, comparison = trained.get(name), compared.get(name)
         value, samples = accuracy.get(name) or (None, (training.test_samples or 0) if training else 0)
-        return Client(
+        return ClientSummary(
             name=name,
             test_samples=samples,
             accuracy=value,
@@ -264,13 +264,13 @@ def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[Client]:
 
 
 def _compared(row: Report) -> dict[str, Any]:
-    """The fields of a `Client` that come of a comparison."""
+    """The fields of a `ClientSummary` that come of a comparison."""
     found = msgspec.structs.asdict(row)
     gain, verdict = gain_of(found), verdict_of(found)
     return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(found), "verdict": verdict}
 
 
-def averages(listed: Sequence[Client]) -> dict[str, Average]:
+def averages(listed: Sequence[ClientSummary]) -> dict[str, Average]:
     """Of each figure over the clients that have it."""
     found = {}
     for key in ("accuracy", "before", "after", "common", "local", "constant"):

@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attune.common.errors import SettingError
-from attune.fedserver.view.compare import Run
-from attune.fedserver.view.plot_metrics import by_round
+from attune.fedserver.core.accuracy import by_round
+from attune.fedserver.view.compare import RunData
 
 EXPERIMENT = "attune"
 BATCH = 1000  # metrics in one call, as many as MLflow takes
 
 
-class Point(NamedTuple):
+class LoggedValue(NamedTuple):
     name: str
     value: float
     round: int
 
 
-def points(run: Run) -> Iterator[Point]:
+def points(run: RunData) -> Iterator[LoggedValue]:
     """`accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
     for curve, found in run.summary.curves.items():
         for point in found:
-            yield Point(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
-            yield Point(f"accuracy/{curve}/over_samples", point.over_samples, point.round)
+            yield LoggedValue(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
+            yield LoggedValue(f"accuracy/{curve}/over_samples", point.over_samples, point.round)
     for metric, works in by_round(run.rows).items():
         for work, rounds in works.items():
             for number, values in sorted(rounds.items()):
-                yield Point(f"reports/{metric}/{work}", sum(values) / len(values), number)
+                yield LoggedValue(f"reports/{metric}/{work}", sum(values) / len(values), number)
 
 
-def to_tensorboard(run: Run, folder: Path) -> Path:
+def to_tensorboard(run: RunData, folder: Path) -> Path:
     """Event files in `folder/NAME`; returns it. Errors: SettingError without the package, or if there are some already."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -49,7 +49,7 @@ def to_tensorboard(run: Run, folder: Path) -> Path:
     return place
 
 
-def to_mlflow(run: Run, uri: str) -> str:
+def to_mlflow(run: RunData, uri: str) -> str:
     """A run of the experiment `attune` at the tracking server, file or database `uri`; returns its id. Errors: SettingError."""
     try:
         from mlflow.entities import Metric, Param

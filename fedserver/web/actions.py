@@ -19,19 +19,19 @@ class NewToken(msgspec.Struct, forbid_unknown_fields=True):
     ttl_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_TTL_S)] = 86400.0
 
 
-class OfDevice(msgspec.Struct, forbid_unknown_fields=True):
+class DeviceName(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
     """No arguments."""
 
 
 ARGUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "token": NewToken,
-    "revoke": OfDevice,
-    "pause": Nothing,
-    "resume": Nothing,
+    "revoke": DeviceName,
+    "pause": NoArguments,
+    "resume": NoArguments,
 }
 Action = Callable[[Any], Awaitable[dict[str, Any]]]
 

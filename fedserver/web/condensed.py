@@ -15,7 +15,7 @@ Totals = dict[str, float]  # sums over rounds, of the metrics of which each roun
 
 
 @dataclass(frozen=True)
-class Line:
+class RoundLine:
     """One round: who answered, and what they reported, combined over devices."""
 
     round: int
@@ -33,13 +33,13 @@ def plus(totals: Totals, row: Report) -> Totals:
     return {name: totals.get(name, 0) + (getattr(row, name) or 0) for name, metric in METRICS.items() if metric.per == "round"}
 
 
-class Condensed:
+class CondensedReports:
     """Rows are added in the order of time; those of the newest round may be added again."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, str, str], Report] = {}  # (client, work, what it is kept for)
         self._open: dict[tuple[str, str], Report] = {}  # of the newest round
-        self._closed: list[Line] = []
+        self._closed: list[RoundLine] = []
         self._totals: dict[str, Totals] = {}  # by device, of closed rounds
         self.newest = 0
 
@@ -72,16 +72,16 @@ class Condensed:
         return totals
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[RoundLine]:
         """Of all rounds, the first first."""
         return [*self._closed, line_of(self.newest, self._open.values())] if self._open else list(self._closed)
 
 
-def line_of(number: int, rows: Iterable[Report]) -> Line:
+def line_of(number: int, rows: Iterable[Report]) -> RoundLine:
     listed = sorted(rows, key=lambda row: row.client)
     trained = [row for row in listed if row.work == "train"]
     evaluated = [row for row in listed if row.work == "evaluate"]
-    return Line(
+    return RoundLine(
         round=number,
         trained=tuple(row.client for row in trained),
         evaluated=tuple(row.client for row in evaluated),

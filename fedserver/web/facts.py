@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from attune.fedserver.federation.journal import Span
-from attune.fedserver.web.condensed import Line, Totals
+from attune.fedserver.web.condensed import RoundLine, Totals
 
 Kind = Literal["server", "home", "folder", "simulation"]
 
 
 @dataclass(frozen=True)
-class Fault:
+class LoggedFault:
     """Something that a person may have to see to. at: unix time."""
 
     at: float
@@ -22,7 +22,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PageFacts:
     """status: the object of `fedserver status --json`. expires: unix time at which a device's newest certificate ends.
 
     spans: what devices did since this process began; none where nothing runs. round_s: how long a round takes.
@@ -30,17 +30,17 @@ class Facts:
 
     kind: Kind
     status: Mapping[str, Any]
-    lines: Sequence[Line]
+    lines: Sequence[RoundLine]
     totals: Mapping[str, Totals] = field(default_factory=dict)
     expires: Mapping[str, float] = field(default_factory=dict)
     spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
-    faults: Sequence[Fault] = ()  # the last ones
+    faults: Sequence[LoggedFault] = ()  # the last ones
     fault_totals: Mapping[str, int] = field(default_factory=dict)  # of all, by level
     round_s: float | None = None
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionMatrix:
     """Who learned from whom: row i has the weights with which device i's value was mixed. why: there is no matrix."""
 
     names: Sequence[str]
@@ -50,13 +50,13 @@ class Attention:
     why: str = ""
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """Asked from one thread at a time, never the one on which the federation lives."""
 
-    def look(self) -> Facts:
+    def look(self) -> PageFacts:
         """Errors: AttuneError if it cannot be read now."""
 
-    def attention(self, unit: str) -> Attention:
+    def attention(self, unit: str) -> AttentionMatrix:
         """unit: a component of the model; empty: their mean."""
 
     def stuck(self) -> str:

@@ -18,18 +18,18 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.summary import NOT_ONE, read_rows
 from attune.fedserver.web import serving
-from attune.fedserver.web.condensed import Condensed
-from attune.fedserver.web.facts import Attention, Facts, Fault, Source
+from attune.fedserver.web.condensed import CondensedReports
+from attune.fedserver.web.facts import AttentionMatrix, LoggedFault, PageFacts, PageSource
 from attune.fedserver.web.live import remembered, token_of
-from attune.fedserver.web.serving import Place
-from attune.fedserver.web.sources import OfLedger, no_attention, read_attention
+from attune.fedserver.web.serving import PageAddress
+from attune.fedserver.web.sources import LedgerSource, no_attention, read_attention
 
 
-class Beside:
+class StoppedHome:
     """Implements sources.Living, of a home that this process does not serve."""
 
     journal: Journal | None = None
-    faults: Sequence[Fault] = ()
+    faults: Sequence[LoggedFault] = ()
     fault_totals: Mapping[str, int] = MappingProxyType({})
     troubles: Sequence[str] = ()
 
@@ -51,13 +51,13 @@ class Beside:
         return "" if self.address else "no server runs on this home"
 
 
-def of_home(home: ServerHome) -> OfLedger:
+def of_home(home: ServerHome) -> LedgerSource:
     """Errors: HomeMismatch if there is none."""
     home.require()
-    return OfLedger("home", home.open(), Beside(home))
+    return LedgerSource("home", home.open(), StoppedHome(home))
 
 
-class OfFolder:
+class FolderSource:
     """What `fedserver export` or `Result.save` wrote. Errors: SettingError for another folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,16 +66,16 @@ class OfFolder:
             self._status: Mapping[str, Any] = msgspec.json.decode((folder / "status.json").read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise SettingError(NOT_ONE.format(folder, error)) from None
-        self._condensed = Condensed()
+        self._condensed = CondensedReports()
         self._condensed.add(read_rows(folder))
 
     def __repr__(self) -> str:
         return f"OfFolder({self._folder})"
 
-    def look(self) -> Facts:
-        return Facts("folder", self._status, self._condensed.lines, self._condensed.totals)
+    def look(self) -> PageFacts:
+        return PageFacts("folder", self._status, self._condensed.lines, self._condensed.totals)
 
-    def attention(self, unit: str) -> Attention:
+    def attention(self, unit: str) -> AttentionMatrix:
         path = self._folder / "attention.safetensors"
         if not path.exists():
             return no_attention(self._status["method"])
@@ -100,17 +100,17 @@ def running_page(home: ServerHome) -> str | None:
     return place.url(token_of(home))
 
 
-def source_of(folder: Path) -> Source:
+def source_of(folder: Path) -> PageSource:
     """Of a home, or of a folder of results. Errors: SettingError for another folder."""
     home = ServerHome(folder)
     if home.exists():
         return of_home(home)
     if not folder.is_dir():
         raise SettingError(f"{folder} is no folder: name a server's home, or what `fedserver export` has written")
-    return OfFolder(folder)
+    return FolderSource(folder)
 
 
-def show(folder: Path, place: Place, say: Callable[[str], None]) -> None:
+def show(folder: Path, place: PageAddress, say: Callable[[str], None]) -> None:
     """Serves a page of this folder until Ctrl-C. Errors: PortInUse, SettingError, HomeMismatch."""
     source = source_of(folder)
     listener, token = serving.bind(place), serving.new_token()

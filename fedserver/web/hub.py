@@ -13,7 +13,7 @@ import msgspec
 from attune.common import aio
 from attune.common.errors import AttuneError
 from attune.fedserver.web.actions import Actions
-from attune.fedserver.web.facts import Source
+from attune.fedserver.web.facts import PageSource
 from attune.fedserver.web.parts import parts
 
 EVERY_S = 0.5
@@ -22,7 +22,7 @@ WATCHERS = 50
 
 
 class Hub:
-    def __init__(self, source: Source, actions: Actions) -> None:
+    def __init__(self, source: PageSource, actions: Actions) -> None:
         self._source, self._actions = source, actions
         self._alone = asyncio.Lock()
         self._seen: dict[str, bytes] = {}

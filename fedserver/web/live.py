@@ -19,9 +19,9 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.web import serving
-from attune.fedserver.web.actions import Action, Actions, NewToken, Nothing, OfDevice
-from attune.fedserver.web.serving import Place
-from attune.fedserver.web.sources import OfLedger, Running, listening
+from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
+from attune.fedserver.web.serving import PageAddress
+from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
 
 PLACE_FILE, TOKEN_FILE = "dashboard.json", "dashboard-token"
 
@@ -50,15 +50,15 @@ class Operator:
         line = f"fedclient join --server {self._address} --token {token}"
         return {"line": line, "uses": asked.uses, "expires": time.time() + asked.ttl_s}
 
-    async def revoke(self, asked: OfDevice) -> dict[str, Any]:
+    async def revoke(self, asked: DeviceName) -> dict[str, Any]:
         await self._desk.revoke(asked.name)
         await self._members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
         return {"said": f"{asked.name} is revoked"}
 
-    async def pause(self, asked: Nothing) -> dict[str, Any]:
+    async def pause(self, asked: NoArguments) -> dict[str, Any]:
         return await self._paused(True)
 
-    async def resume(self, asked: Nothing) -> dict[str, Any]:
+    async def resume(self, asked: NoArguments) -> dict[str, Any]:
         return await self._paused(False)
 
     async def _paused(self, on: bool) -> dict[str, Any]:
@@ -67,23 +67,23 @@ class Operator:
         return {"said": "What is under way goes on to its end; then no round opens before you resume." if on else ""}
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class SavedAddress(msgspec.Struct, frozen=True):
     """dashboard.json: where the page of this home is served, so that its address stays the same."""
 
     host: str
     port: int
 
 
-def remembered(home: ServerHome) -> Place | None:
+def remembered(home: ServerHome) -> PageAddress | None:
     """Errors: HomeMismatch if that is damaged."""
     path = home.path / PLACE_FILE
     try:
-        found = from_json(path.read_bytes(), Remembered)
+        found = from_json(path.read_bytes(), SavedAddress)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise HomeMismatch(f"{path} is damaged ({error}): remove it") from None
-    return Place(found.host, found.port)
+    return PageAddress(found.host, found.port)
 
 
 def token_of(home: ServerHome) -> str:
@@ -107,18 +107,22 @@ def page(
         yield None
         return
     before = remembered(home)
-    place = Place.parse(asked) if asked is not None else before or Place(port=address[1] + 1 if address[1] < 65535 else 0)
+    place = (
+        PageAddress.parse(asked)
+        if asked is not None
+        else before or PageAddress(port=address[1] + 1 if address[1] < 65535 else 0)
+    )
     try:
         listener = serving.bind(place)
     except PortInUse:
         if asked is not None:
             raise
-        listener = serving.bind(Place(place.host))
-    chosen = Remembered(place.host, listener.getsockname()[1])
+        listener = serving.bind(PageAddress(place.host))
+    chosen = SavedAddress(place.host, listener.getsockname()[1])
     write_file(home.path / PLACE_FILE, msgspec.json.encode(chosen))
     token = token_of(home)
     with listening() as feed:
-        life = Running(coordinator, f"{address[0]}:{address[1]}", feed)
-        source = OfLedger("server", home.open(), life)
+        life = RunningServer(coordinator, f"{address[0]}:{address[1]}", feed)
+        source = LedgerSource("server", home.open(), life)
         with serving.serving(listener, place.host, token, source, operator.actions()):
             yield serving.url_of(listener, token)

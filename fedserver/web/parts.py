@@ -10,7 +10,7 @@ from attune.common.metrics import METRICS
 from attune.common.paired import gain_of
 from attune.common.task import described
 from attune.fedserver.federation.journal import Span, Stage
-from attune.fedserver.web.facts import Facts
+from attune.fedserver.web.facts import PageFacts
 
 RUN = (
     "state", "phase", "running", "address", "method", "model", "round", "rounds", "adapting", "min_clients", "accuracy",
@@ -24,7 +24,7 @@ SHOWN_SPANS = 60  # of each device
 AWAY, REVOKED = "disconnected", "revoked"
 
 
-def parts(facts: Facts, actions: Sequence[str]) -> dict[str, Any]:
+def parts(facts: PageFacts, actions: Sequence[str]) -> dict[str, Any]:
     """actions: what this page may do. `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them."""
     status = facts.status
     devices = [_device(client, facts) for client in status["clients"]]
@@ -45,14 +45,14 @@ def parts(facts: Facts, actions: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def left_s(facts: Facts) -> float | None:
+def left_s(facts: PageFacts) -> float | None:
     """About how many seconds the planned rounds will take; None: nobody can tell, or nothing is left."""
     left = facts.status["rounds"] - facts.status["round"]
     running = facts.status["running"] and facts.status["state"] in ("training", "aggregating")
     return facts.round_s * left if facts.round_s is not None and left > 0 and running else None
 
 
-def _device(client: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _device(client: Mapping[str, Any], facts: PageFacts) -> dict[str, Any]:
     spans = facts.spans.get(client["name"])
     stage, why = (spans[-1].stage, spans[-1].why) if spans else (_stage(client["state"]), "")
     if client["state"] in (REVOKED, AWAY) and stage is not Stage.ABSENT:
@@ -69,7 +69,7 @@ def _device(client: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     }
 
 
-def absence(client: Mapping[str, Any], facts: Facts) -> str:
+def absence(client: Mapping[str, Any], facts: PageFacts) -> str:
     """Why a device takes no part now."""
     if client["state"] == REVOKED:
         return "revoked by the operator"
@@ -93,7 +93,7 @@ def _spans(spans: Sequence[Span]) -> list[list[Any]]:
     return [[span.stage, round(span.began_at, 2), span.why] for span in spans[-SHOWN_SPANS:]]
 
 
-def _rounds(facts: Facts) -> list[dict[str, Any]]:
+def _rounds(facts: PageFacts) -> list[dict[str, Any]]:
     """The names of who took part are said of the last rounds alone."""
     listed = len(facts.lines) - LISTED_ROUNDS
     rounds = []

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from attune.common.metrics import METRICS
 from attune.fedserver.core.accuracy import mean_metrics
 from attune.fedserver.federation.journal import Stage
-from attune.fedserver.web.facts import Facts
+from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
 
 TYPE = CONTENT_TYPE_LATEST
@@ -21,17 +21,17 @@ LISTED = 500  # devices with series of their own: more would cost the monitor to
 FOREVER = 2e11  # unix time of a certificate that does not expire
 
 
-def exposition(facts: Facts) -> bytes:
+def exposition(facts: PageFacts) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collected(facts))
+    registry.register(FederationCollector(facts))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-class Collected:
+class FederationCollector:
     """Implements prometheus_client's Collector."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: PageFacts) -> None:
         self._facts = facts
         found = parts(facts, ())
         self._run: Mapping[str, Any] = found["run"]

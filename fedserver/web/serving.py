@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
 from attune.common.errors import PortInUse, SettingError
-from attune.fedserver.web.facts import Source
+from attune.fedserver.web.facts import PageSource
 
 if TYPE_CHECKING:
     from attune.fedserver.web.actions import Actions
@@ -28,14 +28,14 @@ BACKLOG = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class PageAddress:
     """Where the page is served. port: 0 is a free one."""
 
     host: str = LOCAL
     port: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> PageAddress:
         """`8080` or `HOST:8080`. Errors: SettingError."""
         host, _, port = text.rpartition(":")
         if not port.isascii() or not port.isdecimal() or int(port) > 65535:
@@ -78,7 +78,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-def bind(place: Place) -> socket.socket:
+def bind(place: PageAddress) -> socket.socket:
     """Bind the page's port.
 
     Raises:
@@ -98,17 +98,19 @@ def bind(place: Place) -> socket.socket:
 
 def url_of(listener: socket.socket, token: str) -> str:
     host, port = listener.getsockname()[:2]
-    return Place(host, port).url(token)
+    return PageAddress(host, port).url(token)
 
 
 def names_of(host: str) -> set[str]:
     """Under which the page may be asked for."""
-    own = set() if Place(host).local else {host, socket.gethostname(), socket.getfqdn()}
+    own = set() if PageAddress(host).local else {host, socket.gethostname(), socket.getfqdn()}
     return {"localhost", *own}
 
 
 @contextlib.contextmanager
-def serving(listener: socket.socket, host: str, token: str, source: Source, actions: Actions | None = None) -> Iterator[None]:
+def serving(
+    listener: socket.socket, host: str, token: str, source: PageSource, actions: Actions | None = None
+) -> Iterator[None]:
     """The page answers on `listener` until the end of the block; source and listener are closed then.
 
     actions: None: there are no buttons.
@@ -132,12 +134,12 @@ def serving(listener: socket.socket, host: str, token: str, source: Source, acti
 
 
 async def _serve(
-    listener: socket.socket, host: str, token: str, source: Source, actions: Actions | None, stop: asyncio.Event
+    listener: socket.socket, host: str, token: str, source: PageSource, actions: Actions | None, stop: asyncio.Event
 ) -> None:
     import uvicorn
 
     from attune.fedserver.web.actions import NO_ACTIONS
-    from attune.fedserver.web.app import Routes
+    from attune.fedserver.web.routes import Routes
     from attune.fedserver.web.guard import Guard
     from attune.fedserver.web.hub import Hub
 

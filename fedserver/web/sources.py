@@ -19,15 +19,15 @@ from attune.fedserver.ports.blobs import Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.view.status import status
-from attune.fedserver.web.condensed import Condensed
-from attune.fedserver.web.facts import Attention, Facts, Fault, Kind
+from attune.fedserver.web.condensed import CondensedReports
+from attune.fedserver.web.facts import AttentionMatrix, Kind, LoggedFault, PageFacts
 
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."
 ATTEMPTS = 5  # a running server removes the files of a closed round while they are read
 
 
-class Living(Protocol):
+class ProcessView(Protocol):
     """What a process that runs a federation knows besides its ledger. Asked from another thread: plain reads only."""
 
     @property
@@ -40,7 +40,7 @@ class Living(Protocol):
     def journal(self) -> Journal | None: ...
 
     @property
-    def faults(self) -> Sequence[Fault]: ...
+    def faults(self) -> Sequence[LoggedFault]: ...
 
     @property
     def fault_totals(self) -> Mapping[str, int]: ...
@@ -55,12 +55,12 @@ class Living(Protocol):
         """Why devices are not served now; empty: they are."""
 
 
-class OfLedger:
+class LedgerSource:
     """A federation that has a ledger: one that runs, or a home."""
 
-    def __init__(self, kind: Kind, storage: Storage, life: Living) -> None:
+    def __init__(self, kind: Kind, storage: Storage, life: ProcessView) -> None:
         self._kind, self._reader, self._blobs, self._life = kind, storage.reader(), storage.blobs, life
-        self._condensed, self._alone = Condensed(), threading.Lock()
+        self._condensed, self._alone = CondensedReports(), threading.Lock()
 
     def __repr__(self) -> str:
         return f"OfLedger({self._kind}, {self._reader!r})"
@@ -71,11 +71,11 @@ class OfLedger:
             self._condensed.add(newest.rows)
             return replace(newest, rows=self._condensed.rows)
 
-    def look(self) -> Facts:
+    def look(self) -> PageFacts:
         snapshot, life = self._snapshot(), self._life
         found = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
         spans, round_s = (life.journal.spans, life.journal.round_s()) if life.journal is not None else ({}, None)
-        return Facts(
+        return PageFacts(
             self._kind,
             found,
             self._condensed.lines,
@@ -87,7 +87,7 @@ class OfLedger:
             round_s,
         )
 
-    def attention(self, unit: str) -> Attention:
+    def attention(self, unit: str) -> AttentionMatrix:
         for attempt in range(ATTEMPTS):
             try:
                 return self._attention(unit)
@@ -96,11 +96,15 @@ class OfLedger:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _attention(self, unit: str) -> Attention:
+    def _attention(self, unit: str) -> AttentionMatrix:
         found = self._snapshot()
         slot = next((slot for slot in found.slots if slot.key == MATRICES), None)
         if slot is None:
-            return no_attention(status(found, set())["method"]) if found.record.round else Attention((), (), (), "", TOO_EARLY)
+            return (
+                no_attention(status(found, set())["method"])
+                if found.record.round
+                else AttentionMatrix((), (), (), "", TOO_EARLY)
+            )
         with ArrayFile(self._blobs.open(blob_of(slot))) as file:
             return read_attention(file, unit)
 
@@ -115,44 +119,44 @@ class OfLedger:
             self._reader.close()
 
 
-def read_attention(saved: Arrays, unit: str) -> Attention:
+def read_attention(saved: Arrays, unit: str) -> AttentionMatrix:
     """One matrix of what an aggregator has stored; saved: name -> array."""
     names, found = read_matrices(saved)
     if not found:
-        return Attention(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
+        return AttentionMatrix(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
     shown = unit if unit in found else next(iter(found))
     rows = [[round(value, 4) for value in row] for row in found[shown].tolist()]
-    return Attention(names, rows, list(found), shown)
+    return AttentionMatrix(names, rows, list(found), shown)
 
 
-def no_attention(method: str) -> Attention:
-    return Attention((), (), (), "", NO_ATTENTION.format(method))
+def no_attention(method: str) -> AttentionMatrix:
+    return AttentionMatrix((), (), (), "", NO_ATTENTION.format(method))
 
 
 KEPT = 200
 
 
-class Feed(logging.Handler):
+class FaultFeed(logging.Handler):
     """Whatever the server says at WARNING or above; `totals` counts what is no longer kept too, by level."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._faults: deque[Fault] = deque(maxlen=KEPT)
+        self._faults: deque[LoggedFault] = deque(maxlen=KEPT)
         self.totals: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
         self.totals[level] += 1
-        self._faults.append(Fault(record.created, level, clean(record.getMessage())))
+        self._faults.append(LoggedFault(record.created, level, clean(record.getMessage())))
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[LoggedFault, ...]:
         return tuple(self._faults)
 
 
 @contextmanager
-def listening(logger: str = "fedserver") -> Iterator[Feed]:
-    feed = Feed()
+def listening(logger: str = "fedserver") -> Iterator[FaultFeed]:
+    feed = FaultFeed()
     logging.getLogger(logger).addHandler(feed)
     try:
         yield feed
@@ -160,10 +164,10 @@ def listening(logger: str = "fedserver") -> Iterator[Feed]:
         logging.getLogger(logger).removeHandler(feed)
 
 
-class Running:
+class RunningServer:
     """Implements sources.Living."""
 
-    def __init__(self, coordinator: Coordinator, address: str, feed: Feed) -> None:
+    def __init__(self, coordinator: Coordinator, address: str, feed: FaultFeed) -> None:
         self._coordinator, self.address, self._feed = coordinator, address, feed
 
     @property
@@ -175,7 +179,7 @@ class Running:
         return self._coordinator.journal
 
     @property
-    def faults(self) -> Sequence[Fault]:
+    def faults(self) -> Sequence[LoggedFault]:
         return self._feed.faults
 
     @property

@@ -15,7 +15,7 @@ from attune.common.errors import SettingError, nearest
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.characters import encode
+from attune.fedclient.data.makers.alphabets import encode
 from attune.fedclient.data.meta import Standardise
 
 Positions = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ JUMP_S = 3600.0  # how far the clock is set, at most
 
 def main() -> None:
     from attune.common.config import load_settings
-    from attune.fedserver.app import Options, run
+    from attune.fedserver.app import ServerOptions, run
     from attune.fedserver.federation.clock import Clock
 
     _, home, port, *assignments = sys.argv
@@ -25,5 +25,5 @@ def main() -> None:
     clock = Clock(unix=lambda: time.time() + jumps.uniform(-JUMP_S, JUMP_S))
     overrides = load_settings(None, assignments, {})
     say = partial(print, flush=True)
-    options = Options(Path(home), "127.0.0.1", int(port), False, say, clock=clock, join_uses=100)
+    options = ServerOptions(Path(home), "127.0.0.1", int(port), False, say, clock=clock, join_uses=100)
     aio.run(run(options, overrides))

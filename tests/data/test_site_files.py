@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from attune.common.errors import SettingError, ShardError
 from attune.fedclient.cli import main
-from attune.fedclient.data.characters import CHARACTERS
-from attune.fedclient.data.given import shard_of
+from attune.fedclient.data.lazy_shard import shard_of
+from attune.fedclient.data.makers.alphabets import CHARACTERS
 from attune.fedclient.data.makers.make import make
-from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
 

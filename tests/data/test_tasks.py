@@ -11,12 +11,12 @@ from hypothesis.extra.numpy import arrays
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec, Plan, Scale
-from attune.fedclient.data.given import shard_of
+from attune.fedclient.data.labels import numbers
+from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.makers.make import make
-from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.data.targets import numbers
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import load_dataset
 

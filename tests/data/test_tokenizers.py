@@ -13,7 +13,7 @@ from attune.common.errors import SettingError
 from attune.fedclient.cli import main
 from attune.fedclient.data.makers.alphabets import alphabet_of
 from attune.fedclient.data.makers.make import make
-from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
 

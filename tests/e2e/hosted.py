@@ -11,9 +11,9 @@ from typing import Any, Literal
 from attune.common import aio
 from attune.common.config import merge
 from attune.fedclient import fleet, shards
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
-from attune.fedclient.options import Options as DeviceOptions
+from attune.fedclient.options import DeviceOptions as DeviceOptions
 from attune.fedserver import app
 from attune.fedserver.home import ServerHome
 from tests.e2e.harness import until
@@ -53,14 +53,14 @@ def host(
 ) -> Hosted:
     """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
-    options = app.Options(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
+    options = app.ServerOptions(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
     server = threading.Thread(target=lambda: aio.run(app.run(options, merge(settings, fixed))))
     server.start()
     until(lambda: hosted.home.address() or not server.is_alive(), "the server to listen")
     address = hosted.home.address()
     assert address is not None
     common = DeviceOptions(
-        Path(), Address("localhost", address.port), folder / "devices", device="cpu", keep=keep, allow_models=allow_models
+        Path(), ServerAddress("localhost", address.port), folder / "devices", device="cpu", keep=keep, allow_models=allow_models
     )
     listed = shards.members(list(members.values()), common)
     named = [

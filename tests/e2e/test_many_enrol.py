@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attune.common import aio
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceInfo, Home
 from attune.fedclient.link.enrol import enrol
 from tests.e2e.harness import Federation
@@ -18,7 +18,7 @@ DEVICES = 100  # more than one caller's calls and connections
 def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
     federation = federation_at("many")
     server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9", "--join-uses", str(DEVICES))
-    address, token = Address("127.0.0.1", server.port), server.join_token
+    address, token = ServerAddress("127.0.0.1", server.port), server.join_token
 
     async def all_of_them() -> list[str]:
         homes = [(Home(tmp_path / f"d{number}"), f"d{number:03}") for number in range(DEVICES)]

@@ -26,10 +26,10 @@ from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from attune.common.plan import ModelSpec, Plan, Profile
 from attune.fedclient import app
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.home import Home
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
 from attune.fedserver.stores.folder import FolderBlobs
@@ -321,10 +321,10 @@ class Bench:
     shard: Path
     lines: Lines = field(default_factory=Lines)
 
-    def options(self, **changed: Any) -> Options:
+    def options(self, **changed: Any) -> DeviceOptions:
         usual: dict[str, Any] = {
             "data": self.shard,
-            "server": Address("127.0.0.1", self.server.port),
+            "server": ServerAddress("127.0.0.1", self.server.port),
             "home": self.folder / "home",
             "name": "kiel",
             "device": "cpu",
@@ -332,7 +332,7 @@ class Bench:
         }
         if "token" not in changed:
             usual["token"] = self.server.token()
-        return Options(**(usual | changed))
+        return DeviceOptions(**(usual | changed))
 
     def run(self, **changed: Any) -> Path:
         return app.run(self.options(**changed), self.lines)

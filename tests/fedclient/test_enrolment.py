@@ -23,7 +23,7 @@ from attune.common.errors import (
 )
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.identity.token import JoinToken
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceInfo, Home, Identity, local_token
 from attune.fedserver.identity.authority import Authority
 
@@ -96,7 +96,7 @@ def test_a_token_of_another_authority_is_a_fingerprint_mismatch_at_once(quick, t
 def test_an_enrolled_device_that_meets_another_server_there(quick, make_bench):
     quick.run()
     stranger = make_bench()
-    refused(quick, FingerprintMismatch, 12, token=None, server=Address("127.0.0.1", stranger.server.port))
+    refused(quick, FingerprintMismatch, 12, token=None, server=ServerAddress("127.0.0.1", stranger.server.port))
 
 
 def test_a_certificate_the_server_does_not_trust_is_refused(quick):
@@ -124,7 +124,7 @@ def test_a_home_in_use(quick):
 def test_nobody_there_is_given_up_after_the_timeout(quick):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = Address("127.0.0.1", free.getsockname()[1])
+        address = ServerAddress("127.0.0.1", free.getsockname()[1])
     said = refused(quick, Unreachable, 13, server=address, connect_timeout_s=0.5)
     assert "Nobody listens" in said
     assert sum("trying again" in line for line in quick.lines.lines) == 1
@@ -206,9 +206,9 @@ def test_the_local_servers_own_token_is_found_for_its_port_only(quick):
     folder.mkdir(parents=True)
     (folder / "server.json").write_bytes(msgspec.json.encode({"port": quick.server.port}))
     (folder / "local-token").write_text(quick.server.token())
-    assert local_token(Address("localhost", quick.server.port + 1)) is None
-    assert local_token(Address("example.org", quick.server.port)) is None
-    quick.run(token=None, server=Address("localhost", quick.server.port), home=None, name=None)
+    assert local_token(ServerAddress("localhost", quick.server.port + 1)) is None
+    assert local_token(ServerAddress("example.org", quick.server.port)) is None
+    quick.run(token=None, server=ServerAddress("localhost", quick.server.port), home=None, name=None)
     assert quick.server.seen.enrolled == [f"{socket.gethostname()}-shard3"]
 
 
@@ -250,15 +250,14 @@ def test_addresses_that_are_none(text):
     from attune.common.errors import SettingError
 
     with pytest.raises(SettingError, match="HOST:PORT"):
-        Address.parse(text)
+        ServerAddress.parse(text)
 
 
 def test_addresses():
-    assert Address.parse("[::1]:5") == Address("::1", 5)
-    assert str(Address("::1", 5)) == "[::1]:5"
-    assert [Address.parse(text).is_this_machine for text in ("localhost:1", "127.0.0.9:1", "[::1]:1", "10.0.0.1:1", "h:1")] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
+    assert ServerAddress.parse("[::1]:5") == ServerAddress("::1", 5)
+    assert str(ServerAddress("::1", 5)) == "[::1]:5"
+    given = ("localhost:1", "127.0.0.9:1", "[::1]:1", "10.0.0.1:1", "h:1")
+    assert [ServerAddress.parse(text).is_this_machine for text in given] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("damage", ["cut", "of another federation", "empty"])

@@ -15,14 +15,14 @@ from attune.common.exchange.messages import Order
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient import fleet, shards
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.cli import main
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.worker import Awake
 from tests.fedclient import conftest
 
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 def options(folder, **changed):
-    return Options(**({"data": folder, "server": Address("127.0.0.1", 1)} | changed))
+    return DeviceOptions(**({"data": folder, "server": ServerAddress("127.0.0.1", 1)} | changed))
 
 
 def members(bench, folder, **changed):

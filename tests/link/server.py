@@ -18,7 +18,7 @@ from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from attune.common.wire.digest import digest_of
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Identity
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedserver.identity.authority import Authority
@@ -159,7 +159,7 @@ class OverGrpc(FederationServicer):
         key = new_key()
         credential = Credential(key, self.authority.issue_device(csr_der(key, "kiel"), "kiel", 30.0))
         identity = Identity("kiel", credential, self.authority.certificate_pem)
-        return GrpcLink(Address("127.0.0.1", port), identity, lambda renewed: None)
+        return GrpcLink(ServerAddress("127.0.0.1", port), identity, lambda renewed: None)
 
     async def stop(self) -> None:
         await self._server.stop(None)

@@ -21,14 +21,14 @@ from attune.common.protocol import ENCODINGS
 from attune.common.wire.digest import digest_of
 from attune.common.wire.encodings import encode
 from attune.common.wire.files import digest_of_tensors, read_tensors, write_tensors
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.home import Home
 from attune.fedclient.link.port import Link
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
 from tests.fedclient.conftest import tabular_shard
@@ -86,7 +86,7 @@ def troubles(server: Scripted) -> list[object]:
 def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inline: bool, offered: bool = True) -> Any:
     """(bytes of the downloads of two orders, what the device said, what it started the second order from)."""
     folder, value = tabular_shard(tmp_path / "shard"), [blob(each, tmp_path) for each in (FIRST, SECOND)]
-    options = Options(data=folder, server=Address("127.0.0.1", 1), device="cpu")
+    options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
     home, shard, console = Home(tmp_path / "home"), LazyShard.held(load_shard(folder)), Said()
     digests = [digest_of(each) for each in value]
     sent = BlobRef("shared", digest_of(change), len(change), 1, "zstd", change if inline else b"")

@@ -14,14 +14,14 @@ from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedclient.address import Address
+from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.home import Home
 from attune.fedclient.link.port import Link
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
 from tests.fedclient.conftest import tabular_shard
@@ -36,7 +36,7 @@ def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
     plan = Plan("f", 3, spec, CLASSES, "fedavg", {}, TrainSettings(local_epochs=1))
     served = write_tensors(tmp_path / "served.safetensors", tensors_of(build(spec, 3)))
     folder = tabular_shard(tmp_path / "shard")
-    options = Options(data=folder, server=Address("127.0.0.1", 1), device="cpu")
+    options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
     home, shard = Home(tmp_path / "home"), LazyShard.held(load_shard(folder))
 
     async def scenario(link: Link, server: Scripted):

@@ -109,7 +109,7 @@ def test_the_command_prints_json_and_draws(tmp_path):
     words = [str(saved(tmp_path / "a", {"x": 0.5, "y": 0.25})), str(saved(tmp_path / "b", {"x": 0.75, "y": 0.5}, "fedtp"))]
     done = CliRunner().invoke(cli, ["compare", *words, "--json", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    found = msgspec.json.decode(done.stdout.splitlines()[0], type=list[compare.Compared])
+    found = msgspec.json.decode(done.stdout.splitlines()[0], type=list[compare.ComparedRun])
     assert [(each.name, each.method) for each in found] == [("a", "fedavg"), ("b", "fedtp")]
     page = check_pictures(tmp_path / "out", {"compare"})
     assert page.row("x") == ["x", "0.5000", "0.7500"]

@@ -19,7 +19,7 @@ from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import natural, short
-from attune.common.pictures.page import Picture, Section, Table, write
+from attune.common.pictures.page import PageTable, Picture, Section, write
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
@@ -261,7 +261,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     gone = replace(present, slots=tuple(old))
     answers = [present, gone, present]
     monkeypatch.setattr(ServerHome, "snapshot", lambda home: answers.pop(0))
-    source = plot.Drawn.of_home(fed.home, None)
+    source = plot.PictureSource.of_home(fed.home, None)
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * plot.ATTEMPTS
     with pytest.raises(Damaged, match="missing"):
@@ -297,7 +297,7 @@ def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
 
 def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
     fed = federation(clients=4)
-    source = plot.Drawn.of_home(fed.home, None)
+    source = plot.PictureSource.of_home(fed.home, None)
     assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
     assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
@@ -344,7 +344,7 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
 def exported(federation_, folder, **changes):
     """A folder with a summary as of `fedserver export`, changed."""
     folder.mkdir()
-    source = plot.Drawn.of_home(federation_.home, None)
+    source = plot.PictureSource.of_home(federation_.home, None)
     found = msgspec.structs.replace(source.summary, **changes)
     (folder / "summary.json").write_bytes(msgspec.json.encode(found))
     return str(folder)
@@ -352,7 +352,7 @@ def exported(federation_, folder, **changes):
 
 def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
     fed = federation(clients=4)
-    whole = plot.Drawn.of_home(fed.home, None).summary
+    whole = plot.PictureSource.of_home(fed.home, None).summary
     tp = {mean: figure(mean, 0.1) for mean in (0.5, 0.7, 0.9)}
     folders = [
         exported(fed, tmp_path / "a", fedtp=tp[0.5], settings=whole.settings | {"round.clients": 2}),
@@ -396,7 +396,7 @@ def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_pat
 
 
 def test_a_page_escapes_and_keeps_the_order(tmp_path):
-    sections = [Section("a & b", "<script>", Picture("one", b"png"), Table(("x",), [[0.5], [None], [3]]))]
+    sections = [Section("a & b", "<script>", Picture("one", b"png"), PageTable(("x",), [[0.5], [None], [3]]))]
     assert write(tmp_path, "<t>", sections) == [tmp_path / "one.png", tmp_path / "index.html"]
     page = Page(tmp_path / "index.html")
     assert "script" not in page.tags

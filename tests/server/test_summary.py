@@ -9,7 +9,7 @@ import pytest
 from attune.common.config import RoundSettings
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
-from attune.fedserver.view.summary import Point, averages, clients, curves, fedmcsa, fedtp, summarise
+from attune.fedserver.view.summary import CurvePoint, averages, clients, curves, fedmcsa, fedtp, summarise
 
 
 def train(round_, client, before, after, size=10):
@@ -26,7 +26,7 @@ def policy(**settings):
 
 
 def point(round_, mean, pooled=0.0, *, whole=True, count=2):
-    return Point(count, mean, pooled, round_, whole)
+    return CurvePoint(count, mean, pooled, round_, whole)
 
 
 # Two clients with 10 and 30 test samples, both trained in both rounds, and evaluated at the end.

@@ -10,8 +10,8 @@ import pytest
 
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Actions
-from attune.fedserver.web.facts import Attention, Facts
-from attune.fedserver.web.serving import Place
+from attune.fedserver.web.facts import AttentionMatrix, PageFacts
+from attune.fedserver.web.serving import PageAddress
 
 TOKEN = "a-token-of-tests"
 
@@ -20,10 +20,10 @@ TOKEN = "a-token-of-tests"
 class Source:
     """A source that says what it is told to say."""
 
-    facts: Facts
+    facts: PageFacts
     why: str = ""
     stands: str = ""
-    shown: Attention = field(default_factory=lambda: Attention((), (), (), "", "none"))
+    shown: AttentionMatrix = field(default_factory=lambda: AttentionMatrix((), (), (), "", "none"))
 
     def look(self):
         return self.facts
@@ -72,7 +72,7 @@ def served():
     with contextlib.ExitStack() as stack:
 
         def serve(source, actions: Actions | None = None):
-            listener = serving.bind(Place())
+            listener = serving.bind(PageAddress())
             stack.enter_context(serving.serving(listener, "127.0.0.1", TOKEN, source, actions))
             return Page(listener.getsockname()[1])
 

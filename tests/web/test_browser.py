@@ -157,13 +157,13 @@ def test_what_devices_say_is_text(served, open_page):
     from attune.fedserver.federation.journal import Span, Stage
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
-    from attune.fedserver.web.facts import Facts, Fault
+    from attune.fedserver.web.facts import LoggedFault, PageFacts
     from tests.web.conftest import TOKEN, Source
 
     device = DeviceRecord(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
     said = status(Snapshot(None, None, Record(reason=SCRIPT), (device,), (), ()), set(), SCRIPT, [SCRIPT])
     spans = {SCRIPT: [Span(Stage.WAITING, 1.0, SCRIPT)]}
-    here = served(Source(Facts("server", said, [], spans=spans, faults=[Fault(1.0, "error", SCRIPT)])))
+    here = served(Source(PageFacts("server", said, [], spans=spans, faults=[LoggedFault(1.0, "error", SCRIPT)])))
     page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}")
     page.locator("#devices tbody tr").first.wait_for()
     assert page.get_by_text(SCRIPT).count() >= 4
@@ -175,11 +175,11 @@ def test_what_devices_say_is_text(served, open_page):
 def test_a_page_that_lost_its_server_says_so(served, open_page):
     """And shows what it has heard last."""
     from attune.fedserver.web import serving
-    from attune.fedserver.web.serving import Place
+    from attune.fedserver.web.serving import PageAddress
     from tests.web.conftest import TOKEN, Source
     from tests.web.test_guard import EMPTY
 
-    listener = serving.bind(Place())
+    listener = serving.bind(PageAddress())
     with serving.serving(listener, "127.0.0.1", TOKEN, Source(EMPTY)):
         page, _ = open_page(f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}")
         page.get_by_text("no server runs").first.wait_for()
@@ -207,7 +207,7 @@ def test_the_view_for_programs_is_what_the_page_shows(federation):
 def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open_page, task, told, interval):
     """At 390 points wide no words of a figure are smaller than 9, and the colour of a curve stays beside its name."""
     import attune
-    from attune.fedserver.web.finished import OfFolder
+    from attune.fedserver.web.finished import FolderSource
     from tests.web.conftest import TOKEN
 
     x = np.random.default_rng(0).normal(size=(2, 60, 3)).astype("f4")
@@ -215,7 +215,7 @@ def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open
     shards = {name: (x[n], y[n]) for n, name in enumerate(("anna", "ben"))}
     said = {"round.evaluate_every": 1}
     result = attune.simulate(shards, "fedavg", rounds=2, task=task, baseline="local", settings=said, progress=False)
-    here = served(OfFolder(result.save(tmp_path / "run")))
+    here = served(FolderSource(result.save(tmp_path / "run")))
     metric = {"regression": "R2", "multilabel": "Label accuracy", "classes": "Accuracy"}[task]
     page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}", width=390)
     page.locator("#devices tbody tr").first.wait_for()

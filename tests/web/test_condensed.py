@@ -13,7 +13,7 @@ from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import row_of
-from attune.fedserver.web.condensed import Condensed
+from attune.fedserver.web.condensed import CondensedReports
 
 NAMES = ("anna", "ben", "cleo")
 share = st.none() | st.floats(0, 1)
@@ -40,7 +40,7 @@ def in_time(rows):
 @given(st.dictionaries(keys, reported, max_size=20), st.sampled_from(["fedtp", "fedmcsa"]), st.booleans())
 def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
     rows = in_time(Report(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
-    condensed = Condensed()
+    condensed = CondensedReports()
     for row in rows:
         condensed.add([row, row])
     devices = tuple(DeviceRecord(name, name) for name in NAMES)
@@ -55,7 +55,7 @@ def test_the_status_of_what_is_kept_is_that_of_all_rows(found, method, done):
 @given(st.dictionaries(keys, reported, max_size=20))
 def test_lines_and_totals_do_not_depend_on_how_often_the_newest_round_is_read(found):
     rows = in_time(Report(round=r, work=w, client=c, **numbers) for (r, w, c), numbers in found.items())
-    once, often = Condensed(), Condensed()
+    once, often = CondensedReports(), CondensedReports()
     once.add(rows)
     for end in range(len(rows) + 1):
         often.add([row for row in rows[:end] if row.round >= often.newest])
@@ -74,7 +74,7 @@ def test_a_line_by_hand():
         Report(round=3, work="train", client="ben", loss=3.0, accuracy_before=0.4, seconds=5.0, bytes_up=20, bytes_down=7),
         Report(round=3, work="evaluate", client="ben", accuracy_before=0.5, accuracy_common=0.25, seconds=1.0),
     ]
-    condensed = Condensed()
+    condensed = CondensedReports()
     condensed.add(rows)
     [line] = condensed.lines
     assert (line.trained, line.evaluated) == (("anna", "ben"), ("ben",))

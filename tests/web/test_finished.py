@@ -12,10 +12,10 @@ import pytest
 import attune
 from attune.common.errors import SettingError
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.finished import OfFolder, of_home, show, source_of
+from attune.fedserver.web.finished import FolderSource, of_home, show, source_of
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
-from attune.fedserver.web.serving import Place
+from attune.fedserver.web.serving import PageAddress
 from tests.e2e.harness import tabular_shard, until
 from tests.web.conftest import Page
 
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
 def test_the_home_and_the_saved_folder_show_the_same(run):
     home, saved = run
     shown = [
-        json.loads(msgspec.json.encode(parts(source.look(), ()))) for source in (of_home(ServerHome(home)), OfFolder(saved))
+        json.loads(msgspec.json.encode(parts(source.look(), ()))) for source in (of_home(ServerHome(home)), FolderSource(saved))
     ]
     kinds = [part["run"].pop("kind") for part in shown]
     assert kinds == ["home", "folder"]
@@ -45,7 +45,7 @@ def test_the_home_and_the_saved_folder_show_the_same(run):
 
 
 def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):
-    found = [source.attention("") for source in (of_home(ServerHome(run[0])), OfFolder(run[1]))]
+    found = [source.attention("") for source in (of_home(ServerHome(run[0])), FolderSource(run[1]))]
     assert found[0] == found[1]
     assert found[0].unit == "mean"
     assert [sum(row) for row in found[0].matrix] == pytest.approx([1] * 4, abs=1e-3)
@@ -64,7 +64,7 @@ def test_other_folders_are_refused_in_words(tmp_path):
 
 def test_the_command_serves_a_folder_with_a_token(run):
     said = []
-    threading.Thread(target=show, args=(run[1], Place(), said.append), daemon=True).start()
+    threading.Thread(target=show, args=(run[1], PageAddress(), said.append), daemon=True).start()
     until(lambda: said, "the command says where")
     port, token = re.fullmatch(r"dashboard http://127\.0\.0\.1:(\d+)/\?token=(\S+)", said[0]).groups()
     answer = Page(int(port)).ask("/api/view", token=token)
@@ -110,7 +110,7 @@ def test_a_page_that_shows_a_damaged_home_says_so(run, tmp_path, served):
 
 
 def test_metrics_of_a_finished_run(run):
-    text = exposition(OfFolder(run[1]).look()).decode()
+    text = exposition(FolderSource(run[1]).look()).decode()
     assert 'attune_state{state="done"} 1.0' in text
     assert 'attune_answers_total{work="train"} 12.0' in text
     status = msgspec.json.decode((run[1] / "status.json").read_bytes())

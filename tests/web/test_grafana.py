@@ -72,12 +72,12 @@ def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
     """The time that is left, and certificates, as a server's facts have them."""
     from dataclasses import replace
 
-    from attune.fedserver.web.facts import Facts
+    from attune.fedserver.web.facts import PageFacts
     from tests.web.conftest import Source
     from tests.web.test_guard import EMPTY
 
     running = dict(EMPTY.status) | {"running": True, "state": "training", "round": 3, "rounds": 10}
-    facts = replace(Facts("server", running, []), round_s=2.0)
+    facts = replace(PageFacts("server", running, []), round_s=2.0)
     assert "attune_left_seconds 14.0" in served(Source(facts)).ask("/metrics", token=TOKEN).text
 
     from attune.fedserver.core.messages import Record
@@ -86,6 +86,6 @@ def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
     from attune.fedserver.view.status import status
 
     said = status(Snapshot(None, None, Record(), (DeviceRecord("anna", "key"),), (), ()), set())
-    facts = Facts("server", said, [], expires={"anna": 1800000000.0})
+    facts = PageFacts("server", said, [], expires={"anna": 1800000000.0})
     text = served(Source(facts)).ask("/metrics", token=TOKEN).text
     assert 'attune_certificate_expires_seconds{device="anna"} 1.8e+09' in text

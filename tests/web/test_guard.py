@@ -13,12 +13,12 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
 from attune.fedserver.web.actions import Actions
-from attune.fedserver.web.facts import Facts
+from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.guard import Guard
-from attune.fedserver.web.serving import Place, names_of
+from attune.fedserver.web.serving import PageAddress, names_of
 from tests.web.conftest import TOKEN, Source
 
-EMPTY = Facts("server", status(Snapshot(None, None, Record(), (), (), ()), set()), [])
+EMPTY = PageFacts("server", status(Snapshot(None, None, Record(), (), (), ()), set()), [])
 ALL = ("/", "/page/main.js", "/api/view", "/api/events", "/api/attention", "/metrics")
 
 
@@ -63,12 +63,12 @@ def test_names_of_this_machine_are_answered(page, host):
 def test_a_place_elsewhere_is_answered_under_its_own_name_too():
     assert names_of("fed.example") >= {"fed.example", "localhost"}
     assert names_of("127.0.0.1") == {"localhost"}
-    assert Place.parse("10.0.0.1:80") == Place("10.0.0.1", 80)
-    assert Place.parse("80") == Place("127.0.0.1", 80)
-    assert Place.parse("[::1]:80") == Place("::1", 80)
+    assert PageAddress.parse("10.0.0.1:80") == PageAddress("10.0.0.1", 80)
+    assert PageAddress.parse("80") == PageAddress("127.0.0.1", 80)
+    assert PageAddress.parse("[::1]:80") == PageAddress("::1", 80)
     for wrong in ("", "on", "host:", "1:2:x", "70000"):
         with pytest.raises(SettingError, match="dashboard"):
-            Place.parse(wrong)
+            PageAddress.parse(wrong)
 
 
 def test_every_answer_has_the_headers_that_keep_strangers_out(page):

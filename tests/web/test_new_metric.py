@@ -15,14 +15,14 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view.compare import Run, compared
+from attune.fedserver.view.compare import RunData, compared
 from attune.fedserver.view.export import write_tables
-from attune.fedserver.view.plot_metrics import metrics
+from attune.fedserver.view.plot_accuracy import metrics
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import summarise
 from attune.fedserver.view.writers import points
-from attune.fedserver.web.condensed import Condensed
-from attune.fedserver.web.facts import Facts
+from attune.fedserver.web.condensed import CondensedReports
+from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 
@@ -56,9 +56,9 @@ def snapshot():
 
 @pytest.fixture
 def facts(snapshot):
-    condensed = Condensed()
+    condensed = CondensedReports()
     condensed.add(ROWS)
-    return Facts("home", status(snapshot, set()), condensed.lines, condensed.totals)
+    return PageFacts("home", status(snapshot, set()), condensed.lines, condensed.totals)
 
 
 def test_every_field_has_one_descriptor_in_the_same_order():
@@ -102,6 +102,6 @@ def test_the_dashboard_has_it_by_device_and_draws_it_by_round(facts):
 def test_pictures_and_publish_have_it():
     section = metrics(ROWS)
     assert ["warmth", "training", 1, 2, 310.0, 300.0, 320.0] in section.table.rows
-    run = Run("r", "", summarise(ROWS, resolve({}), "mlr", 2), ROWS)
+    run = RunData("r", "", summarise(ROWS, resolve({}), "mlr", 2), ROWS)
     assert ("reports/warmth/train", 310.0, 1) in list(points(run))
     assert compared([run])[0].metrics["warmth"] == 315.0

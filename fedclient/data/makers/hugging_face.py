@@ -9,7 +9,7 @@ import msgspec
 
 from attune.common.errors import SettingError, ShardError
 from attune.fedclient.data.files import MAX_BINARY_BYTES
-from attune.fedclient.data.table import Table
+from attune.fedclient.data.table import DataTable
 
 _TRAIN = ("train", "training")
 _TEST = ("test", "testing", "validation", "valid", "val")
@@ -19,7 +19,7 @@ def recognises(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def read(path: Path) -> tuple[Table, Table | None]:
+def read(path: Path) -> tuple[DataTable, DataTable | None]:
     """(training, test or None). Numbers that stand for named classes become the names. Errors: ShardError, SettingError."""
     if not (path / "dataset_dict.json").is_file():
         return _table(path), None
@@ -31,7 +31,7 @@ def read(path: Path) -> tuple[Table, Table | None]:
     return _table(path / train), None if test is None else _table(path / test)
 
 
-def _table(path: Path) -> Table:
+def _table(path: Path) -> DataTable:
     try:
         import pyarrow
     except ImportError:
@@ -49,7 +49,7 @@ def _table(path: Path) -> Table:
         raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     features: dict[str, Any] = _json(path / "dataset_info.json").get("features") or {}
     cells = {name: _named(table.column(name).to_pylist(), features.get(name)) for name in table.column_names}
-    return Table(path, cells)
+    return DataTable(path, cells)
 
 
 def _named(cells: list[Any], feature: Any) -> list[Any]:

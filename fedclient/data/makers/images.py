@@ -14,9 +14,9 @@ import numpy as np
 from attune.common.errors import SettingError, ShardError
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.files import MAX_BINARY_BYTES
-from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.source import Source
+from attune.fedclient.data.source import DataSource
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _PARTS = ("train", "test")
@@ -30,14 +30,14 @@ def recognises(path: Path) -> bool:
     return any(_images(folder) for folder in _folders(below))
 
 
-def read(path: Path, options: MakeOptions) -> Source:
+def read(path: Path, options: MakeOptions) -> DataSource:
     """The class of an image is the name of its folder. Errors: ShardError, SettingError."""
     if (path / "train").is_dir():
         train = _part(path / "train", options)
         test = _part(path / "test", options) if (path / "test").is_dir() else None
     else:
         train, test = _part(path, options), None
-    return Source(train, test, Meta(kind="images", channels="last"))
+    return DataSource(train, test, Meta(kind="images", channels="last"))
 
 
 def stacked(files: Sequence[Path | bytes], where: Sequence[str], options: MakeOptions) -> Array:

@@ -13,14 +13,15 @@ from attune.common.durable import NO_SPACE
 from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.common.plan import Label
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.makers import hugging_face, images, text
+from attune.fedclient.data.files import plain_suffix, read_text
+from attune.fedclient.data.makers import hugging_face, images
 from attune.fedclient.data.makers.alphabets import Alphabet, alphabet_of
-from attune.fedclient.data.makers.options import MakeOptions
+from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.samples import SPLIT, answers_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
-from attune.fedclient.data.source import Source, declared, of_table
-from attune.fedclient.data.table import Table, is_table, read_table
+from attune.fedclient.data.source import DataSource, declared, of_table
+from attune.fedclient.data.table import DataTable, is_table, read_table
 from attune.fedclient.read_options import ReadOptions
 
 FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
@@ -37,7 +38,7 @@ def make(path: Path, options: MakeOptions, out: Path) -> Shard:
     return shard
 
 
-def _read(path: Path, options: MakeOptions) -> Source:
+def _read(path: Path, options: MakeOptions) -> DataSource:
     if not path.exists():
         raise ShardError(f"there is nothing at {path}; give {FORMS}")
     if path.is_file() and is_table(path):
@@ -50,12 +51,12 @@ def _read(path: Path, options: MakeOptions) -> Source:
         raise SettingError(f"{path} holds a class for every sample; --task {options.table.task} is for tables and datasets")
     if images.recognises(path):
         return images.read(path, options)
-    if text.recognises(path):
-        return text.read(path, options)
+    if _is_text(path):
+        return _windows(path, options)
     raise ShardError(f"{path} has no form of which a shard can be made; give {FORMS}")
 
 
-def _of_dataset(train: Table, test: Table | None, options: MakeOptions) -> Source:
+def _of_dataset(train: DataTable, test: DataTable | None, options: MakeOptions) -> DataSource:
     """A column of images or of text is what a model sees; without one all columns are numbers."""
     pictured = next((name for name, cells in train.cells.items() if _is_image(cells)), "")
     if options.text or pictured:
@@ -64,10 +65,10 @@ def _of_dataset(train: Table, test: Table | None, options: MakeOptions) -> Sourc
         return of_table(train, options.table)
     both = {name: [*train.cells[name], *test.cells.get(name, [])] for name in train.names}
     both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
-    return of_table(Table(train.path, both), options.table)
+    return of_table(DataTable(train.path, both), options.table)
 
 
-def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: str) -> Source:
+def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, column: str) -> DataSource:
     """Samples of one column, text or images, each with its class."""
     if test is None:
         train, test = training_and_test(train, options.table)
@@ -81,20 +82,20 @@ def _of_cells(train: Table, test: Table | None, options: MakeOptions, column: st
         meta = Meta(kind="tokens", vocabulary=alphabet.size)
         values = [_texts(table, column, alphabet, options) for table in both]
     parts = [(x, _answers(table, options.table)) for x, table in zip(values, both, strict=True)]
-    return Source(parts[0], parts[1] if len(parts) > 1 else None, declared(meta, train, options.table))
+    return DataSource(parts[0], parts[1] if len(parts) > 1 else None, declared(meta, train, options.table))
 
 
-def _images(table: Table, column: str, options: MakeOptions) -> Array:
+def _images(table: DataTable, column: str, options: MakeOptions) -> Array:
     cells = table.cells[column]
     where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
     return images.stacked([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
 
 
-def _texts(table: Table, column: str, alphabet: Alphabet, options: MakeOptions) -> Array:
+def _texts(table: DataTable, column: str, alphabet: Alphabet, options: MakeOptions) -> Array:
     return alphabet.rows(table.text(column), options.length)
 
 
-def _answers(table: Table, options: ReadOptions) -> Array:
+def _answers(table: DataTable, options: ReadOptions) -> Array:
     return options.classes_of(answers_of(table, options), str(table.path))
 
 
@@ -102,7 +103,7 @@ def _is_image(cells: Any) -> bool:
     return len(cells) > 0 and isinstance(cells[0], dict) and {"bytes", "path"} <= cells[0].keys()
 
 
-def _declared(source: Source, options: MakeOptions) -> Source:
+def _declared(source: DataSource, options: MakeOptions) -> DataSource:
     if options.table.task != "classes":
         raise SettingError(f"--classes: the task is {options.table.task}; the columns of --label name what is predicted")
     if source.meta.classes is not None:
@@ -115,7 +116,7 @@ def _declared(source: Source, options: MakeOptions) -> Source:
     return replace(source, meta=msgspec.structs.replace(source.meta, classes=classes))
 
 
-def _write(out: Path, source: Source) -> None:
+def _write(out: Path, source: DataSource) -> None:
     meta = source.meta if source.groups is None else msgspec.structs.replace(source.meta, groups="group")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -131,3 +132,23 @@ def _write(out: Path, source: Source) -> None:
         if error.errno in NO_SPACE:
             raise DiskFull(f"no space left for the shard in {out}; free some, or choose another --out") from None
         raise ShardError(f"cannot write the shard to {out}: {error.strerror or error}") from None
+
+
+def _is_text(path: Path) -> bool:
+    return path.is_file() and plain_suffix(path) == ".txt"
+
+
+def _windows(path: Path, options: MakeOptions) -> DataSource:
+    """x (N, T) and y (N, T), the token that follows each; what does not fill a window is left out.
+
+    Errors: ShardError; SettingError for a tokenizer that cannot be.
+    """
+    alphabet, length = alphabet_of(options.tokenizer), options.length
+    tokens_L = alphabet.stream(read_text(path))
+    count = (len(tokens_L) - 1) // length
+    if count < 1:
+        what = "tokens" if options.tokenizer else "characters"
+        raise ShardError(f"{path} holds {len(tokens_L)} {what}, fewer than a window of {length} and the one that follows")
+    x = tokens_L[: count * length].reshape(count, length)
+    y = tokens_L[1 : count * length + 1].reshape(count, length)
+    return DataSource((x, y), None, Meta(classes=list(range(alphabet.size)), kind="tokens", vocabulary=alphabet.size))

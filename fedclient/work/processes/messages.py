@@ -11,7 +11,7 @@ from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.messages import Result
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.holdings import Holdings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Place:
     plan: Plan
     shard: LazyShard
     orders: OrderStore
-    options: Options
+    options: DeviceOptions
 
 
 @dataclass(frozen=True)

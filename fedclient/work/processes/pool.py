@@ -14,7 +14,7 @@ from typing_extensions import Self
 from attune.common.errors import SettingError
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.options import Options
+from attune.fedclient.options import DeviceOptions
 
 if TYPE_CHECKING:
     from attune.fedclient.work.orders import OrderStore
@@ -61,7 +61,7 @@ class Pool:
             thread.shutdown(wait=True, cancel_futures=True)
 
     def make_learner(
-        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: Options
+        self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
     ) -> Away:
         """As fedclient.work.learner.make_learner, but elsewhere."""
         from attune.fedclient.work.processes.away import Away

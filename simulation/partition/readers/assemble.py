@@ -14,7 +14,7 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.missing import filled
+from attune.fedclient.data.source import filled
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 

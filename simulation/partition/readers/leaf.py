@@ -10,8 +10,8 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.characters import CHARACTERS, encode
 from attune.fedclient.data.files import MAX_TEXT_BYTES, listed, plain_suffix, read_bytes
+from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 

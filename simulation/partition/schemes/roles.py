@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from attune.common.errors import SettingError
-from attune.fedclient.data.characters import CHARACTERS
+from attune.fedclient.data.makers.alphabets import CHARACTERS
 from attune.simulation.partition.samples import CLASS, Corpus, Dataset, Positions
 from attune.simulation.partition.schemes.cut import Cut, generator
 from attune.simulation.partition.schemes.natural import folders, some

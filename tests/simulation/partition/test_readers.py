@@ -13,7 +13,7 @@ import pytest
 
 from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
 from attune.fedclient.data import files, table
-from attune.fedclient.data.characters import CHARACTERS, encode
+from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
 from attune.simulation.partition.datasets import load_dataset, load_source
 from attune.simulation.partition.readers import plays
 from attune.simulation.partition.readers.idx import parse

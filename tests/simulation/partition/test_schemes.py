@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attune.common.errors import SettingError, ShardError
-from attune.fedclient.data.characters import CHARACTERS
+from attune.fedclient.data.makers.alphabets import CHARACTERS
 from attune.fedclient.data.shard import load_shard
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import corpus

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.errors import AttuneError, SettingError
-from attune.fedclient.cli.options import data_option, home_of, home_option, server_option
+from attune.fedclient.cli.shared import data_option, home_of, home_option, server_option
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:

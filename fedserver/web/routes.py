@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from attune.common.errors import AttuneError
 from attune.fedserver.web.actions import Actions
-from attune.fedserver.web.facts import Source
+from attune.fedserver.web.facts import PageSource
 from attune.fedserver.web.hub import Hub
 from attune.fedserver.web.prometheus import TYPE, exposition
 
@@ -35,7 +35,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 class Routes:
-    def __init__(self, source: Source, hub: Hub, actions: Actions) -> None:
+    def __init__(self, source: PageSource, hub: Hub, actions: Actions) -> None:
         self._source, self._hub, self._actions = source, hub, actions
         self._files = page_files()
 

@@ -80,7 +80,7 @@ def token_in(text: str | None, file: str | None) -> str | None:
 
 def home_of(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
     """The home of the model. It is found before torch is imported, so that errors come at once."""
-    from attune.fedclient.address import Address
+    from attune.fedclient.address import ServerAddress
     from attune.fedclient.home import with_model
 
-    return with_model(home, Address.parse(server) if server else None, shard, only_own)
+    return with_model(home, ServerAddress.parse(server) if server else None, shard, only_own)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common import aio
-from attune.fedclient.cli.options import (
+from attune.fedclient.cli.shared import (
     data_option,
     home_option,
     name_option,
@@ -22,7 +22,7 @@ from attune.fedclient.cli.options import (
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
-    from attune.fedclient.options import Options
+    from attune.fedclient.options import DeviceOptions
 
 
 @click.command()
@@ -55,11 +55,11 @@ def join(
         return
     from attune.common import homes
     from attune.common.identity.names import default_name
-    from attune.fedclient.address import Address
+    from attune.fedclient.address import ServerAddress
     from attune.fedclient.home import DeviceInfo, Home, check_name
     from attune.fedclient.link.enrol import enrol, stay_enrolled
 
-    address = Address.parse(server)
+    address = ServerAddress.parse(server)
     where = Home(home or homes.joined_home(address.host, address.port))
     record = DeviceInfo(name or default_name(socket.gethostname(), ""), str(address))
     with where.locked():
@@ -74,12 +74,14 @@ def join(
 
 def _members(
     data: tuple[str, ...], server: str, home: Path | None, name: str | None, token: str, connect_timeout_s: float
-) -> list[Options]:
+) -> list[DeviceOptions]:
     from attune.fedclient import shards
-    from attune.fedclient.address import Address
-    from attune.fedclient.options import Options
+    from attune.fedclient.address import ServerAddress
+    from attune.fedclient.options import DeviceOptions
 
-    common = Options(Path(data[0]), Address.parse(server), home, name, token=token, connect_timeout_s=connect_timeout_s)
+    common = DeviceOptions(
+        Path(data[0]), ServerAddress.parse(server), home, name, token=token, connect_timeout_s=connect_timeout_s
+    )
     return shards.members(shards.expand(data), common)
 
 
@@ -112,3 +114,32 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
         for line in lines or [f"{place.path} is whole"]:
             click.echo(line)
     sys.exit(HomeMismatch.exit_code if any(lines for _, lines in found) else 0)
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
+@table_options
+@click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
+@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters (or tokens) of a text.")
+@click.option(
+    "--tokenizer",
+    default="",
+    metavar="PLACE",
+    help="What makes tokens of text: a tokenizer.json or its folder, PATH or PACKAGE:PATH.  [default: characters]",
+)
+@click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
+@click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
+@click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")
+def shard(
+    source: Path, out: Path, text: str, length: int, tokenizer: str, size: str, grey: bool, classes: str, **given: Any
+) -> None:
+    """Make a shard of FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
+    from attune.fedclient.data.makers.make import make
+    from attune.fedclient.data.makers.make_options import MakeOptions
+
+    made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes, tokenizer), out)
+    for warning in made.warnings:
+        click.echo(f"warning: {warning}")
+    click.echo(f"{out}: {made.described}")
+    click.echo(f"now: fedclient --data {out} --server HOST:PORT")

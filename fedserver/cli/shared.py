@@ -1,0 +1,78 @@
+"""Options of several commands, and the home, the operator's desk and the running server that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from attune.common import homes
+
+if TYPE_CHECKING:
+    from attune.fedserver.home import ServerHome
+    from attune.fedserver.identity.desk import Desk
+
+if TYPE_CHECKING:
+    from attune.fedserver.home import ServerHome
+    from attune.fedserver.identity.desk import Desk
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
+
+
+def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
+    """Options that say what a run is."""
+    options = (
+        click.option("--config", type=click.Path(path_type=Path), help="A federation.toml."),
+        click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp)."),
+        click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data)."),
+        click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40)."),
+        click.option("--min-clients", type=click.IntRange(1), help="Devices needed before a round starts (default 2)."),
+        click.option(
+            "--clients-per-round", type=click.IntRange(1), help="Devices sampled for a round (default: all connected)."
+        ),
+        click.option("--seed", type=int, help="Seed of every random draw (default 0)."),
+        click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def place_of(home: Path | None) -> ServerHome:
+    from attune.fedserver.home import ServerHome
+
+    return ServerHome(home or homes.server_home())
+
+
+def desk_of(home: Path | None) -> tuple[ServerHome, Desk]:
+    """The home, and the operator's desk in it. Errors: HomeMismatch if there is none."""
+    from attune.fedserver.identity.desk import Desk, user
+
+    place = place_of(home)
+    place.require()
+    return place, Desk(place.open().ledger, f"operator {user()}")
+
+
+def wake(place: ServerHome) -> None:
+    """Tells the running server, if there is one."""
+    if place.is_served():
+        from attune.fedserver.rpc import admin_client
+
+        admin_client.wake(place)
+
+
+def troubles_of(place: ServerHome) -> list[str]:
+    """What the running server has to say, if there is one; that it does not answer is worth a line too."""
+    if not place.exists() or not place.is_served():
+        return []
+    from attune.common.errors import Unreachable
+    from attune.fedserver.rpc.admin_client import troubles
+
+    try:
+        return troubles(place)
+    except Unreachable as error:
+        return [str(error)]
