@@ -1,4 +1,4 @@
-"""JSON of peers and of files, read into typed structs: whatever is wrong with it, one kind of error says so."""
+"""Text from outside: JSON of peers and files as typed structs, and a peer's words before a person or a log sees them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
+LONGEST = 500  # characters; our own errors are shorter
+CUT = "..."
 
 
 def from_json(text: bytes | str, kind: type[T]) -> T:
-    """Errors: msgspec.DecodeError, also for what is no UTF-8 or too deep, for which msgspec has other errors."""
+    """Decode JSON into a typed struct.
+
+    Raises:
+        msgspec.DecodeError: Also for text that is not UTF-8 or too deep, for which msgspec itself has other errors.
+    """
     try:
         return msgspec.json.decode(text, type=kind)
     except UnicodeError:
@@ -19,15 +25,11 @@ def from_json(text: bytes | str, kind: type[T]) -> T:
         raise msgspec.DecodeError("it is too deep") from None
 
 
-LONGEST = 500  # characters; an error of ours is shorter
-CUT = "..."
-
-
 def clean(text: str, longest: int = LONGEST) -> str:
-    """`text` with a space for every character that is not printable, and cut to `longest` characters.
+    """Return one line of plain text: a space for every character that is not printable, cut to `longest` characters.
 
-    Not printable are controls and escapes (which move cursors), line ends of all kinds (which forge lines), and marks of
-    direction (which show other text than there is): the categories C and Z of Unicode, less the space.
+    Characters that are not printable are controls and escapes (which move the cursor), line ends of all kinds (which forge
+    lines) and direction marks (which hide the true text): the Unicode categories C and Z, except the space.
     """
     cut = len(text) > longest
     shown = "".join(character if character.isprintable() else " " for character in text[:longest])

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec, Plan, Scale
-from attune.fedclient.data.labels import numbers
+from attune.fedclient.data.labels import target_numbers
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.make_options import MakeOptions
@@ -148,18 +148,18 @@ def test_the_task_of_arrays_and_of_folders_that_do_not_say_it(write):
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 4)), elements=st.floats(-1e99, 1e99)))
 def test_any_finite_numbers_are_targets_and_stay_what_they_are(y):
-    found = numbers(y, len(y), "y", "regression")
+    found = target_numbers(y, len(y), "y", "regression")
     assert found.dtype == np.float64 and np.array_equal(found, y)
-    assert np.array_equal(numbers(y[:, 0], len(y), "y", "regression"), y[:, :1])
+    assert np.array_equal(target_numbers(y[:, 0], len(y), "y", "regression"), y[:, :1])
 
 
 @given(arrays(np.int16, st.tuples(st.integers(1, 6), st.integers(1, 4)), elements=st.integers(-2, 3)))
 def test_labels_are_zeros_and_ones_or_refused(y):
     if np.isin(y, (0, 1)).all():
-        assert np.array_equal(numbers(y, len(y), "y", "multilabel"), y)
+        assert np.array_equal(target_numbers(y, len(y), "y", "multilabel"), y)
     else:
         with pytest.raises(ShardError, match="each must be 0 or 1"):
-            numbers(y, len(y), "y", "multilabel")
+            target_numbers(y, len(y), "y", "multilabel")
 
 
 @given(st.sampled_from([np.nan, np.inf, -np.inf, 1e101]), st.integers(0, 5))
@@ -167,4 +167,4 @@ def test_what_is_no_finite_number_is_named_with_its_sample(value, at):
     y = np.zeros((6, 2))
     y[at, 1] = value
     with pytest.raises(ShardError, match=f"holds 1 values .* in sample {at + 1};"):
-        numbers(y, 6, "y", "regression")
+        target_numbers(y, 6, "y", "regression")
