@@ -139,9 +139,9 @@ async def _serve(
     import uvicorn
 
     from attune.fedserver.web.actions import NO_ACTIONS
-    from attune.fedserver.web.routes import Routes
     from attune.fedserver.web.guard import Guard
     from attune.fedserver.web.hub import Hub
+    from attune.fedserver.web.routes import Routes
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
