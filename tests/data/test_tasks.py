@@ -101,7 +101,7 @@ def test_a_shard_of_another_task_than_the_plans_is_refused(write):
         prepare(shard, plan_of("classes", [0]))
     with pytest.raises(ShapeMismatch, match=r"the model is for regression of 1 targets \(dose\)"):
         prepare(shard, plan_of("regression", ["dose"], Scale([0.0], [1.0])))
-    with pytest.raises(SettingError, match="no class that it could be cut by"):
+    with pytest.raises(SettingError, match="no single class by which it can be cut"):
         load_dataset(str(shard.path))
 
 
