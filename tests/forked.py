@@ -26,13 +26,16 @@ ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedcli
 STARTED_S = 120.0  # that a busy machine may take to import everything
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
 
+# Which kernels compute. They are read when torch is imported, so by the process that forks.
+KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+
 
 class Zygote:
     """The process that forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: dict[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | THREADS | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
+        environment = os.environ | THREADS | kernels | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
         command = [sys.executable, "-m", "tests.zygote", str(theirs.fileno())]
         self._lock = threading.Lock()
         self._popen = subprocess.Popen(
@@ -62,9 +65,9 @@ class Zygote:
 
 
 @cache
-def zygote() -> Zygote:
-    """The one of this process, which ends with it."""
-    made = Zygote()
+def zygote(kernels: tuple[tuple[str, str], ...]) -> Zygote:
+    """Return the one of this process for these settings of KERNELS; it ends with this process."""
+    made = Zygote(dict(kernels))
     atexit.register(made.close)
     return made
 
@@ -90,12 +93,13 @@ class Forked:
             assert Path(words[0]).is_file(), f"{words[0]} is not installed"
             entry = ENTRIES[Path(words[0]).name]
         environment = os.environ if environment is None else environment
+        kernels = tuple((name, environment[name]) for name in KERNELS if name in environment)
         status, theirs = os.pipe()
         self._status, self._reading = os.fdopen(status, "rb"), threading.Lock()
         try:
             with Path(os.devnull).open("rb") as nothing:
                 fds = [nothing.fileno() if reads is None else reads, out.fileno(), err.fileno(), theirs]
-                self.pid = zygote().fork(entry, words, environment, folder or Path.cwd(), fds)
+                self.pid = zygote(kernels).fork(entry, words, environment, folder or Path.cwd(), fds)
         finally:
             os.close(theirs)
         self.returncode: int | None = None

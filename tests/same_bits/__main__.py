@@ -44,23 +44,32 @@ def git(*words: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True).stdout
 
 
-@contextmanager
-def revisions(folder: Path, rev: str) -> Iterator[tuple[Path, Path]]:
-    """Make copies of the working tree (with what is not committed) and of a revision; remove the latter's git worktree."""
-    now, then = folder / "now", folder / "then"
+def copy(folder: Path) -> Path:
+    """Copy the working tree, with what is not committed, so that nobody changes it meanwhile."""
     for name in filter(None, git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")):
         source = ROOT / name
         if source.is_symlink() or source.is_file():  # a file that was deleted is listed still
-            (now / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, now / name, follow_symlinks=False)
-    git("worktree", "add", "--quiet", "--detach", str(then), rev)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name, follow_symlinks=False)
+    describe(folder)
+    return folder
+
+
+@contextmanager
+def worktree(folder: Path, rev: str) -> Iterator[Path]:
+    """Check a revision out into a new folder, as a git worktree that is removed at the end."""
+    git("worktree", "add", "--quiet", "--detach", str(folder), rev)
     try:
-        for root in (now, then):  # so that each finds its own commands and plug-ins
-            command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "egg_info"]
-            subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
-        yield now, then
+        describe(folder)
+        yield folder
     finally:
-        git("worktree", "remove", "--force", str(then))
+        git("worktree", "remove", "--force", str(folder))
+
+
+def describe(root: Path) -> None:
+    """Write the metadata of a tree's package, by which it finds its own commands and plug-ins."""
+    command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "egg_info"]
+    subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
@@ -92,8 +101,8 @@ def main(rev: str, keep: Path | None, only: str) -> None:
     folder.mkdir(parents=True, exist_ok=keep is None)
     try:
         with (
-            revisions(folder, rev) as (here, there),
-            driven(here, folder / "of-now", only) as mine,
+            worktree(folder / "then", rev) as there,
+            driven(copy(folder / "now"), folder / "of-now", only) as mine,
             driven(there, folder / "of-then", only) as other,
         ):
             for now, then in zip_longest(mine, other, fillvalue={"failed": "no line of the driver"}):

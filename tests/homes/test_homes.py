@@ -1,0 +1,62 @@
+"""Homes that an earlier revision made: this version goes on with them to the same bits, and shows what they hold."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import Federation
+from tests.homes.make import COMING, EXPECTED, HERE, HOST, PORTABLE, held, shown, unpack
+
+NOTED = json.loads(EXPECTED.read_text(encoding="utf-8"))
+LARGEST_BYTES = 2 << 20  # of all archives together
+SAME_NUMBERS = (version("torch"), platform.machine()) == (NOTED["torch"], NOTED["machine"])
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest, federation_at: Callable[[str], Federation]) -> Federation:
+    """The kept home of this name, with no process yet."""
+    federation = federation_at(request.param)
+    federation.environment |= PORTABLE
+    unpack(HERE / f"{request.param}.tar.xz", federation.home.parent)
+    return federation
+
+
+def go_on(federation: Federation, kind: str) -> dict[str, Any]:
+    """Start the server and the devices that come back; return what is held once all is done."""
+    folder = federation.home.parent
+    first, *others = [folder / "shards" / f"{name}.npz" for name in COMING[kind]]
+    server = federation.server()
+    more = [word for shard in others for word in ("--data", str(shard))]
+    name, place = (HOST, folder / "devices") if others else (f"{HOST}-{first.stem}", folder / "devices" / first.stem)
+    devices = federation.device(first, *more, "--home", str(place), "--threads", "1", name=name)
+    assert devices.code() == 0, devices.text
+    federation.await_status(lambda status: status["state"] == "done")
+    assert server.stop() == 0
+    return held(folder)
+
+
+@pytest.mark.parametrize(("home", "kind"), [(kind, kind) for kind in COMING], indirect=["home"])
+def test_a_home_of_an_earlier_version_is_gone_on_with_to_the_same_bits(home: Federation, kind: str) -> None:
+    after, expected = go_on(home, kind), NOTED["homes"][kind]
+    assert after.keys() == expected.keys()
+    if SAME_NUMBERS:  # another torch rounds differently
+        assert [item for item in after if after[item] != expected[item]] == []
+
+
+@pytest.mark.parametrize("home", ["finished"], indirect=True)
+def test_a_finished_home_of_an_earlier_version_is_shown_as_that_version_showed_it(home: Federation) -> None:
+    assert shown(home.home.parent, lambda *words: home.command(*words).stdout) == NOTED["homes"]["finished"]
+    home.command("fedserver", "verify", "--home", str(home.home))
+    for device in (home.home.parent / "devices").iterdir():
+        home.command("fedclient", "verify", "--home", str(device))
+
+
+def test_the_homes_are_small() -> None:
+    assert sum(path.stat().st_size for path in HERE.glob("*.tar.xz")) < LARGEST_BYTES
