@@ -240,7 +240,7 @@ def digests(server: Path, devices: Mapping[str, Path]) -> dict[str, str]:
         for number, work, client, row in ledger.execute(
             "SELECT round, work, client, row FROM metrics ORDER BY round, work, client"
         ):
-            made[f"metrics of round {number}, {work}, {client}"] = of_json(row)
+            made[f"metrics of round {number}, {client}, {work}"] = of_json(row)
     for path in sorted((server / "state").glob("*.safetensors")):
         made[f"server {path.name}"] = of_tensors(path)
     for name, home in sorted(devices.items()):
