@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Images of containers often set it. Then every process compiles every module anew, and every run of tests all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits homes chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin, for users: without the tools for tests.
 install: .venv/installed
@@ -66,6 +66,10 @@ conformance: develop
 REV ?= 82b576c
 same-bits: develop
 	$(BIN)/python -m tests.same_bits --rev $(REV)
+
+# The homes that later versions go on with, made anew by another revision; commit tests/homes.
+homes: develop
+	$(BIN)/python -m tests.homes.make --rev $(REV)
 
 # What a hostile peer can try, each with what it is answered.
 attacks: develop

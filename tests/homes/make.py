@@ -1,6 +1,4 @@
-"""Makes the homes of this folder with a revision's own commands, and notes what the same revision makes of them.
-
-    python -m tests.homes.make --rev 82b576c
+"""`make homes REV=...`: makes the homes of this folder with a revision's own commands, and notes what it makes of them.
 
 Each home lies in an archive: the server's home, its devices' homes and their shards. A later version must go on with them, to
 the bits in expected.json, or refuse them in one line.
