@@ -25,21 +25,41 @@ S = TypeVar("S", bound=msgspec.Struct)
 class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Local training on a device. The defaults were chosen on validation data: benchmarks/results/settings.csv."""
 
+    # Learning rate of local SGD.
     lr: Positive = 0.03
+    # Momentum of local SGD. It starts at zero in each order. 0: plain SGD.
     momentum: Share = 0.9
+    # L2 penalty of local SGD. 0: none.
     weight_decay: NonNegative = 0.0
+    # Samples in a step. More than the device has: one step for each epoch, with all samples.
     batch_size: Count = 32
+    # Passes over the data in an order. Not used when `local_steps` is set.
     local_epochs: Count = 5
-    local_steps: CountOrZero = 0  # mini-batch steps instead of epochs; 0: by epochs
-    clip_norm: NonNegative = 1.0  # gradient norm; 0: no clipping
+    # Mini-batch steps in an order, instead of epochs. 0: by epochs.
+    local_steps: CountOrZero = 0
+    # Largest L2 norm of a step's gradient; larger gradients are scaled down. 0: no clipping.
+    clip_norm: NonNegative = 1.0
+    # bf16: the forward pass in bfloat16 where torch supports it. Weights stay as they are.
     mixed_precision: Literal["off", "bf16"] = "off"
-    validation: Share = 0.1  # of a device's training samples, held out to choose which model it keeps; 0: no choice
-    # Later than version 1: left out of the plan where they are not set.
-    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] | msgspec.UnsetType = msgspec.UNSET  # unset: sgd
-    schedule: Literal["constant", "cosine", "linear"] | msgspec.UnsetType = msgspec.UNSET  # of the rate within an order
-    lr_decay: Decay | msgspec.UnsetType = msgspec.UNSET  # factor of the rate from one round to the next
-    augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET  # images only
-    evaluate: bool | msgspec.UnsetType = msgspec.UNSET  # score before and after training; unset: true
+    # Share of the training samples that a device holds out to weight its models (docs/does-it-help.md). 0: no blend, the
+    # device keeps the method's own model.
+    validation: Share = 0.1
+
+    # The fields below are later than version 1: they are left out of the plan where they are not set.
+
+    # Optimizer of local steps, begun anew in each order. none: sgd. Only sgd uses `momentum`. Rates for adam are ten to a
+    # hundred times smaller than for sgd.
+    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] | msgspec.UnsetType = msgspec.UNSET
+    # Change of the rate within an order: from `lr` to nearly 0 by half a cosine, or linearly. none: constant.
+    schedule: Literal["constant", "cosine", "linear"] | msgspec.UnsetType = msgspec.UNSET
+    # Factor of the rate from one round to the next: round r trains with lr * lr_decay^(r - 1). none: 1.
+    lr_decay: Decay | msgspec.UnsetType = msgspec.UNSET
+    # Changes of each batch of training images, in this order: mirror half of them, shift by up to an eighth, noise of
+    # deviation 0.05, blank a quarter of the area. none: no change.
+    augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET
+    # Score the test part before and after local training. false: only in evaluations of all devices, which saves two passes
+    # over the test part in each order. none: true.
+    evaluate: bool | msgspec.UnsetType = msgspec.UNSET
 
     def in_round(self, number: int) -> TrainSettings:
         """With the rate of this round; the first one is 1."""
@@ -54,53 +74,100 @@ Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which devices take part in a round, and when it closes."""
 
+    # Number of rounds. After the last one the federation is done.
     rounds: Count = 40
-    clients: CountOrZero = 0  # sampled for a round; 0: all connected devices
-    min_clients: Count = 2  # devices needed before a round starts
-    quorum: CountOrZero = 0  # updates that are enough at the deadline; 0: as many as min_clients, at most the cohort
+    # Devices sampled for a round. 0, or more than are connected: all of them.
+    clients: CountOrZero = 0
+    # Devices that must be connected before the plan is made and before each round starts.
+    min_clients: Count = 2
+    # Updates that a round needs to close. 0: as many as `min_clients`. Never more than the sampled devices.
+    quorum: CountOrZero = 0
+    # Seconds after which a round closes if it has its quorum. Without a quorum the deadline starts again.
     deadline_s: Positive = 600.0
-    grace_s: Positive = 30.0  # a round that has its quorum waits no longer for a disconnected device
-    stall_s: NonNegative = 300.0  # without progress for so long, a device no longer holds a round that has its quorum; 0: off
-    replace_after_s: float = 0.0  # away for so long, a sampled device is replaced by an idle one; 0: grace_s, below 0: never
-    over_selection: NonNegative = 0.0  # share of extra devices to sample; the first `clients` updates count
-    take_back: NonNegative = 10.0  # times its last median, the devices' loss undoes the round before; 0: never
+    # Seconds after which a round that has its quorum stops waiting for a disconnected device.
+    grace_s: Positive = 30.0
+    # Seconds without progress in training after which a round that has its quorum stops waiting for a device. 0: never. Set
+    # it above the time of a download, an evaluation or an upload.
+    stall_s: NonNegative = 300.0
+    # Seconds after which a sampled device that is disconnected is replaced by an idle one. 0: as `grace_s`. Below 0: never,
+    # which is needed for the same bits although devices come and go.
+    replace_after_s: float = 0.0
+    # Share of extra devices to sample. 0.3 with `clients` = 10: 13 are sampled, and the round closes with the tenth update.
+    # No effect while `clients` is 0.
+    over_selection: NonNegative = 0.0
+    # The round before is taken back if the median loss of the devices is this many times its last good median (at least 1),
+    # or if more than half of them fail. 0: never.
+    take_back: NonNegative = 10.0
+    # all: every connected device trains, and only the sampled ones exchange weights (FedMCSA's paper).
     train: Literal["sampled", "all"] = "sampled"
-    encoding: Encoding = ""  # of what devices hand in, and zstd also of what they are served; empty: none
-    encodings: dict[str, Encoding] = {}  # the same, of single parts of the method
-    served: Literal["", "zstd"] = ""  # encoding of what devices are served, of all parts; empty: as `encoding` says
-    evaluate_every: CountOrZero = 0  # interval, in rounds, of evaluations on all devices; the end is always evaluated
-    evaluate_last: CountOrZero = 0  # do these evaluations only in this number of last rounds; 0: in all
-    # All devices also evaluate after each of this number of last rounds: what they find in the one before weighs in the last.
+    # Encoding of updates: bf16 (half the bytes), int8 (a quarter) or zstd (without loss, extra `zstd` on both sides; also for
+    # what is served). Empty: none (docs/protocol.md#encodings).
+    encoding: Encoding = ""
+    # Encodings of single parts (`shared`, `attended`, `generated`), in the place of `round.encoding`.
+    encodings: dict[str, Encoding] = {}
+    # Encoding of what devices are served. Empty: as `round.encoding` says. zstd: compressed without loss, as the change from
+    # what the device holds. Needs the extra `zstd` on both sides.
+    served: Literal["", "zstd"] = ""
+    # Interval, in rounds, at which all devices also evaluate the new state. 0: only at the end.
+    evaluate_every: CountOrZero = 0
+    # Do these evaluations only in this number of last rounds (FedTP: 5 and 200 of 1500 rounds). 0: in all rounds.
+    evaluate_last: CountOrZero = 0
+    # All devices also evaluate after each of this number of last rounds. 2: the last evaluation begins from what all devices
+    # found in the one before (docs/does-it-help.md#the-blend).
     evaluate_each_last: CountOrZero = 2
-    adapt_rounds: CountOrZero = 0  # rounds for newcomers to a finished federation
-    adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"  # what newcomers train in these rounds
+    # Rounds for newcomers to a finished federation (docs/operations/rounds.md#newcomers). 0: none. May change at a restart.
+    adapt_rounds: CountOrZero = 0
+    # Parts that newcomers train: what the method stores for each device, their embedding, embedding and hypernetwork, or
+    # everything. May change at a restart.
+    adapt: Literal["personal", "embedding", "hypernetwork", "all"] = "personal"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on what a peer can send, and how soon the server notices a silent peer."""
 
+    # Largest blob that a device may upload. The size that the model needs is always a limit too.
     max_blob_bytes: Count = 8 << 30
-    max_model_bytes: Count = 4 << 30  # of the model that the devices' data ask for
-    max_update_norm: NonNegative = 0.0  # L2 norm of an update's change from what was served; 0: no limit
-    inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16  # 1 Mbit/s carries it within a beat
+    # Largest model that the devices' data may ask for. It is checked before the model is built.
+    max_model_bytes: Count = 4 << 30
+    # Largest L2 norm of an update's change from what was served, for each part. 0: no limit.
+    max_update_norm: NonNegative = 0.0
+    # Blobs of up to this size in all travel within an order or an update, without a transfer of their own. 0: none.
+    inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16
+    # Pace of beats: a silent side sends one every half of this. A side that is silent for twice this is gone, during a
+    # transfer for 15 times this.
     keepalive_s: Positive = 2.0
-    handshake_s: Positive = 10.0  # from a connection to its first call
-    watchdog_s: NonNegative = 300.0  # without headway of a step, the server says that it is not healthy; 0: never
+    # A connection that has made no call for this time is closed.
+    handshake_s: Positive = 10.0
+    # A step of a round without headway for this time is named in log and status, and the health service says NOT_SERVING
+    # until it moves again. 0: never.
+    watchdog_s: NonNegative = 300.0
+    # Life of a device's certificate; a minute is 0.0007. The device renews it after two thirds of this time.
     certificate_days: Days = 90.0
-    threads: CountOrZero = 0  # for tensors; 0: one fewer than the machine has cores, which leaves one to the network
-    device: str = "auto"  # for the aggregators' large products: auto (a GPU, if there is one), cpu, cuda, cuda:N or mps
+    # CPU threads for tensors. 0: one fewer than the machine has cores, so that one is free for the network.
+    threads: CountOrZero = 0
+    # Processor for the hypernetwork and for mixing: auto (a GPU, if there is one), cpu, cuda, cuda:N or mps. Another
+    # processor rounds differently.
+    device: str = "auto"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole federation.toml."""
 
+    # Seed of every random draw: first weights, sampled devices, batches, dropout. The same seed, devices and shards give the
+    # same bits on the same processor.
     seed: int = 0
-    data: dict[str, Any] = {}  # DataSettings: what everybody's data must be
-    method: dict[str, Any] = {}  # name, and the options of its parts: checked by common.methods
-    model: dict[str, Any] = {}  # name, and the architecture's options: checked by common.models
-    train: dict[str, Any] = {}  # TrainSettings over the method's defaults
-    round: dict[str, Any] = {}  # RoundSettings over the method's defaults
-    server: dict[str, Any] = {}  # ServerSettings
+    # The section [data].
+    data: dict[str, Any] = {}
+    # The section [method].
+    method: dict[str, Any] = {}
+    # The section [model].
+    model: dict[str, Any] = {}
+    # The section [train].
+    train: dict[str, Any] = {}
+    # The section [round].
+    round: dict[str, Any] = {}
+    # The section [server].
+    server: dict[str, Any] = {}
 
 
 def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:

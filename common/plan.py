@@ -56,11 +56,20 @@ class Profile(msgspec.Struct, frozen=True):
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the operator declares of everybody's data. What is left out, the devices decide before round 1."""
 
+    # Kind of data. none: the devices decide.
     kind: Kind | None = None
-    shape: list[Annotated[int, msgspec.Meta(ge=1)]] = []  # of one sample, as in Profile
-    classes: list[Label] = []  # all that may occur on any device
-    vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0  # tokens only: so many are known
-    columns: list[str] = []  # names of features (tabular) or channels (series), in order
+    # Shape of one sample: (H, W, C), (T), (T, C) or (F). Empty: the devices decide.
+    shape: list[Annotated[int, msgspec.Meta(ge=1)]] = []
+    # All labels that may occur on any device; in other tasks the names of the outputs. Empty: all labels that the devices of
+    # round 1 declare.
+    classes: list[Label] = []
+    # Number of tokens. 0: the largest number that a device of round 1 declares.
+    vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
+    # Names of the features of a table or of the channels of a series, in order. A device with other names is refused. Empty:
+    # as more than half of the devices of round 1.
+    columns: list[str] = []
+    # Task of all devices (docs/shards.md#other-tasks). A device with another one is refused. none: as more than half of the
+    # devices.
     task: TaskName | None = None
 
 

@@ -14,7 +14,8 @@ import click
 import msgspec
 
 from benchmarks import method_tables, recipe_tables, report, robust_tables
-from docs import tables
+from docs import settings_tables, tables
+from docs.markdown import table
 
 ROOT = Path(__file__).parents[1]
 REGION = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n.*?<!-- end generated -->", re.DOTALL)
@@ -23,12 +24,12 @@ CODE = ("common", "fedserver", "fedclient", "simulation", "benchmarks", "example
 
 def packages() -> Iterator[str]:
     """Yield the packages, each with the first line of its docstring."""
-    yield "| package | its job |"
-    yield "|---|---|"
+    rows = []
     for top in CODE:
         for file in sorted((ROOT / top).rglob("__init__.py")):
             summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-            yield f"| `{file.parent.relative_to(ROOT)}` | {summary} |"
+            rows.append((f"`{file.parent.relative_to(ROOT)}`", summary))
+    yield from table(("package", "its job"), rows)
 
 
 def layers() -> Iterator[str]:
@@ -46,11 +47,8 @@ def layers() -> Iterator[str]:
 REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "packages": packages,
     "layers": layers,
-    "errors": tables.errors,
-    "malformed": tables.malformed_kinds,
-    "metrics": tables.metrics,
-    "fault-steps": tables.fault_steps,
-    "commands": tables.commands,
+    **tables.REGIONS,
+    **settings_tables.REGIONS,
     "papers": report.papers,
     "recipes": recipe_tables.sections,
     "attackers": robust_tables.sections,

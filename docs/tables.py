@@ -9,7 +9,7 @@ import io
 import pkgutil
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 import click
@@ -20,18 +20,10 @@ from attune.common.metrics import metric_rows
 from attune.common.wire import malformed
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
+from docs.markdown import table
 
 SIDES = ("common", "fedserver", "fedclient")
 TO_DO = re.compile(r"What to do: (.*?)(?:\n\n|\Z)", re.DOTALL)
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
-    heads = list(heads)
-    yield f"| {' | '.join(heads)} |"
-    yield "|---" * len(heads) + "|"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
 def comments(module: ModuleType) -> dict[int, str]:
@@ -151,3 +143,12 @@ def _meaning(option: click.Option) -> str:
     if option.show_default:
         said.append(f"Default: `{option.default}`.")
     return " ".join(said).strip()
+
+
+REGIONS = {
+    "errors": errors,
+    "malformed": malformed_kinds,
+    "metrics": metrics,
+    "fault-steps": fault_steps,
+    "commands": commands,
+}

@@ -78,10 +78,16 @@ class Method:
 class CustomMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A user's own row: the [method] table with name = "custom"."""
 
-    parts: dict[str, PartKind]  # in the file's order: the first match wins
+    # Selector to `shared`, `attended`, `generated` or `private`; the first match wins. A selector without a match is an
+    # error, and so is a tensor that no selector matches.
+    parts: dict[str, PartKind]
+    # Name of an objective.
     objective: str = "sgd"
+    # Name of a predictor.
     predictor: str = "model"
+    # Aggregator for each kind of part. Default: mean for shared, attention for attended, hypernetwork for generated.
     aggregators: dict[PartKind, str] = {}
+    # Model that an accuracy measures: what the server serves, or the device's model after training.
     evaluate: Evaluate = "served"
 
 

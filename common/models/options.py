@@ -32,13 +32,23 @@ class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class VitOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the Vision Transformer. `preset = "paper"` is FedTP's for 32 x 32 images; single options override it."""
 
+    # small: width 32, depth 2, 4 heads. paper: FedTP's for 32 x 32 images: width 128, depth 8, 8 heads of 64, patch 4,
+    # dropout 0.1.
     preset: Literal["small", "paper"] = "small"
-    patch: CountOrZero = 0  # pixels per side; 0: the smallest size that gives at most 16 patches
+    # Pixels per side. 0: the smallest size that gives at most 16 patches (paper: 4). Images that it does not divide are
+    # padded.
+    patch: CountOrZero = 0
+    # Width of a token. 0: 32 (paper: 128).
     width: CountOrZero = 0
+    # Blocks. 0: 2 (paper: 8).
     depth: CountOrZero = 0
+    # Attention heads. 0: 4 (paper: 8).
     heads: CountOrZero = 0
-    head_dim: CountOrZero = 0  # 0: width / heads
-    mlp: CountOrZero = 0  # hidden width of a block's MLP; 0: twice the width
+    # Size of a head. 0: width / heads, which must divide (paper: 64).
+    head_dim: CountOrZero = 0
+    # Hidden width of a block's MLP. 0: twice the width.
+    mlp: CountOrZero = 0
+    # Dropout. none: 0 (paper: 0.1).
     dropout: Share | None = None
 
     def resolved(self, shape: tuple[int, ...]) -> Self:
@@ -68,12 +78,20 @@ class TransformerOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     `leaky_targets` drops the causal mask although the labels are the next tokens of the input (erratum E3).
     """
 
+    # Width of a token; a multiple of `heads`, unless `head_dim` is set.
     width: Count = 32
+    # Blocks.
     depth: Count = 2
+    # Attention heads.
     heads: Count = 4
-    head_dim: CountOrZero = 0  # 0: width / heads
-    mlp: CountOrZero = 0  # 0: twice the width
+    # Size of a head. 0: width / heads.
+    head_dim: CountOrZero = 0
+    # Hidden width of a block's MLP. 0: twice the width.
+    mlp: CountOrZero = 0
+    # Dropout. 0: none.
     dropout: Share = 0.0
+    # No causal mask, although each label is the next token. It reproduces a published error (docs/methods/fedtp.md#errata);
+    # its accuracies do not measure prediction.
     leaky_targets: bool = False
 
     def resolved(self, shape: tuple[int, ...]) -> Self:
@@ -89,21 +107,27 @@ class TransformerOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
 class ConvNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the convolutional network: two 5 x 5 convolutions with poolings, then fully connected layers."""
 
+    # Filters of the two convolutions.
     channels: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] = msgspec.field(default_factory=lambda: [16, 32])
+    # Widths of the hidden layers behind them.
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
 
 
 class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the stacked LSTM."""
 
-    embedding: Count = 8  # size of a token's embedding; a series has none
+    # Size of a token's embedding; a time series is used as it is.
+    embedding: Count = 8
+    # Width of each layer.
     width: Count = 256
+    # Layers.
     depth: Count = 2
 
 
 class DnnOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the fully connected network with ReLU."""
 
+    # Widths of the hidden layers.
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [100])
 
 
@@ -114,8 +138,10 @@ class MlrOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
 class HuggingFaceOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of a model of Hugging Face transformers, made from a config."""
 
-    type: str  # vit, convnext, bert, gpt2, ...: the config's `model_type`
-    config: dict[str, Any] = {}  # overrides the defaults of that type
+    # The config's `model_type`: `vit`, `convnext`, `bert`, `gpt2`, ...
+    type: str
+    # Overrides of that type's defaults: `hidden_size = 64`, `num_hidden_layers = 2`, ...
+    config: dict[str, Any] = {}
 
 
 LEAKY = (

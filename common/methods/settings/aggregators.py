@@ -29,8 +29,11 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     returns: ClassVar[Returns] = "values"
     implementation: ClassVar[str | type] = ""
 
-    bound_change: NonNegative = 3.0  # an update's change, in median norms of change of its cohort; 0: no bound
-    bound_samples: NonNegative = 5.0  # what an update may weigh, in median sample counts of its cohort; 0: no bound
+    # Bound on an update's change of a part, in median norms of the cohort; a larger change counts less. Needs three updates.
+    # 0: no bound (docs/security.md#attackers-among-the-devices).
+    bound_change: NonNegative = 3.0
+    # Bound on the weight of an update, in median sample counts of the cohort. 0: no bound.
+    bound_samples: NonNegative = 5.0
 
     @property
     def bound(self) -> float:
@@ -57,8 +60,11 @@ class ChangeElsewhere(AggregatorSettings, frozen=True, forbid_unknown_fields=Tru
 class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
     """Of aggregators in which what one device changes can be clipped, or be outvoted: docs/security.md."""
 
+    # Robust rule: the mean of clipped changes, the median or trimmed mean of every number, or the mean of the updates nearest
+    # to others. Generated parts are clipped under every rule.
     robust: Robust = "none"
-    clip: Positive = 1.0  # where `robust` clips: the largest norm of a change, in median norms of the cohort
+    # Largest norm of a change, in median norms of the cohort, where `method.robust` clips.
+    clip: Positive = 1.0
 
     @property
     def clips(self) -> bool:
@@ -77,40 +83,54 @@ class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=Tru
 class MixedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
     """Of aggregators that mix a cohort's values by weights: docs/security.md."""
 
-    attention_cap: Cap = 1.0  # the largest weight on another client; what is above it goes to oneself
-    self_floor: Fraction = 0.0  # the smallest weight on oneself
+    # Largest weight of another device. What is above it goes to the device itself. 1: no cap.
+    attention_cap: Cap = 1.0
+    # Smallest weight of a device on itself. 0: no floor. 1: local training.
+    self_floor: Fraction = 0.0
 
 
 class MeanSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
     """Weighted mean: docs/methods/fedavg.md."""
 
-    attackers: Minority = 0.2  # the share of a cohort against which "trimmed-mean" and "multi-krum" hold
+    # Share of a cohort against which trimmed-mean and multi-krum hold.
+    attackers: Minority = 0.2
 
-    uniform: bool = False  # every client of the cohort counts the same, instead of by its samples
-    server_mix: Positive = 1.0  # pFedMe's beta: how far the server's value moves towards the cohort's mean
+    # Every device of the cohort has the same weight, instead of one by its training samples.
+    uniform: bool = False
+    # Step of the server's value towards the cohort's mean (pFedMe's beta). 1: to the mean.
+    server_mix: Positive = 1.0
 
 
 class AttentionSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     """MCSA: docs/methods/fedmcsa.md. sigma = 0 is the mean; sigma -> infinity leaves each client its own value."""
 
+    # Preference of similar devices for each other. 0: the plain mean. Very large: each device keeps its own value.
     sigma: Sigma = 50.0
-    components: Literal["layer", "tensor"] = "layer"  # "tensor": each tensor by itself, as the published code (E4)
-    weighting: Literal["none", "samples"] = "none"  # "samples": attention times data share, as the published code (E4)
-    dial: bool = False  # in evaluations each device chooses, by component, among the mean, this value and its own
+    # Unit of comparison: the tensors of a layer together, or each tensor by itself (as the published code, E4).
+    components: Literal["layer", "tensor"] = "layer"
+    # samples: attention times the share of the data, normalised again (as the published code, E4).
+    weighting: Literal["none", "samples"] = "none"
+    # In evaluations each device chooses, by component, among the mean, its attended value and its own, by held-out samples
+    # (docs/methods/fedmcsa.md#the-dial).
+    dial: bool = False
 
 
 class HeurAmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     """HeurFedAMP: docs/methods/heurfedamp.md."""
 
-    self_weight: Fraction = 0.25  # 1 / (M + 1), with M other clients of the same distribution
+    # Weight of a device's own model. 1: local training. 1 / (M + 1) suits M other devices of the same distribution.
+    self_weight: Fraction = 0.25
+    # Preference of similar devices for each other. 0: all other devices have the same weight.
     sigma: Sigma = 50.0
 
 
 class AmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     """FedAMP: docs/methods/fedamp.md."""
 
-    sigma: Positive | Literal["auto"] = "auto"  # "auto": the median squared distance of the cohort's pairs
-    step: Fraction = 1.0  # of the way to where all others weigh as one's own: alpha * S / sigma in the paper's letters
+    # Scale of the squared distance between models. auto: the median of the cohort's pairs.
+    sigma: Positive | Literal["auto"] = "auto"
+    # Step of the server, alpha * S / sigma in the letters of the paper. 0: local training.
+    step: Fraction = 1.0
 
 
 class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
@@ -123,16 +143,28 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
         """Changes of generated weights have no coordinates that could be voted on: any robust rule clips them."""
         return self.robust != "none"
 
+    # Whether the server trains the devices' embeddings with the network, or leaves them as drawn.
     embedding: Literal["trained", "fixed"] = "trained"
+    # Size of an embedding.
     embedding_dim: Count = 32
+    # Width of the hidden layers.
     hidden: Count = 150
+    # Number of hidden layers.
     layers: Count = 4
-    initialisation: Literal["he", "torch"] | None = None  # of the layers below the heads. None: "torch" for adam, "he" for sgd
+    # Start of the hidden layers: he keeps the scale of an embedding through ReLUs, torch is torch's Linear, as the published
+    # code. none: torch for adam, he for sgd.
+    initialisation: Literal["he", "torch"] | None = None
+    # Optimiser of the server's one step in each round.
     server_optimiser: Literal["adam", "sgd"] = "adam"
-    server_lr: Positive | None = None  # None: 1e-3 for adam, 0.01 for sgd
-    server_momentum: Share = 0.9  # sgd only
-    server_weight_decay: NonNegative | None = None  # None: 0 for adam, 1e-3 for sgd
-    embedding_lr: Positive | None = None  # None: 0.1 for adam, as the network for sgd; beside a frozen network 0.3 and 0.01
+    # Learning rate of the server. none: 0.001 for adam, 0.01 for sgd.
+    server_lr: Positive | None = None
+    # Momentum for sgd. 0: plain SGD, without memory for it.
+    server_momentum: Share = 0.9
+    # Weight decay of the server. none: 0 for adam, 0.001 for sgd.
+    server_weight_decay: NonNegative | None = None
+    # Learning rate of the embeddings. none: 0.1 for adam, as the network for sgd; for newcomers beside a frozen network 0.3
+    # and 0.01.
+    embedding_lr: Positive | None = None
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:

@@ -38,6 +38,7 @@ class SgdSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
 class ProximalSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedProx's mu, which is FedMCSA's lambda; 0 is plain SGD."""
 
+    # Strength of the pull towards what the server sent (FedProx's mu, FedMCSA's lambda). 0: the plain loss.
     mu: NonNegative = 0.01
 
 
@@ -45,8 +46,10 @@ class MamlSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """First-order MAML: docs/methods/per-fedavg.md."""
 
     own_loop: ClassVar[str] = "its gradient is taken at the end of a trial step, on another batch"
-    alpha: Positive | None = None  # learning rate of the inner step; None: train.lr
-    beta: Positive | None = None  # of the step that is taken, with the gradient behind the inner one; None: train.lr
+    # Learning rate of the inner step. none: `train.lr`.
+    alpha: Positive | None = None
+    # Learning rate of the step that is taken, with the gradient after the inner one. none: `train.lr`.
+    beta: Positive | None = None
 
 
 class MoreauSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
@@ -54,23 +57,29 @@ class MoreauSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True)
 
     own_loop: ClassVar[str] = "after each batch a second model follows the first one"
     keeps_own: ClassVar[bool] = True
-    mu: NonNegative = 15.0  # the paper's lambda
-    inner_steps: Count = 5  # the paper's K: steps of the personal model on one mini-batch
-    personal_lr: Positive | None = None  # of these steps; None: train.lr
+    # Strength of the pull (the paper's lambda). 0: the exchanged model never moves.
+    mu: NonNegative = 15.0
+    # Steps of the personal model on each mini-batch (the paper's K).
+    inner_steps: Count = 5
+    # Learning rate of these steps. none: `train.lr`.
+    personal_lr: Positive | None = None
 
 
 class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """Ditto: docs/methods/ditto.md."""
 
     keeps_own: ClassVar[bool] = True
-    mu: NonNegative = 0.1  # the paper's lambda; 0: the own model learns alone
+    # Strength of the own model's pull towards what the server sent (the paper's lambda). 0: no pull.
+    mu: NonNegative = 0.1
 
 
 class AlternatingSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedRep: docs/methods/fedrep.md. Both take the place of train.local_epochs and train.local_steps."""
 
-    head_epochs: Count = 4  # of the private part, the rest frozen
-    body_epochs: Count = 1  # of the rest, the private part frozen
+    # Epochs of the private part, with the rest frozen.
+    head_epochs: Count = 4
+    # Epochs of the rest, with the private part frozen.
+    body_epochs: Count = 1
 
 
 class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +97,8 @@ class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown
     only_classes: ClassVar[str] = "it classifies by Gaussian processes. Take fedavg+ft or fedper"
     uses_head: ClassVar[bool] = False
     needs_features: ClassVar[bool] = True
-    batch_points: Count = 128  # most labelled points of a mini-batch that a step uses; time is cubic in it
+    # Largest number of labelled points of a mini-batch in a step, drawn at random. Time is cubic in it.
+    batch_points: Count = 128
 
 
 SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(

@@ -37,9 +37,12 @@ class ModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
 class FineTuneSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """Training on the device's own samples before it predicts: docs/methods/fedavg+ft.md."""
 
+    # Epochs of this training.
     tune_epochs: Count = 1
-    tune_steps: CountOrZero = 0  # mini-batch steps instead of epochs; 0: by epochs
-    alpha: Positive | None = None  # learning rate; None: train.lr
+    # Mini-batch steps instead of epochs. 0: by epochs.
+    tune_steps: CountOrZero = 0
+    # Learning rate of this training. none: `train.lr`.
+    alpha: Positive | None = None
 
 
 class OwnModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
@@ -59,9 +62,12 @@ class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
 
     needs_features: ClassVar[bool] = True
     only_classes: ClassVar[str] = "neighbours vote for classes. Take fedtp"
+    # Number of nearest training samples that vote. More than the device has: all.
     neighbours: Count = 10
-    knn_weight: Fraction = 0.6  # of the neighbours; the rest is the model's
-    capacity: Part = 1.0  # share of the training samples that is remembered
+    # Weight of the neighbours; the rest is the model's. 0: only the model. 1: only the neighbours.
+    knn_weight: Fraction = 0.6
+    # Share of the training samples that the device remembers; at least one sample.
+    capacity: Part = 1.0
 
 
 class GpSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +75,9 @@ class GpSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown
 
     needs_features: ClassVar[bool] = True
     only_classes: ClassVar[str] = "it classifies by Gaussian processes. Take fedavg+ft or fedper"
-    memory_points: Count = 256  # most training points that the posterior is of; time is cubic in it
+    # Largest number of training points, at least one of each class first. Fewer than classes: some classes are never
+    # predicted. Time is cubic in it.
+    memory_points: Count = 256
 
 
 SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(

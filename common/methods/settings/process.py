@@ -10,7 +10,11 @@ from attune.common.config import Count, Positive
 class ProcessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kernel and Gibbs sampler: docs/methods/pfedgp.md. Set once, both components get them."""
 
-    length_scale: Positive = 0.5  # of the kernel, in root-mean-square distance of a feature
-    output_scale: Positive = 8.0  # prior variance of the latent function
-    gibbs_steps: Count = 5  # of each chain, before its last state is used
-    gibbs_draws: Count = 20  # chains side by side
+    # Length scale of the kernel, in root-mean-square distance of a feature. Small: only very similar samples count.
+    length_scale: Positive = 0.5
+    # Prior variance of the latent function. Small: probabilities near 1/2. Large: the sampler moves slowly.
+    output_scale: Positive = 8.0
+    # Gibbs steps of each chain, before its last state is used.
+    gibbs_steps: Count = 5
+    # Number of chains. More: less noise, and proportionally more time and memory.
+    gibbs_draws: Count = 20
