@@ -21,15 +21,13 @@ from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver import cluster_environment
-from attune.fedserver.lab.aggregators.base import Aggregator, PartUpdate
+from attune.fedserver.lab.aggregators.base import Aggregator, Block, PartUpdate
 from attune.fedserver.lab.build import AggregatorSpec, made
-from attune.fedserver.lab.cluster.columns import columns_of
-from attune.fedserver.lab.cluster.connect import connect
-from attune.fedserver.lab.cluster.crew import Ticket, Worker
-from attune.fedserver.lab.cluster.make import maker
-from attune.fedserver.lab.cluster.place import Place
-from attune.fedserver.lab.cluster.rows import sent
-from attune.fedserver.lab.cluster.team import Team
+from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier, cluster_maker
+from attune.fedserver.lab.cluster.cluster_worker import pack_updates
+from attune.fedserver.lab.cluster.location import LabLocation
+from attune.fedserver.lab.cluster.ray_cluster import connect
+from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.memory import MemoryBlobs
 from benchmarks.machine import machine
@@ -37,33 +35,34 @@ from benchmarks.machine import machine
 WORKERS = (1, 2, 4)
 S, P, COMPONENTS = 16, 4_000_000, 8  # clients, weights of each, components that are mixed by themselves
 COHORTS = (8, 16, 32, 64)
-HIDDEN, GENERATED, HEADS, CLIENTS = 64, 1 << 18, 4, 8  # of the hypernetwork
 TRANSFER = 1 << 24  # numbers, 64 MiB
 TIMES = 3
 
 
-class Counted:
-    """A worker whose bytes are counted, both ways. Implements cluster.crew.Worker."""
+class CountingPool(WorkerPool):
+    """A pool of which all bytes are counted, both ways; what is shared by several calls counts once."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self.down, self.up = worker, 0, 0
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool, self.down, self.up = pool, 0, 0
+        self.usable, self.members = True, pool.members
 
-    def ask(self, method: str, *arguments: Any) -> Ticket:
+    def call(self, method: str, *arguments: Any) -> Any:
         self.down += bytes_in(arguments)
-        return CountedTicket(self, self._worker.ask(method, *arguments))
+        return CountedCall(self, self._pool.call(method, *arguments))
 
-    def end(self) -> None:
-        self._worker.end()
+    def share(self, value: Any) -> Any:
+        self.down += bytes_in(value)
+        return self._pool.share(value)
 
 
-class CountedTicket:
-    def __init__(self, worker: Counted, ticket: Ticket) -> None:
-        self._worker, self._ticket = worker, ticket
+class CountedCall:
+    def __init__(self, pool: CountingPool, call: Any) -> None:
+        self._pool, self._call = pool, call
 
-    def answer(self) -> Any:
-        found = self._ticket.answer()
-        self._worker.up += bytes_in(found)
-        return found
+    def result(self) -> Any:
+        value = self._call.result()
+        self._pool.up += bytes_in(value)
+        return value
 
 
 def bytes_in(value: Any) -> int:
@@ -87,42 +86,37 @@ def best_s(work: Callable[[], object], times: int = TIMES) -> float:
     return min(found)
 
 
-def terms(team: Team) -> dict[str, float]:
+def terms(pool: WorkerPool) -> dict[str, float]:
     """Milliseconds of a call, by itself and of 64 at once; seconds for a GiB to a worker and back."""
-    worker = team.seats[0].worker
-    calls = [best_s(lambda: worker.ask("facts").answer(), 1) for _ in range(50)]
-    many = best_s(lambda: [ticket.answer() for ticket in [worker.ask("facts") for _ in range(64)]])
-    job, heads = job_of("hypernetwork", {"h": ["x"]}, embedding_dim=8, hidden=HIDDEN), ("generated", 0)
-    updates = [PartUpdate(f"c{i}", 1, {"x": torch.randn(TRANSFER // 8)}) for i in range(8)]
-    columns = columns_of(updates, manifest_of(updates[0].tensors))
-    weight = sent({"head.h.weight": torch.randn(TRANSFER // HIDDEN, HIDDEN)})
-    worker.ask("hold", heads, job, sent({"x": torch.zeros(8)})).answer()
-    worker.ask("fill", heads, weight).answer()
+    calls = [best_s(lambda: pool.call("versions").result(), 1) for _ in range(50)]
+    many = best_s(lambda: [call.result() for call in [pool.call("versions") for _ in range(64)]])
+    spec = spec_of("mean", {"x": ["x"]}, robust="median")
+    parcel = (Block("x", ("x",)),)
+    updates = [PartUpdate("c0", 1, {"x": torch.randn(TRANSFER)})]
+    manifest = manifest_of(updates[0].tensors)
     gib = 4 * TRANSFER / 2**30
-    return {
-        "call_ms": 1000 * median(calls),
-        "call_of_64_ms": 1000 * many / 64,
-        "down_s_per_gib": best_s(lambda: worker.ask("take", heads, columns).answer()) / gib,
-        "up_s_per_gib": best_s(lambda: worker.ask("tensor", heads, "head.h.weight").answer()) / gib,
-    }
+    both = best_s(lambda: pool.call("partial", spec, parcel, pool.share(pack_updates(updates, manifest))).result()) / gib
+    columns = pool.share(pack_updates(updates, manifest))
+    up = best_s(lambda: pool.call("partial", spec, parcel, columns).result()) / gib
+    return {"call_ms": 1000 * median(calls), "call_of_64_ms": 1000 * many / 64, "down_s_per_gib": both - up, "up_s_per_gib": up}
 
 
-def job_of(aggregator: str, components: dict[str, list[str]], **given: Any) -> AggregatorSpec:
-    parts: dict[str, PartKind] = {"attention": "attended", "mean": "shared", "hypernetwork": "generated"}
+def spec_of(aggregator: str, components: dict[str, list[str]], **given: Any) -> AggregatorSpec:
+    parts: dict[str, PartKind] = {"attention": "attended", "mean": "shared"}
     return AggregatorSpec(parts[aggregator], aggregator, SETTINGS[aggregator](**given), 0, components)
 
 
-def opened(job: AggregatorSpec, initial: dict[str, torch.Tensor], team: Team | None) -> tuple[Aggregator, StateVault]:
-    vault = StateVault(MemoryBlobs(), job.part, [], 0)
-    aggregator = made(job, vault) if team is None else maker(team)(job, vault)
+def opened(spec: AggregatorSpec, initial: dict[str, torch.Tensor], pool: WorkerPool | None) -> tuple[Aggregator, StateVault]:
+    vault = StateVault(MemoryBlobs(), spec.part, [], 0)
+    aggregator = made(spec, vault) if pool is None else cluster_maker(pool)(spec, vault)
     aggregator.start(initial)
     vault.settle()
     return aggregator, vault
 
 
-def rounds(job: AggregatorSpec, like: dict[str, torch.Tensor], clients: int, team: Team | None) -> dict[str, float]:
-    """Seconds of a round, the best of some after a first one, which sends the state; and the bytes of the last."""
-    aggregator, vault = opened(job, like, team)
+def rounds(spec: AggregatorSpec, like: dict[str, torch.Tensor], clients: int, pool: WorkerPool | None) -> dict[str, float]:
+    """Seconds of a round, the best of some after a first one; and the bytes of one."""
+    aggregator, vault = opened(spec, like, pool)
     drawn = ({name: torch.randn(tensor.shape) for name, tensor in like.items()} for _ in range(clients))
     updates = [PartUpdate(f"c{i:03}", 1, tensors) for i, tensors in enumerate(drawn)]
 
@@ -131,16 +125,13 @@ def rounds(job: AggregatorSpec, like: dict[str, torch.Tensor], clients: int, tea
         vault.settle()
 
     play()
-    found = {"round_s": best_s(play)}
-    if team is not None:
-        for seat in team.seats:
-            seat.worker = Counted(seat.worker)
+    figures = {"round_s": best_s(play)}
+    if pool is not None:
+        counting = CountingPool(pool)
+        aggregator.carrier = ClusterCarrier(counting, spec)  # type: ignore[attr-defined]
         play()
-        counted = [seat.worker for seat in team.seats if isinstance(seat.worker, Counted)]
-        found |= {"down_mib": sum(each.down for each in counted) / 2**20, "up_mib": sum(each.up for each in counted) / 2**20}
-        for seat, each in zip(team.seats, counted, strict=True):
-            seat.worker = each._worker
-    return found
+        figures |= {"down_mib": counting.down / 2**20, "up_mib": counting.up / 2**20}
+    return figures
 
 
 def mixing() -> dict[str, dict[str, float]]:
@@ -148,7 +139,7 @@ def mixing() -> dict[str, dict[str, float]]:
     found = {}
     for clients in COHORTS:
         weights = P // COMPONENTS
-        aggregator, _ = opened(job_of("attention", {"x": ["x"]}), {"x": torch.zeros(weights)}, None)
+        aggregator, _ = opened(spec_of("attention", {"x": ["x"]}), {"x": torch.zeros(weights)}, None)
         updates = [PartUpdate(f"c{i:03}", 1, {"x": torch.randn(weights)}) for i in range(clients)]
         (unit,) = aggregator.units()  # type: ignore[attr-defined]
         (block,) = unit.blocks
@@ -163,22 +154,19 @@ def mixing() -> dict[str, dict[str, float]]:
     return found
 
 
-def measured(place: Place) -> dict[str, Any]:
-    team = connect(place, threads=1)
+def measured(location: LabLocation) -> dict[str, Any]:
+    pool = connect(location, threads=1)
     try:
-        return {"terms": terms(team)} | {name: rounds(*subject, team) for name, subject in subjects()}
+        return {"terms": terms(pool)} | {name: rounds(*subject, pool) for name, subject in subjects()}
     finally:
-        team.close()
+        pool.close()
 
 
 def subjects() -> Iterable[tuple[str, tuple[AggregatorSpec, dict[str, torch.Tensor], int]]]:
     layers = {f"layer{n}": torch.zeros(P // COMPONENTS) for n in range(COMPONENTS)}
     components = {name: [name] for name in layers}
-    yield "mcsa", (job_of("attention", components), layers, S)
-    yield "median", (job_of("mean", components, robust="median"), layers, S)
-    generated = {f"blocks.{n}.qkv": torch.randn(GENERATED // HEADS) for n in range(HEADS)}
-    own = {name: [name] for name in generated}
-    yield "hypernetwork", (job_of("hypernetwork", own, embedding_dim=32, hidden=HIDDEN), generated, CLIENTS)
+    yield "mcsa", (spec_of("attention", components), layers, S)
+    yield "median", (spec_of("mean", components, robust="median"), layers, S)
 
 
 @click.command()
@@ -191,11 +179,11 @@ def main(labs: tuple[str, ...], out: Path) -> None:
     before, found = machine(), dict[str, Any]()
     found["one process"] = {name: rounds(*subject, None) for name, subject in subjects()} | {"mixing": mixing()}
     click.echo(f"one process: {found['one process']}")
-    for place in (*(Place("ray", number) for number in WORKERS), *(Place(lab, 2) for lab in labs)):
-        name = f"{place.lab.partition(':')[0]}{'://' if place.address else ''}, {place.workers} workers"
-        found[name] = measured(place)
+    for location in (*(LabLocation("ray", number) for number in WORKERS), *(LabLocation(lab, 2) for lab in labs)):
+        name = f"{location.lab.partition(':')[0]}{'://' if location.address else ''}, {location.workers} workers"
+        found[name] = measured(location)
         click.echo(f"{name}: {found[name]}")
-    sizes = {"clients": S, "weights": P, "components": COMPONENTS, "generated": GENERATED, "hidden": HIDDEN, "heads": HEADS}
+    sizes = {"clients": S, "weights": P, "components": COMPONENTS}
     report = {"what": __doc__.splitlines()[0] if __doc__ else "", "machine": before, "sizes": sizes, "found": found}
     out.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 

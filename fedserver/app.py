@@ -30,7 +30,7 @@ from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk, user
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
-from attune.fedserver.lab.cluster.place import HERE, Place
+from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
@@ -57,7 +57,7 @@ class ServerOptions:
     dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
-    place: Place = HERE  # where rounds are carried out
+    location: LabLocation = THIS_PROCESS  # of those who carry out rounds
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ async def _laboratory(
     options: ServerOptions, server: ServerSettings, blobs: Blobs, executors: Executors
 ) -> AsyncIterator[ThreadLab]:
     """Errors: SettingError for workers that cannot be had."""
-    if not options.place.is_here:
+    if not options.location.is_here:
         cluster_environment.prepare()
-    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.place)
+    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.location)
     try:
         if workers := await lab.connect():
-            options.say(f"rounds are carried out by {workers} workers (--lab {options.place.lab})")
+            options.say(f"rounds are carried out by {workers} workers (--lab {options.location.lab})")
         yield lab
     finally:
         await lab.close()

@@ -46,7 +46,7 @@ def serve(
 
     check_installed()
     from attune.fedserver.app import ServerOptions, run
-    from attune.fedserver.lab.cluster.place import Place
+    from attune.fedserver.lab.cluster.location import LabLocation
 
     flags = of_flags(
         method=method, model=model, rounds=rounds, min_clients=min_clients, clients_per_round=clients_per_round, seed=seed
@@ -54,8 +54,9 @@ def serve(
     overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), flags))
     place = Path(home).expanduser() if home is not None else homes.server_home()
     shown = None if dashboard is None else str(dashboard)
-    where = Place(lab, lab_workers)
-    run_anywhere(run(ServerOptions(place, host, port, exit_when_done, say, shown, join_uses=join_uses, place=where), overrides))
+    location = LabLocation(lab, lab_workers)
+    options = ServerOptions(place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location)
+    run_anywhere(run(options, overrides))
 
 
 def of_flags(

@@ -12,21 +12,21 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
-from attune.fedserver.lab.cluster.place import HERE, Place
+from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Outcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.lab.build import Maker
-    from attune.fedserver.lab.cluster.team import Team
+    from attune.fedserver.lab.cluster.worker_pool import WorkerPool
     from attune.fedserver.lab.engine import Engine
 
 
 class ThreadLab:
     """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one.
 
-    max_model_bytes: of the model of a new federation; 0: no limit. device: for large products (server.device). place: of the
-    workers that carry out rounds, if there are any.
+    max_model_bytes: of the model of a new federation; 0: no limit. device: for large products (server.device). location: of
+    the workers that carry out rounds, if there are any.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class ThreadLab:
         threads: int = 0,
         max_model_bytes: int = 0,
         device: str = "cpu",
-        place: Place = HERE,
+        location: LabLocation = THIS_PROCESS,
     ) -> None:
         self._blobs, self._executors, self._max_model_bytes = blobs, executors, max_model_bytes
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
-        self._device, self._place = place.device(device), place
-        self._team: Team | None = None
+        self._device, self._location = location.device(device), location
+        self._pool: WorkerPool | None = None
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
@@ -49,20 +49,20 @@ class ThreadLab:
 
     async def connect(self) -> int:
         """Before anything else: how many workers there are; 0: this process does all. Errors: SettingError."""
-        if self._place.is_here:
+        if self._location.is_here:
             return 0
-        self._team = await self._executors.worker(self._connect)
-        return len(self._team.seats)
+        self._pool = await self._executors.worker(self._connect)
+        return len(self._pool.members)
 
-    def _connect(self) -> Team:
-        from attune.fedserver.lab.cluster.connect import connect
+    def _connect(self) -> WorkerPool:
+        from attune.fedserver.lab.cluster.ray_cluster import connect
 
-        return connect(self._place, self._threads)
+        return connect(self._location, self._threads)
 
     async def close(self) -> None:
         """Lets the workers go, after the job at hand."""
-        if self._team is not None:
-            await self._executors.worker(self._team.close)
+        if self._pool is not None:
+            await self._executors.worker(self._pool.close)
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         return await self._executors.worker(self._start, plan, slots, closed)
@@ -88,13 +88,13 @@ class ThreadLab:
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
     def _maker(self) -> Maker:
-        if self._team is None:
+        if self._pool is None:
             from attune.fedserver.lab.build import made
 
             return made
-        from attune.fedserver.lab.cluster.make import maker
+        from attune.fedserver.lab.cluster.cluster_carrier import cluster_maker
 
-        return maker(self._team)
+        return cluster_maker(self._pool)
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
         return await self._executors.worker(self._started.serve, clients, founders)

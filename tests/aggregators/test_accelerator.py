@@ -79,17 +79,15 @@ def test_a_hypernetworks_heads_lie_and_step_on_the_gpu_and_all_else_on_the_cpu(m
         faked = {name: mode.from_tensor(tensor) for name, tensor in state.network.items()}
         state.network = {name: made._placed(name, tensor) for name, tensor in faked.items()}
         made._state = state
-        made._begin_step(state)
+        made._begin_moments(state)
+        state.step = 1
         assert {name for name, tensor in state.network.items() if tensor.device == GPU} == {
             name for name in state.network if name.startswith("head.")
         }
         slope = torch.zeros(3, 6, device=GPU)
-        made._round = _HeadRound(torch.randn(3, 6).to(GPU), slope, torch.zeros((), dtype=torch.float64, device=GPU))
-        for unit in made.units():
-            combined = made.combine(unit, [made.partial(block, cohort) for block in unit.blocks], cohort)
-            assert devices(combined.values()) == {"cuda"}
-            for block in unit.blocks:
-                assert list(made.apply(block, combined, cohort)) == []
+        gathered = _HeadRound(torch.randn(3, 6).to(GPU), slope, torch.zeros((), dtype=torch.float64, device=GPU))
+        made._descend_heads(cohort, gathered, phi=True)
+        assert devices([gathered.slope, gathered.square]) == {"cuda"}
         generated = made._generated(state, torch.randn(2, settings.embedding_dim))
         assert len(generated) == 2 and devices(tensor for each in generated for tensor in each.values()) == {"cpu"}
 

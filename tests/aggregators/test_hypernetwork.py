@@ -11,6 +11,7 @@ from torch.nn.functional import linear, normalize, relu
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
+from attune.fedserver.lab.aggregators import hypernetwork
 from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate, Tensors
 from attune.fedserver.lab.aggregators.hypernetwork import FORWARD_ROWS, Hypernetwork
 from attune.fedserver.lab.aggregators.network import features, heads_of
@@ -73,12 +74,14 @@ def generate_from(phi: Tensors, z_SE: torch.Tensor) -> list[Tensors]:
     ]
 
 
+@pytest.mark.parametrize("block_rows", [7, hypernetwork.BLOCK_ROWS])
 @pytest.mark.parametrize("gamma", [None, 0.4])
-def test_server_step_is_gradient_descent_through_loss_and_hypernetwork(gamma):
+def test_server_step_is_gradient_descent_through_loss_and_hypernetwork(gamma, block_rows, monkeypatch):
     """phi moves by -beta*eta times the gradient of sum_i (m_i/M) f_i, z likewise or by a rate of its own, to 1e-9 in float64.
 
     Signs: errata E2.
     """
+    monkeypatch.setattr(hypernetwork, "BLOCK_ROWS", block_rows)
     beta, eta = 0.05, 0.1
     network, vault = make(server_lr=beta, embedding_lr=gamma, **PLAIN)
     clients = sorted(SAMPLES)

@@ -12,18 +12,17 @@ from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.aggregators.base import PartUpdate
+from attune.fedserver.lab.aggregators.carrier import IN_TURN
 from attune.fedserver.lab.build import AggregatorSpec, made
-from attune.fedserver.lab.cluster.connect import team_of
-from attune.fedserver.lab.cluster.inline import InlineCrew
-from attune.fedserver.lab.cluster.make import maker
-from attune.fedserver.lab.cluster.spread import Spread
-from attune.fedserver.lab.cluster.team import Team
+from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier
+from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.memory import MemoryBlobs
+from tests.cluster.inline_cluster import InlineCluster
 
 SHAPES = {"a.weight": (6, 4), "a.bias": (6,), "b.weight": (3, 2, 3), "count": (), "c.weight": (40, 30), "c.empty": (0, 3)}
 COMPONENTS = {"a": ["a.weight", "a.bias"], "b": ["b.weight", "count"], "c": ["c.weight", "c.empty"]}
-PARTS: dict[str, PartKind] = {"mean": "shared", "hypernetwork": "generated"}
+PARTS: dict[str, PartKind] = {"mean": "shared"}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -39,21 +38,21 @@ def update(number: int, client: str, samples: float) -> PartUpdate:
 
 
 class Played:
-    """One aggregator over a vault of blobs; team: who carries out its rounds, None: this process."""
+    """One aggregator over a vault of blobs. pool: carries out its rounds; None: this process does."""
 
     def __init__(
         self,
         aggregator: str,
         given: Mapping[str, Any],
-        team: Team | None = None,
+        pool: WorkerPool | None = None,
         parcel_bytes: int = 100,
         components: Mapping[str, list[str]] = COMPONENTS,
         initial: Tensors | None = None,
     ) -> None:
         self.part = PARTS.get(aggregator, "attended")
-        self.job = AggregatorSpec(self.part, aggregator, SETTINGS[aggregator](**given), 3, components)
+        self.spec = AggregatorSpec(self.part, aggregator, SETTINGS[aggregator](**given), 3, components)
         self.blobs, self.slots, self.version = MemoryBlobs(), dict[str, Slot](), 0
-        self.team, self.parcel_bytes = team, parcel_bytes
+        self.pool, self.parcel_bytes = pool, parcel_bytes
         self.reopen()
         self.aggregator.start(draw(0) if initial is None else initial)
         self.commit()
@@ -61,12 +60,8 @@ class Played:
     def reopen(self) -> None:
         """As after a restart, or after a round that was not committed."""
         self.vault = StateVault(self.blobs, self.part, list(self.slots.values()), self.version)
-        if self.team is None:
-            self.aggregator = made(self.job, self.vault)
-        elif self.job.aggregator == "hypernetwork":
-            self.aggregator = maker(self.team)(self.job, self.vault)
-        else:
-            self.aggregator = made(self.job, self.vault, Spread(self.team, self.job, self.vault, self.parcel_bytes))
+        carrier = IN_TURN if self.pool is None else ClusterCarrier(self.pool, self.spec, self.parcel_bytes)
+        self.aggregator = made(self.spec, self.vault, carrier)
 
     def play(self, number: int, samples: Mapping[str, float]) -> dict[str, float]:
         return self.aggregator.close_round([update(number, name, m) for name, m in samples.items()])
@@ -87,10 +82,10 @@ class Played:
 
 
 @pytest.fixture
-def team() -> Callable[..., tuple[Team, InlineCrew]]:
-    def make(size: int, **more: Any) -> tuple[Team, InlineCrew]:
-        crew = InlineCrew(size, **more)
-        return team_of(crew), crew
+def new_pool() -> Callable[..., tuple[WorkerPool, InlineCluster]]:
+    def make(size: int, **more: Any) -> tuple[WorkerPool, InlineCluster]:
+        cluster = InlineCluster(size, **more)
+        return WorkerPool(cluster), cluster
 
     return make
 

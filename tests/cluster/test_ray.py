@@ -14,14 +14,11 @@ import pytest
 from attune.common.errors import SettingError
 from attune.fedserver import cluster_environment
 from attune.fedserver.home import ServerHome
-from attune.fedserver.lab.cluster.connect import connect
-from attune.fedserver.lab.cluster.groups import Told
-from attune.fedserver.lab.cluster.place import Place
-from attune.fedserver.lab.cluster.team import Seat, Task, Team
+from attune.fedserver.lab.cluster.location import LabLocation
+from attune.fedserver.lab.cluster.worker_pool import PoolCall, WorkerPool
 from tests.cluster.conftest import Played, rounds
 from tests.cluster.ray_head import Head, descendants, free_port
-from tests.cluster.test_heads import begun, history
-from tests.cluster.test_spread import KINDS
+from tests.cluster.test_carrier import KINDS
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
@@ -42,95 +39,76 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 @pytest.fixture
-def team(head: Head, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+def pool(head: Head, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     """As many workers as the test says: two in a cluster of their own, four on a cluster's node, others from outside of it."""
     workers = request.param
     if workers == 4:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.port}")
-    found = connect(Place("ray" if workers in (2, 4) else head.address, workers), threads=1)
+    from attune.fedserver.lab.cluster.ray_cluster import connect
+
+    found = connect(LabLocation("ray" if workers in (2, 4) else head.address, workers), threads=1)
     yield found
     found.close()
 
 
-def pid_of(seat: Seat) -> int:
-    return int(Task(seat, "facts", lambda _: ()).answer().pid)
+def pids_of(pool: WorkerPool) -> list[int]:
+    return [int(member.worker.call("versions").result().pid) for member in pool.members]
 
 
-@pytest.mark.parametrize("team", [1, 2, 3, 4], indirect=True)
-def test_any_number_of_ray_workers_gives_the_bits_of_one_process(team: Team) -> None:
-    assert len({pid_of(seat) for seat in team.seats} | {os.getpid()}) == 1 + len(team.seats)
-    assert list(history(begun({}, team), restarts=True)) == list(history(begun({}), restarts=True))
+@pytest.mark.parametrize("pool", [1, 2, 3, 4], indirect=True)
+def test_any_number_of_ray_workers_gives_the_bits_of_one_process(pool: WorkerPool) -> None:
+    assert len({*pids_of(pool), os.getpid()}) == 1 + len(pool.members)
     for name, kind in KINDS.items():
-        alone, spread = Played(*kind), Played(*kind, team)
+        alone, spread = Played(*kind), Played(*kind, pool)
         for number, samples in enumerate(rounds()):
             assert spread.play(number, samples) == alone.play(number, samples), name
             assert spread.commit() == alone.commit(), name
-    assert team.present
+    assert pool.usable
 
 
-@pytest.mark.parametrize("team", [2, 3], indirect=True)
+@pytest.mark.parametrize("pool", [2, 3], indirect=True)
 @pytest.mark.parametrize("method", ["partial", "apply"])
 def test_a_worker_that_is_killed_in_a_step_is_replaced(
-    team: Team, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: WorkerPool, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pids = {seat: pid_of(seat) for seat in team.seats}
+    pids = dict(zip(pool.members, pids_of(pool), strict=True))
     killed: list[int] = []
-    ask = Task._ask
+    start = PoolCall._start
 
-    def asked(task: Task) -> None:
+    def started(call: PoolCall) -> None:
         """The worker dies with the call on its way, or in the midst of it."""
-        ask(task)
-        if task._method == method and not killed:
-            killed.append(pids[task.seat])
+        start(call)
+        if call._method == method and not killed:
+            killed.append(pids[call._member])
             os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(Task, "_ask", asked)
-    alone, spread = Played("attention", {}), Played("attention", {}, team)
+    monkeypatch.setattr(PoolCall, "_start", started)
+    alone, spread = Played("attention", {}), Played("attention", {}, pool)
     for number, samples in enumerate(rounds()):
         spread.play(number, samples)
         alone.play(number, samples)
         assert spread.commit() == alone.commit()
-    assert team.present and killed and sum(seat.life for seat in team.seats) == 1
+    assert pool.usable and killed
     assert "is replaced, and its step done again" in caplog.text
-    assert killed[0] not in {pid_of(seat) for seat in team.seats}
+    assert len(set(pids.values()) & set(pids_of(pool))) == len(pids) - 1 and killed[0] not in pids_of(pool)
 
 
-@pytest.mark.parametrize("team", [2], indirect=True)
+@pytest.mark.parametrize("pool", [2], indirect=True)
 def test_a_worker_that_is_silent_counts_as_dead(
-    team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from attune.fedserver.lab.cluster import ray_crew
+    from attune.fedserver.lab.cluster import ray_cluster
 
-    alone, spread = Played("attention", {}), Played("attention", {}, team)
-    monkeypatch.setattr(ray_crew, "SILENT_S", 10.0)
-    for seat in team.seats:
-        until(lambda seat=seat: seat.worker.look() or seat.worker._patience_s == 10, "a first sign of life")
-    os.kill(pid_of(team.seats[0]), signal.SIGSTOP)
+    alone, spread = Played("attention", {}), Played("attention", {}, pool)
+    monkeypatch.setattr(ray_cluster, "SILENT_S", 10.0)
+    for member in pool.members:
+        until(lambda worker=member.worker: worker.check_heartbeat() or worker._patience_s == 10, "a first heartbeat")
+    silent = pids_of(pool)[0]
+    os.kill(silent, signal.SIGSTOP)
     for each in (alone, spread):
         each.play(0, rounds()[0])
     assert spread.commit() == alone.commit()
-    assert team.present and team.seats[0].life == 1 and "no sign of life for 10 s" in caplog.text
-
-
-@pytest.mark.parametrize("team", [2, 3], indirect=True)
-@pytest.mark.parametrize("method", ["pass_on", "step", "tensor"])
-def test_a_worker_with_heads_that_is_killed_in_a_step_is_replaced(
-    team: Team, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pids = {seat: pid_of(seat) for seat in team.seats}
-    killed: list[int] = []
-    tell = Told.tell
-
-    def told(call: Told) -> None:
-        tell(call)
-        if call._method == method and not killed:
-            killed.append(pids[call._group.seat])
-            os.kill(killed[0], signal.SIGKILL)
-
-    monkeypatch.setattr(Told, "tell", told)
-    assert list(history(begun({}, team))) == list(history(begun({})))
-    assert team.present and killed and sum(seat.life for seat in team.seats) == 1
-    assert "is replaced, and its step done again" in caplog.text
+    assert pool.usable and silent not in pids_of(pool) and "no sign of life for 10 s" in caplog.text
 
 
 def digests(federation: Federation) -> dict[str, str]:
@@ -177,7 +155,7 @@ def test_a_server_with_a_cluster_of_its_own_goes_on_when_workers_are_killed(
     try:
         flags = ("--lab", "ray", "--lab-workers", "2", "--min-clients", str(len(shards)), "--method", "fedmcsa", *SMALL)
         server = federation.server("--exit-when-done", *flags)
-        workers = [pid for pid in descendants(server.popen.pid) if "ray::Member" in name_of(pid)]
+        workers = [pid for pid in descendants(server.popen.pid) if "ray::RayClusterWorker" in name_of(pid)]
         assert len(workers) == 2
         for pid in workers:  # the model is so small that one of them has all of it
             os.kill(pid, signal.SIGKILL)
@@ -209,9 +187,11 @@ def test_where_the_cluster_ends_in_mid_run_the_server_goes_on_by_itself(
 
 
 def test_an_address_where_no_cluster_is_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attune.fedserver.lab.cluster.ray_cluster import connect
+
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     with pytest.raises(SettingError, match=r"no Ray cluster could be used at ray://127\.0\.0\.1:\d+ .*ray status"):
-        connect(Place(f"ray://127.0.0.1:{free_port()}"), threads=1)
+        connect(LabLocation(f"ray://127.0.0.1:{free_port()}"), threads=1)
 
 
 def name_of(pid: int) -> str:

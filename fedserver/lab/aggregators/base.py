@@ -87,23 +87,25 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of a round's work: columns (these tensors of every update), or of their numbers, end to end, only `rows`."""
+    """A piece of a round's work: these tensors of every update."""
 
     unit: str
     names: tuple[str, ...]
-    rows: tuple[int, int] | None = None  # [start, end)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What is combined as one; nothing of another unit is needed for it.
+    """Blocks whose partials are combined; no other unit needs them.
 
-    summed: its partials are sums over the cohort already, so that `apply` reads no update.
+    Attributes:
+        name: Unique in the part.
+        blocks: The pieces, in the order in which `combine` gets their partials.
+        applied_here: Whether `apply` is done in the server, because it reads the vault or costs less than sending columns.
     """
 
     name: str
     blocks: tuple[Block, ...]
-    summed: bool = False
+    applied_here: bool = False
 
 
 Put = tuple[str, str, torch.Tensor]  # a vault key, a tensor's name, its next value
@@ -112,27 +114,24 @@ Put = tuple[str, str, torch.Tensor]  # a vault key, a tensor's name, its next va
 class Blockwise(Aggregator, Protocol):
     """An aggregator whose rounds can be carried out in pieces, by as many workers as there are blocks.
 
-    For each unit in order: the partials of its blocks, anywhere and in any order; `combine`, where the round is held, of the
-    partials in the order of the blocks; then `apply` to each block. What travels between them are tensors. Blocks never split
-    a sum that is folded in floating point, so the bits do not depend on who computes what. `updates` are those of `cohort`.
+    For each unit in order: `partial` of its blocks, on any worker and in any order; `combine`, in the server, of the partials
+    in the order of the blocks; then `apply` to each block, on any worker unless the unit is `applied_here`. What workers do
+    reads the settings and the updates, never the vault. Blocks never split a sum that is folded in floating point, so the bits
+    do not depend on the workers. `updates` are those of `cohort`.
     """
 
     def units(self) -> Sequence[Unit]: ...
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """What a block of the updates comes to."""
+        """Return what `combine` needs of a block."""
         ...
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        """What every block of the unit needs to be applied."""
+        """Return what `apply` needs for each block of the unit."""
         ...
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """The block's next values. State that is in memory is changed in place."""
-        ...
-
-    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
-        """The vault keys that `apply` reads: of each the tensors that its block names."""
+        """Yield the block's next values, one tensor after the other."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Who carries out a round's pieces: this process, one unit after the other, unless the lab has others to do it."""
+"""Carriers compute the pieces of a round: this process, one unit after the other, or the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for i
 
 
 class Carrier(Protocol):
-    """Of one aggregator's rounds. The bits do not depend on it."""
+    """Computation of one aggregator's rounds. The bits do not depend on it."""
 
     def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
-        """All units in their order; what is put of one is taken before the next is asked for."""
-        ...
-
-    def written(self) -> None:
-        """What was put is in the vault now."""
+        """Yield all units in order. The caller takes the values of one before it asks for the next."""
         ...
 
 
 class InTurn:
-    """Everything here, a unit at a time."""
+    """Carrier that computes everything in this process, a unit at a time."""
 
     def __repr__(self) -> str:
         return "InTurn()"
@@ -32,15 +28,12 @@ class InTurn:
     def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         return in_turn(aggregator, aggregator.units(), updates)
 
-    def written(self) -> None:
-        """Nobody needs to know."""
-
 
 IN_TURN = InTurn()
 
 
 def in_turn(aggregator: Blockwise, units: Iterable[Unit], updates: Sequence[PartUpdate]) -> Iterator[Carried]:
-    """These units, here."""
+    """Compute these units in this process."""
     for unit in units:
         combined = aggregator.combine(unit, [aggregator.partial(block, updates) for block in unit.blocks], updates)
         yield unit, combined, chain.from_iterable(aggregator.apply(block, combined, updates) for block in unit.blocks)

@@ -15,7 +15,7 @@ from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import Block, PartUpdate, Put, Tensors, Unit, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import PartUpdate, Tensors, Vault, cohort, write
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
@@ -24,15 +24,13 @@ from attune.fedserver.lab.aggregators.optimisers import optimiser_of
 from attune.fedserver.lab.aggregators.stored import NETWORK
 
 INITIAL = "initial"
-GRADIENT, FEATURES, SLOPE, SQUARE = "gradient", "features", "slope", "square"
 HEAD = "head."  # what the names of the heads' own tensors begin with
 FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
-BLOCK_ROWS = 2_048
-ROWS = " from row "  # in the name of a unit, behind its head's
+BLOCK_ROWS = 2_048  # rows of a head that are used and stepped at a time: they stay in the cache
 
 
 @dataclass
-class State:
+class HypernetworkState:
     """What is in memory while the server runs; all of it but the layout is in the vault."""
 
     initial: Tensors
@@ -45,9 +43,9 @@ class State:
 
 @dataclass
 class _HeadRound:
-    """What a round has gathered from the heads so far."""
+    """Sums that a round has gathered from the heads so far."""
 
-    F_SH: torch.Tensor
+    F_SH: torch.Tensor  # the features, which are the input of every head
     slope: torch.Tensor  # dF, (S, H): the gradient where the heads begin
     square: torch.Tensor  # of the mean change, float64
 
@@ -75,8 +73,7 @@ class Hypernetwork:
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._device = accelerator.used()
-        self._state: State | None = None
-        self._round: _HeadRound | None = None
+        self._state: HypernetworkState | None = None
 
     def __repr__(self) -> str:
         return f"Hypernetwork({self._state.embeddings if self._state else 'not loaded'})"
@@ -132,8 +129,6 @@ class Hypernetwork:
         except BaseException:
             self._state = None  # steps are in place: the next use reads the vault again
             raise
-        finally:
-            self._round = None
         return metrics
 
     def _descend(self, updates: Sequence[PartUpdate], phi: bool) -> dict[str, float]:
@@ -142,7 +137,8 @@ class Hypernetwork:
         clients = [update.client for update in updates]
         self._admit_others(clients)
         if phi:
-            self._begin_step(state)
+            self._begin_moments(state)
+            state.step += 1
         mlp = {name: p.detach().requires_grad_() for name, p in state.network.items() if name.startswith("mlp.")}
         z_SE = state.embeddings.values(clients).requires_grad_()
         with torch.enable_grad():
@@ -150,8 +146,8 @@ class Hypernetwork:
         # In C order, which features are not in: sums into it are then seven times as fast.
         placed_SH = F_SH.detach().to(self._device)
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._round = gathered = _HeadRound(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
-        self._descend_heads(updates, phi)
+        gathered = _HeadRound(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
+        self._descend_heads(updates, gathered, phi)
         dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope.cpu())
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
@@ -159,84 +155,48 @@ class Hypernetwork:
             state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
         return {"mean_change_norm": float(gathered.square) ** 0.5}
 
-    def _descend_heads(self, updates: Sequence[PartUpdate], phi: bool) -> None:
-        """What the heads add to the round and, with `phi`, their step."""
-        for unit in self.units():
-            combined = self.combine(unit, [self.partial(block, updates) for block in unit.blocks], updates)
-            for block in unit.blocks if phi else ():
-                for _ in self.apply(block, combined, updates):
-                    pass
+    def _descend_heads(self, updates: Sequence[PartUpdate], gathered: _HeadRound, phi: bool) -> None:
+        """Add what the heads contribute to the round and, with `phi`, step them.
 
-    def units(self) -> list[Unit]:
-        """A unit of one block for so many rows of a head: its weights and moments are used for dF and stepped while they are in
-        the cache, so that a step reads and writes each of them once."""
-        made = []
-        for head in self._load().heads:
+        A block's weights and moments are used for dF and stepped while they are in the cache, so that a step reads and writes
+        each of them once.
+        """
+        state = self._load()
+        for head in state.heads:
             size = sum(head.sizes)
             for start in range(0, max(1, size), BLOCK_ROWS):
-                name = f"{head.group}{ROWS}{start}"
-                made.append(Unit(name, (Block(name, head.names, (start, min(start + BLOCK_ROWS, size))),)))
-        return made
+                rows = slice(start, min(start + BLOCK_ROWS, size))
+                G_SB = self._gradient(state, head, rows, updates).to(self._device)
+                gathered.square += G_SB.sum(dim=0).double().square().sum()
+                gathered.slope.addmm_(G_SB, _within(state.network[head.weight], rows))
+                if phi:
+                    self._step_head(state, head, rows, G_SB, gathered.F_SH)
 
-    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """-(m_i / M) Delta_i of these rows, (S, B): what stands for the gradient of sum_i (m_i / M) f_i in W_i."""
-        state = self._load()
-        start, end = _rows(block)
-        G_SB = torch.empty(len(updates), end - start, dtype=state.network[self._head(block).weight].dtype)
+    def _gradient(self, state: HypernetworkState, head: Head, rows: slice, updates: Sequence[PartUpdate]) -> torch.Tensor:
+        """Return -(m_i / M) Delta_i of these rows, (S, B): the gradient of sum_i (m_i / M) f_i in W_i."""
+        G_SB = torch.empty(len(updates), rows.stop - rows.start, dtype=state.network[head.weight].dtype)
         for row_B, update, share in zip(G_SB, updates, shares_of(updates, uniform=False), strict=True):
-            for name, piece, first in self._head(block).within(start, end, row_B):
+            for name, piece, first in head.within(rows.start, rows.stop, row_B):
                 piece.copy_(_span(update.tensors, name, first, first + piece.numel())).mul_(-share)
-        return {GRADIENT: G_SB}
+        return G_SB
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        """The gradient of these rows, and the features that it is the product with.
-
-        Adds the rows' share to dF, from the weights as they were served.
-        """
-        (block,), (G_SB,) = unit.blocks, (partial[GRADIENT] for partial in partials)
-        state, gathered = self._load(), self._gathered()
-        G_SB = G_SB.to(self._device)
-        gathered.square += G_SB.sum(dim=0).double().square().sum()
-        gathered.slope.addmm_(G_SB, _within(state.network[self._head(block).weight], block))
-        # Transposed, as it lies in memory: a product's bits depend on the order of its factors' numbers there.
-        return {GRADIENT: G_SB, FEATURES: gathered.F_SH.T}
-
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Steps these rows of a head and of its bias in place; nothing goes to the vault yet."""
-        state, head = self._load(), self._head(block)
-        G_SB, F_SH = combined[GRADIENT], combined[FEATURES].T
-        weight, bias = ([_within(moment, block) for moment in self._moments(state, name)] for name in (head.weight, head.bias))
-        self._optimiser.outer_(_within(state.network[head.weight], block), G_SB, F_SH, weight, state.step)
-        self._optimiser.dense_(_within(state.network[head.bias], block), G_SB.sum(dim=0), bias, state.step)
-        return iter(())
-
-    def reads(self, updates: Sequence[PartUpdate]) -> list[str]:
-        """Nothing: its state is in memory."""
-        return []
+    def _step_head(self, state: HypernetworkState, head: Head, rows: slice, G_SB: torch.Tensor, F_SH: torch.Tensor) -> None:
+        """Step these rows of a head and of its bias in place."""
+        weight, bias = ([_within(moment, rows) for moment in self._moments(state, name)] for name in (head.weight, head.bias))
+        self._optimiser.outer_(_within(state.network[head.weight], rows), G_SB, F_SH, weight, state.step)
+        self._optimiser.dense_(_within(state.network[head.bias], rows), G_SB.sum(dim=0), bias, state.step)
 
     def _admit_others(self, clients: Sequence[str]) -> None:
         for client in clients:
             if client not in self._load().embeddings:
                 self.admit(client)
 
-    def _head(self, block: Block) -> Head:
-        group = block.unit.rpartition(ROWS)[0]
-        return next(head for head in self._load().heads if head.group == group)
-
-    def _gathered(self) -> _HeadRound:
-        assert self._round is not None  # noqa: S101 (a round is being closed)
-        return self._round
-
-    def _begin_step(self, state: State) -> None:
-        self._begin_moments(state)
-        state.step += 1
-
-    def _begin_moments(self, state: State) -> None:
+    def _begin_moments(self, state: HypernetworkState) -> None:
         for kind in self._optimiser.moments:
             if kind not in state.moments:
                 state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
 
-    def _generated(self, state: State, z_SE: torch.Tensor) -> list[Tensors]:
+    def _generated(self, state: HypernetworkState, z_SE: torch.Tensor) -> list[Tensors]:
         """W of each row, at most FORWARD_ROWS of them."""
         padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
         W_SR = self._forward(state, features(state.network, padded_SE))
@@ -245,7 +205,7 @@ class Hypernetwork:
             for i in range(len(z_SE))
         ]
 
-    def _forward(self, state: State, F_SH: torch.Tensor) -> Tensors:
+    def _forward(self, state: HypernetworkState, F_SH: torch.Tensor) -> Tensors:
         """What the heads make of features: for each generated tensor its rows, (S, R)."""
         generated: Tensors = {}
         for head in state.heads:
@@ -254,92 +214,39 @@ class Hypernetwork:
             generated.update(zip(head.names, torch.split(W_SR, list(head.sizes), dim=1), strict=True))
         return generated
 
-    def _moments(self, state: State, name: str) -> list[torch.Tensor]:
+    def _moments(self, state: HypernetworkState, name: str) -> list[torch.Tensor]:
         return [state.moments[kind][name] for kind in self._optimiser.moments]
 
-    def _blank(self, initial: Tensors) -> State:
+    def _blank(self, initial: Tensors) -> HypernetworkState:
         embeddings = Embeddings(self._seed, self._settings.embedding_dim, _dtype(initial), self._optimiser.moments)
-        return State(initial, heads_of(initial, self._components), {}, {}, embeddings)
+        return HypernetworkState(initial, heads_of(initial, self._components), {}, {}, embeddings)
 
     def _placed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Heads, nearly all of it, lie where they are computed with; the rest, which autograd goes through, on the CPU."""
         return tensor.to(self._device) if name.startswith(HEAD) else tensor
 
-    def _save(self, state: State) -> None:
-        write(self._vault, NETWORK, self._tensors(state))
-
-    def _tensors(self, state: State) -> Tensors:
-        """What is saved of what is in memory."""
+    def _save(self, state: HypernetworkState) -> None:
         tensors = {name: tensor.cpu() for name, tensor in state.network.items()}
         for kind, moments in state.moments.items():
             tensors.update({f"{kind}/{name}": moment.cpu() for name, moment in moments.items()})
         tensors["step"] = torch.tensor(state.step, dtype=torch.int64)
-        return tensors | state.embeddings.tensors()
+        write(self._vault, NETWORK, tensors | state.embeddings.tensors())
 
-    def _load(self) -> State:
+    def _load(self) -> HypernetworkState:
         """The state in memory, or as the vault has it. Errors: KeyError where the federation was never started."""
         if self._state is None:
             saved = self._vault.read(NETWORK)
             state = self._blank({name: tensor.clone() for name, tensor in self._vault.read(INITIAL).items()})
-            for name in filter(self._in_memory, saved):
-                self._take(state, name, saved)
+            for name in saved:
+                kind, _, parameter = name.partition("/")
+                if name.startswith(("mlp.", HEAD)):
+                    state.network[name] = self._placed(name, saved[name].clone())
+                elif kind in self._optimiser.moments:
+                    state.moments.setdefault(kind, {})[parameter] = self._placed(parameter, saved[name].clone())
             state.step = int(saved["step"])
             state.embeddings.load(saved)
             self._state = state
         return self._state
-
-    def hold(self, initial: Tensors) -> None:
-        """Instead of `start`: only the heads that generate these tensors, of a round held elsewhere. `fill` follows."""
-        self._state = self._blank(initial)
-
-    def fill(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Weights and moments of a head, out of what is saved."""
-        for name in saved:
-            self._take(self._load(), name, saved)
-
-    @torch.no_grad()
-    def pass_on(
-        self, updates: Sequence[PartUpdate], F_SH: torch.Tensor, slope_SH: torch.Tensor, square: torch.Tensor
-    ) -> Tensors:
-        """`slope_SH` (dF) and the square of the mean change, as the heads before these left them, with what these add."""
-        self._round = _HeadRound(F_SH, slope_SH, square)
-        self._descend_heads(updates, phi=False)
-        return {SLOPE: self._round.slope, SQUARE: self._round.square}
-
-    @torch.no_grad()
-    def step_heads(self, updates: Sequence[PartUpdate], step: int) -> None:
-        """After `pass_on`: step number `step` of all heads that are here."""
-        state, gathered = self._load(), self._gathered()
-        state.step = step
-        self._begin_moments(state)
-        for unit in self.units():
-            for block in unit.blocks:
-                combined = {**self.partial(block, updates), FEATURES: gathered.F_SH.T}
-                for _ in self.apply(block, combined, updates):
-                    pass
-
-    @torch.no_grad()
-    def forward(self, F_SH: torch.Tensor) -> Tensors:
-        """What the heads that are here make of features."""
-        return self._forward(self._load(), F_SH)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """A weight or a moment of a head that is here, by the name under which it is saved."""
-        kind, _, parameter = name.rpartition("/")
-        state = self._load()
-        return state.moments[kind][parameter] if kind else state.network[parameter]
-
-    def _in_memory(self, name: str) -> bool:
-        """Whether a tensor of this name, out of what is saved, is in this process."""
-        return True
-
-    def _take(self, state: State, name: str, saved: Mapping[str, torch.Tensor]) -> None:
-        """A weight or a moment, out of what is saved, into memory; nothing else is."""
-        kind, _, parameter = name.partition("/")
-        if name.startswith(("mlp.", HEAD)):
-            state.network[name] = self._placed(name, saved[name].clone())
-        elif kind in self._optimiser.moments:
-            state.moments.setdefault(kind, {})[parameter] = self._placed(parameter, saved[name].clone())
 
 
 def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
@@ -347,15 +254,9 @@ def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
 
 
-def _rows(block: Block) -> tuple[int, int]:
-    assert block.rows is not None  # noqa: S101 (`units` made it)
-    return block.rows
-
-
-def _within(tensor: torch.Tensor, block: Block) -> torch.Tensor:
-    """The view of a block's rows; not by an index, which fake tensors of a GPU do not take where there is none."""
-    start, end = _rows(block)
-    return tensor.narrow(0, start, end - start)
+def _within(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Return the view of these rows; not by an index, which fake tensors of a GPU do not take where there is none."""
+    return tensor.narrow(0, rows.start, rows.stop - rows.start)
 
 
 def _span(tensors: Mapping[str, torch.Tensor], name: str, start: int, end: int) -> torch.Tensor:

@@ -68,12 +68,11 @@ class SharedValue:
             for _, _, puts in self._carrier.carry(self, counted):
                 for key, name, value in puts:
                     writers[key].put(name, value)
-        self._carrier.written()
         return {}
 
     def units(self) -> list[Unit]:
         """Return a unit, and a block, for each tensor."""
-        return [Unit(name, (Block(name, (name,)),), summed=True) for name in self._known()]
+        return [Unit(name, (Block(name, (name,)),), applied_here=True) for name in self._known()]
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """Return the weighted means of these tensors, folded over the whole cohort in the order of names.
@@ -90,10 +89,6 @@ class SharedValue:
         """Yield the next value of each tensor under each of `keys`: here the mean itself."""
         for name in block.names:
             yield VALUE, name, combined[name]
-
-    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
-        """Return the keys that `apply` reads; a subclass with further keys usually reads all of them."""
-        return self.keys if len(self.keys) > 1 else ()
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """No-op: all clients share one value."""
@@ -136,7 +131,7 @@ class Mean(SharedValue):
     def units(self) -> list[Unit]:
         """Return a unit for each tensor; with Multi-Krum one unit, because its choice needs the sums of all blocks."""
         if self._robust == "multi-krum":
-            return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()))]
+            return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()), applied_here=True)]
         return super().units()
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
@@ -170,10 +165,6 @@ class Mean(SharedValue):
             combined = combined | mean
         for name in block.names:
             yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
-
-    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
-        """Return the value that is mixed with the mean, if anything is."""
-        return () if self._mix == 1 else (VALUE,)
 
     def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
         return shares_of(updates, self._uniform)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
@@ -33,7 +35,7 @@ from attune.fedserver.lab.aggregators.mean import weighted_mean
 from attune.fedserver.lab.aggregators.votes import limited
 
 COLD_START, CLIENT = "cold-start", "client/"
-GRAM, WEIGHTS, KNOWN = "gram", "weights", "known"
+GRAM, WEIGHTS = "gram", "weights"
 
 
 class Mixing:
@@ -57,7 +59,6 @@ class Mixing:
         self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
-        self._reading: dict[str, Mapping[str, torch.Tensor]] = {}  # of the vault, in this round
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
@@ -94,14 +95,20 @@ class Mixing:
             self._manifest = manifest_in(self._vault.read(COLD_START))
         metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
         with ExitStack() as opened:
-            opened.callback(self._let_go)
+            opened.callback(self._forget_block)
+            slots, known = [self.slot(update.client) for update in counted], len(self._served.union(keys))
+            before = {slot: self._vault.read(slot) for slot in {COLD_START, *slots}}
             writers = {key: opened.enter_context(self._vault.writer(key, self._manifest)) for key in (*keys, COLD_START)}
             for unit, combined, puts in self._carrier.carry(self, counted):
-                for key, name, value in puts:
-                    writers[key].put(name, value)
+                for name, of_name in groupby(puts, key=itemgetter(1)):
+                    values = []
+                    for key, _, value in of_name:
+                        writers[key].put(name, value)
+                        values.append(value)
+                    old = _one_after_the_other((before[slot] for slot in slots), name, values[0])
+                    writers[COLD_START].put(name, moved(before[COLD_START][name], values, old, known))
                 matrices.add(unit.name, combined[WEIGHTS])
                 metrics[f"self_attention/{unit.name}"] = float(combined[WEIGHTS].diagonal().mean())
-        self._carrier.written()
         matrices.write(self._vault)
         self._served.update(keys)
         return metrics
@@ -118,22 +125,19 @@ class Mixing:
         return {GRAM: gram(X_SD, self.exact, self.from_first).cpu()}
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        """A of the unit, from the sum of its inner products in the order of the blocks; and of how many values the mean is."""
+        """Return A of the unit, from the sum of its inner products in the order of the blocks."""
         G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
         for partial in partials:
             G_SS += partial[GRAM]
         A_SS = self._weights(G_SS, updates)
-        known = len(self._served.union(self._key(update.client) for update in updates))
         limits = self._cap < 1 or self._floor > 0
-        return {WEIGHTS: limited(A_SS, self._cap, self._floor) if limits else A_SS, KNOWN: torch.tensor(known)}
+        return {WEIGHTS: limited(A_SS, self._cap, self._floor) if limits else A_SS}
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """A X, for each tensor the values of all clients one after the other, then the cold start's, which moves with them."""
-        keys, known = [self._key(update.client) for update in updates], int(combined[KNOWN])
+        """Yield A X: for each tensor the values of all clients, one after the other."""
+        keys = [self._key(update.client) for update in updates]
         for name, values in self._mixed(block, combined[WEIGHTS], updates):
             yield from ((key, name, value) for key, value in zip(keys, values, strict=True))
-            old = _one_after_the_other((self._read(self.slot(update.client)) for update in updates), name, values[0])
-            yield COLD_START, name, moved(self._read(COLD_START)[name], values, old, known)
 
     def _mixed(
         self, block: Block, A_SS: torch.Tensor, updates: Sequence[PartUpdate]
@@ -150,10 +154,6 @@ class Mixing:
             if name not in names:
                 yield name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()]
 
-    def reads(self, updates: Sequence[PartUpdate]) -> list[str]:
-        """What the cohort was served before, and the value of a cold start."""
-        return sorted({COLD_START, *(self.slot(update.client) for update in updates)})
-
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """As any round: it moves only the values of its cohort, and the value of a cold start."""
         return self.close_round(updates)
@@ -161,14 +161,8 @@ class Mixing:
     def _key(self, client: str) -> str:
         return f"{CLIENT}{client}"
 
-    def _read(self, key: str) -> Mapping[str, torch.Tensor]:
-        """What the vault has under `key`, opened once in a round."""
-        if key not in self._reading:
-            self._reading[key] = self._vault.read(key)
-        return self._reading[key]
-
-    def _let_go(self) -> None:
-        self._held, self._reading = None, {}
+    def _forget_block(self) -> None:
+        self._held = None
 
 
 def _floating(block: Block, updates: Sequence[PartUpdate]) -> list[str]:

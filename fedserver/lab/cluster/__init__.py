@@ -1,1 +1,1 @@
-"""The pieces of a round, carried out by the workers of a cluster; only this room of the server knows Ray."""
+"""The pieces of a round on the workers of a Ray cluster (`--lab ray`), which keep no state: a call can always be made again."""

@@ -1,4 +1,4 @@
-"""Where rounds are carried out, as `--lab` says it; no Ray and no torch here."""
+"""Where the pieces of rounds are computed, as `--lab` says it; no Ray and no torch here."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ ADDRESS = re.compile(r"ray://([^/\s:]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 @dataclass(frozen=True)
-class Place:
-    """lab: "local" (this process), "ray" (a cluster that has this machine) or ray://HOST:PORT. workers: 0: all there are.
+class LabLocation:
+    """The values of --lab and --lab-workers.
 
-    Errors: SettingError for anything else, or without Ray.
+    Attributes:
+        lab: "local" (this process), "ray" (a cluster that has this machine) or ray://HOST:PORT.
+        workers: How many workers; 0 takes as many as the cluster has processors for.
+
+    Raises:
+        SettingError: For anything else, or without Ray.
     """
 
     lab: str = "local"
@@ -33,17 +38,19 @@ class Place:
 
     @property
     def is_here(self) -> bool:
+        """Whether this process computes everything."""
         return self.lab == "local"
 
     @property
     def address(self) -> str:
-        """Of a cluster that is there already; empty: there is none."""
+        """Address of a cluster that exists already; empty if there is none."""
         return self.lab if self.lab.startswith("ray://") else ""
 
     def device(self, name: str) -> str:
-        """On what this server computes where the settings say `name`: workers have no GPU, and all must round alike.
+        """Return the processor that this server uses where the settings say `name`; with workers it is the CPU, as theirs is.
 
-        Errors: SettingError for a device that they have not.
+        Raises:
+            SettingError: For a device that the workers do not have.
         """
         if self.is_here or name == "cpu":
             return name
@@ -52,4 +59,4 @@ class Place:
         return "cpu"
 
 
-HERE = Place()
+THIS_PROCESS = LabLocation()

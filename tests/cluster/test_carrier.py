@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.fedserver.lab.aggregators.base import PartUpdate
-from attune.fedserver.lab.cluster.columns import Before, Columns
-from attune.fedserver.lab.cluster.connect import team_of
-from attune.fedserver.lab.cluster.inline import InlineCrew
+from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from tests.aggregators.test_attention import close, matrices, oracle, rows_of
-from tests.cluster.conftest import SHAPES, Played, draw, rounds, update
+from tests.cluster.conftest import SHAPES, Played, rounds, update
+from tests.cluster.inline_cluster import InlineCluster
 
 KINDS = {
     "mean": ("mean", {}),
@@ -38,12 +37,12 @@ def kind(request):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_any_number_of_workers_gives_the_bits_of_one_process(kind, team, workers):
-    alone, spread = Played(*kind), Played(*kind, team(workers)[0])
+def test_any_number_of_workers_gives_the_bits_of_one_process(kind, new_pool, workers):
+    alone, spread = Played(*kind), Played(*kind, new_pool(workers)[0])
     for number, samples in enumerate(rounds()):
         assert spread.play(number, samples) == alone.play(number, samples)
         assert spread.commit() == alone.commit()
-    assert spread.team.present
+    assert spread.pool.usable
 
 
 @given(matrices, st.integers(1, 4), st.integers(4, 200))
@@ -54,7 +53,7 @@ def test_mcsa_on_workers_is_what_a_float64_oracle_says(size, workers, parcel_byt
     spans = {name: (start, end) for name, start, end in [("a", 0, D // 3), ("b", D // 3, D // 2), ("c", D // 2, D)]}
     components = {name: [name] for name in spans}
     initial = {name: torch.zeros(end - start) for name, (start, end) in spans.items()}
-    played = Played("attention", {"sigma": 20.0}, team_of(InlineCrew(workers)), parcel_bytes, components, initial)
+    played = Played("attention", {"sigma": 20.0}, WorkerPool(InlineCluster(workers)), parcel_bytes, components, initial)
     clients = [f"c{i}" for i in range(S)]
     rows = [{name: row_D[start:end] for name, (start, end) in spans.items()} for row_D in X_SD]
     played.aggregator.close_round([PartUpdate(client, 1, row) for client, row in zip(clients, rows, strict=True)])
@@ -67,7 +66,7 @@ def test_mcsa_on_workers_is_what_a_float64_oracle_says(size, workers, parcel_byt
 @given(st.lists(st.floats(1, 1e4), min_size=1, max_size=8), st.integers(1, 4), st.integers(4, 10_000))
 @settings(deadline=None, max_examples=25)
 def test_a_mean_on_workers_is_what_float64_says(samples, workers, parcel_bytes):
-    played = Played("mean", {}, team_of(InlineCrew(workers)), parcel_bytes)
+    played = Played("mean", {}, WorkerPool(InlineCluster(workers)), parcel_bytes)
     updates = [update(1, f"c{i}", m) for i, m in enumerate(samples)]
     played.aggregator.close_round(updates)
     for name in ("a.weight", "c.weight"):
@@ -75,32 +74,8 @@ def test_a_mean_on_workers_is_what_float64_says(samples, workers, parcel_bytes):
         assert torch.allclose(played.served("c0")[name].double(), exact, atol=1e-5)
 
 
-def sizes(crew: InlineCrew, method: str) -> list[int]:
-    """How many rows of state came with each call."""
-    found = [argument for _, asked, arguments in crew.calls if asked == method for argument in arguments]
-    return [len(each.rows) for each in found if isinstance(each, Before)]
-
-
-def test_state_is_sharded_and_travels_to_a_worker_once(team):
-    """Only what a worker does not hold is sent: the cold start's and, of who comes back, nothing."""
-    found, crew = team(3)
-    spread = Played("attention", {}, found)
-    parcels = 3  # of 100 bytes and more: a, b, c
-    spread.play(1, {"ann": 1, "bob": 1})
-    spread.commit()
-    assert sizes(crew, "apply") == parcels * [1], "the cold start, which both were served"
-    assert {number for number, method, _ in crew.calls if method == "apply"} == {0, 1, 2}
-    crew.calls.clear()
-    spread.play(2, {"ann": 1, "bob": 1})
-    spread.commit()
-    assert sizes(crew, "apply") == parcels * [0]
-    held = {place for seat in found.seats for place in seat.held}
-    assert held == {("attended", n, key) for n in range(3) for key in ("client/ann", "client/bob", "cold-start")}
-    assert all(len({place[1] for place in seat.held}) == 1 for seat in found.seats), "each holds its own columns alone"
-
-
-def test_what_a_worker_holds_of_a_round_that_was_not_committed_is_not_used(team):
-    alone, spread = Played("attention", {}), Played("attention", {}, team(2)[0])
+def test_a_round_that_was_not_committed_leaves_no_trace_in_workers(new_pool):
+    alone, spread = Played("attention", {}), Played("attention", {}, new_pool(2)[0])
     for each in (alone, spread):
         each.play(1, {"ann": 1, "bob": 2})
         each.commit()
@@ -112,84 +87,76 @@ def test_what_a_worker_holds_of_a_round_that_was_not_committed_is_not_used(team)
     assert spread.commit() == alone.commit()
 
 
-def test_a_worker_holds_no_more_than_it_may(team):
-    found, crew = team(1)
-    spread, alone = Played("attention", {}, found, 10**6), Played("attention", {})
-    row_bytes = sum(tensor.nbytes for tensor in draw(0).values())
-    found.seats[0].kept_bytes = 3 * row_bytes + 2000  # a cold start and two clients; a row has some padding
-    for number, pair in enumerate([("ann", "bob"), ("cyd", "dot"), ("ann", "dot")]):
-        for each in (alone, spread):
-            each.play(number, dict.fromkeys(pair, 1))
-        assert spread.commit() == alone.commit()
-        assert len(found.seats[0].held) <= 5
-    assert sizes(crew, "apply") == [1, 0, 1], "ann had to go for the others, and came back from the vault"
-
-
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("every", [3, 4, 5, 7])
-def test_a_worker_that_dies_is_replaced_and_its_step_done_again(kind, team, workers, every, caplog):
+def test_a_worker_that_dies_is_replaced_and_its_step_done_again(kind, new_pool, workers, every, caplog):
     calls = 0
 
     def dies(call) -> bool:
         nonlocal calls
-        calls += call[1] != "facts"
-        return call[1] != "facts" and calls % every == 0
+        calls += call[1] != "versions"
+        return call[1] != "versions" and calls % every == 0
 
     alone = Played(*kind)
-    found, crew = team(workers, dies=dies)
-    spread = Played(*kind, found)
+    pool, cluster = new_pool(workers, dies=dies)
+    spread = Played(*kind, pool)
     for number, samples in enumerate(rounds()):
         assert spread.play(number, samples) == alone.play(number, samples)
         assert spread.commit() == alone.commit()
-    assert found.present and len(crew.workers) > workers
+    assert pool.usable and len(cluster.workers) > workers
     assert "is replaced, and its step done again" in caplog.text
 
 
 @pytest.mark.parametrize("last", [2, 3, 5, 8])
-def test_where_the_cluster_ends_the_server_goes_on_by_itself(kind, team, last, caplog):
+def test_where_the_cluster_ends_the_server_goes_on_by_itself(kind, new_pool, last, caplog):
     alone = Played(*kind)
-    found, crew = team(2, hires=2)
-    spread = Played(*kind, found)
-    crew.dies = lambda call: len(crew.calls) > 2 + last
+    pool, cluster = new_pool(2, starts=2)
+    spread = Played(*kind, pool)
+    cluster.dies = lambda call: len(cluster.calls) > 2 + last
     with caplog.at_level(logging.WARNING):
         for number, samples in enumerate(rounds()):
             assert spread.play(number, samples) == alone.play(number, samples)
             assert spread.commit() == alone.commit()
-    assert not found.present and crew.closed
+    assert not pool.usable and cluster.closed
     assert caplog.text.count("is not used any more") == 1 and "nothing is lost" in caplog.text
 
 
-def test_a_step_that_kills_every_worker_is_done_here(team, caplog):
-    found, crew = team(2, dies=lambda call: call[1] == "apply")
-    spread, alone = Played("attention", {}, found), Played("attention", {})
+def test_a_step_that_kills_every_worker_is_done_here(new_pool, caplog):
+    pool, cluster = new_pool(2, dies=lambda call: call[1] == "apply")
+    spread, alone = Played("attention", {}, pool), Played("attention", {})
     spread.play(1, {"ann": 1, "bob": 1})
     alone.play(1, {"ann": 1, "bob": 1})
     assert spread.commit() == alone.commit()
-    assert len(crew.workers) == 5 and "3 workers in a row have ended at the same step" in caplog.text
+    assert len(cluster.workers) == 5 and "3 workers in a row have ended at the same step" in caplog.text
 
 
-def test_columns_travel_once_where_one_worker_has_the_whole_unit(team):
-    """FedAMP's one unit is on all workers; its columns travel again, so that nobody must hold a whole cohort."""
+def test_columns_travel_once_where_a_unit_has_one_parcel(new_pool):
+    """FedAMP's one unit has several parcels; its columns travel again, so that no machine must hold a whole cohort."""
     for aggregator, times in [("attention", 1), ("amp", 2), ("mean", 1)]:
-        found, crew = team(2)
-        Played(aggregator, {}, found).play(1, {"ann": 1, "bob": 1})
-        carried = [each for *_, arguments in crew.calls for each in arguments if isinstance(each, Columns)]
-        names = [name for each in carried for name in each.manifest]
+        pool, cluster = new_pool(2)
+        Played(aggregator, {}, pool).play(1, {"ann": 1, "bob": 1})
+        names = [name for updates in cluster.shared for name in updates[0].tensors.manifest]
         assert sorted(names) == sorted(times * list(SHAPES))
 
 
-def test_workers_of_another_version_are_refused(monkeypatch):
-    from attune.fedserver.lab.cluster import hand
+def test_calls_go_to_all_workers(new_pool):
+    pool, cluster = new_pool(3)
+    Played("attention", {}, pool).play(1, {"ann": 1, "bob": 1})
+    assert {number for number, method, _ in cluster.calls if method == "apply"} == {0, 1, 2}
 
-    monkeypatch.setattr(hand, "version", lambda package: "0.0.7")
-    crew = InlineCrew(2)
+
+def test_workers_of_another_version_are_refused(monkeypatch):
+    from attune.fedserver.lab.cluster import cluster_worker
+
+    monkeypatch.setattr(cluster_worker, "version", lambda package: "0.0.7")
+    cluster = InlineCluster(2)
     with pytest.raises(SettingError, match=r"the cluster has attune-fl 0\.0\.7 .* install the same there"):
-        team_of(crew)
-    assert crew.closed
+        WorkerPool(cluster)
+    assert cluster.closed
 
 
 def test_a_cluster_whose_workers_cannot_begin_is_an_error_at_the_start():
     with pytest.raises(SettingError, match="workers cannot begin: no more workers are to be had"):
-        team_of(InlineCrew(3, hires=2))
+        WorkerPool(InlineCluster(3, starts=2))
     with pytest.raises(SettingError, match="3 workers in a row have ended"):
-        team_of(InlineCrew(1, dies=lambda call: True))
+        WorkerPool(InlineCluster(1, dies=lambda call: True))

@@ -1,0 +1,164 @@
+"""The workers of a cluster: calls go to the least busy one, and a worker that dies is replaced and its call repeated."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import torch
+
+from attune.common.errors import SettingError
+from attune.fedserver.lab.cluster.cluster_worker import WorkerVersions
+
+LOG = logging.getLogger("fedserver")
+MAX_DEATHS = 3  # of workers in a row during the same call: then the call kills them
+REPLACED = "a worker of the lab is replaced, and its step done again: %s"
+NOTICE = (
+    "the cluster of --lab is not used any more (%s). This server goes on by itself, with the same results; nothing is lost. "
+    "To use a cluster again, start the server again"
+)
+
+
+class WorkerLost(Exception):
+    """A worker ended or became unreachable before it answered. The text says how."""
+
+
+class ClusterUnusable(Exception):
+    """No worker can do the work: the cluster is gone, or the work fails on every worker. The text says why."""
+
+
+class PendingCall(Protocol):
+    """A call to a worker that is under way."""
+
+    def result(self) -> Any:
+        """Wait for the result as long as the worker gives signs of life.
+
+        Raises:
+            WorkerLost: The worker died.
+            ClusterUnusable: The method raised an error, or the cluster is gone.
+        """
+        ...
+
+
+class WorkerHandle(Protocol):
+    """A worker as the server sees it."""
+
+    def call(self, method: str, *arguments: Any) -> PendingCall:
+        """Call a method of its ClusterWorker. May raise ClusterUnusable."""
+        ...
+
+    def end(self) -> None:
+        """End the worker, which may also just be unreachable. May raise ClusterUnusable."""
+        ...
+
+
+class Cluster(Protocol):
+    """A place that runs workers."""
+
+    size: int  # how many workers there should be
+
+    def start_worker(self) -> WorkerHandle:
+        """Start one more worker. May raise ClusterUnusable."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Return something that stands for `value` in the arguments of several calls, so that it is sent once."""
+        ...
+
+    def close(self) -> None:
+        """Let all workers go. Never raises."""
+        ...
+
+
+class _Member:
+    """A place in the pool. Its worker changes when one dies."""
+
+    def __init__(self, worker: WorkerHandle) -> None:
+        self.worker, self.pending_calls = worker, 0
+
+
+class PoolCall:
+    """A call that is made again, perhaps by another worker, if its worker dies."""
+
+    def __init__(self, pool: WorkerPool, method: str, arguments: tuple[Any, ...]) -> None:
+        self._pool, self._method, self._arguments = pool, method, arguments
+        self._start()
+
+    def _start(self) -> None:
+        self._member = min(self._pool.members, key=lambda member: member.pending_calls)
+        self._worker = self._member.worker
+        self._call = self._worker.call(self._method, *self._arguments)
+        self._member.pending_calls += 1
+
+    def result(self) -> Any:
+        """Wait for the result. Raises ClusterUnusable if the call kills every worker."""
+        for attempt in range(MAX_DEATHS):
+            if attempt:
+                self._start()
+            try:
+                return self._call.result()
+            except WorkerLost as lost:
+                LOG.warning(REPLACED, lost)
+                self._pool.replace(self._member, self._worker)
+            finally:
+                self._member.pending_calls -= 1
+        raise ClusterUnusable(f"{MAX_DEATHS} workers in a row have ended at the same step")
+
+
+class WorkerPool:
+    """All workers of a cluster.
+
+    Raises:
+        SettingError: The workers do not begin, or have other versions of packages.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.usable = True
+        try:
+            self.members = [_Member(cluster.start_worker()) for _ in range(cluster.size)]
+            for call in [self.call("versions") for _ in self.members]:
+                _check_versions(call.result())
+        except ClusterUnusable as error:
+            cluster.close()
+            raise SettingError(f"--lab: the cluster's workers cannot begin: {error}") from error
+        except SettingError:
+            cluster.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<WorkerPool of {len(self.members)}>"
+
+    def call(self, method: str, *arguments: Any) -> PoolCall:
+        """Call a method of the least busy worker. May raise ClusterUnusable."""
+        return PoolCall(self, method, arguments)
+
+    def share(self, value: Any) -> Any:
+        """As `Cluster.share`. May raise ClusterUnusable."""
+        return self._cluster.share(value)
+
+    def replace(self, member: _Member, lost: WorkerHandle) -> None:
+        """Start a new worker in this place, unless another call did it already. May raise ClusterUnusable."""
+        if member.worker is lost:
+            lost.end()
+            member.worker = self._cluster.start_worker()
+
+    def give_up(self, reason: ClusterUnusable) -> None:
+        """Stop using the cluster, and say so in the log."""
+        LOG.warning(NOTICE, reason)
+        self.close()
+
+    def close(self) -> None:
+        if self.usable:
+            self.usable = False
+            self._cluster.close()
+
+
+def _check_versions(found: WorkerVersions) -> None:
+    mine = version("attune-fl"), torch.__version__
+    if (found.attune, found.torch) != mine:
+        raise SettingError(
+            f"--lab: the cluster has attune-fl {found.attune} and torch {found.torch}, this server {mine[0]} and {mine[1]}: "
+            "install the same there, or results would differ"
+        )
