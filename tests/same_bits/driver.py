@@ -77,7 +77,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "clipped, generated": ("fedtp", {"method.robust": "clip"}, {}),
     "no bounds": ("fedavg", {"method.bound_change": 0, "method.bound_samples": 0}, {}),
     "narrow bounds": ("fedavg", {"method.bound_change": 0.5, "method.bound_samples": 0.5}, {}),
-    "cap and floor": ("fedmcsa", {"method.attention_cap": 0.3, "method.self_floor": 0.2}, {}),
+    "cap and floor": ("fedmcsa", {"method.attention_cap": 0.15, "method.self_floor": 0.4}, {}),
     "the dial": ("fedmcsa", {"method.dial": True}, {"baseline": "local"}),
     "published": ("fedmcsa", {"method.preset": "published"}, {}),
     "baseline": ("fedtp", {}, {"baseline": "local"}),
