@@ -71,7 +71,7 @@ class Cluster(Protocol):
         ...
 
 
-class _Member:
+class _PoolMember:
     """A place in the pool. Its worker changes when one dies."""
 
     def __init__(self, worker: WorkerHandle) -> None:
@@ -117,7 +117,7 @@ class WorkerPool:
         self._cluster = cluster
         self.usable = True
         try:
-            self.members = [_Member(cluster.start_worker()) for _ in range(cluster.size)]
+            self.members = [_PoolMember(cluster.start_worker()) for _ in range(cluster.size)]
             for call in [self.call("versions") for _ in self.members]:
                 _check_versions(call.result())
         except ClusterUnusable as error:
@@ -138,7 +138,7 @@ class WorkerPool:
         """As `Cluster.share`. May raise ClusterUnusable."""
         return self._cluster.share(value)
 
-    def replace(self, member: _Member, lost: WorkerHandle) -> None:
+    def replace(self, member: _PoolMember, lost: WorkerHandle) -> None:
         """Start a new worker in this place, unless another call did it already. May raise ClusterUnusable."""
         if member.worker is lost:
             lost.end()
