@@ -1,1 +1,1 @@
-"""What server and devices share: errors, settings, the wire, identity, models, methods and data; opens no sockets."""
+"""Code that server and devices share: errors, settings, the wire, identity, models, methods and data; opens no sockets."""

@@ -1,7 +1,8 @@
-"""asyncio as Python 3.11 has it, also on 3.10: counted cancellations, and the timeouts and task groups that rest on them.
+"""The asyncio of Python 3.11, also on 3.10: counted cancellations, timeouts and task groups; and loops on their own thread.
 
-On 3.10 `taskgroup` brings them: the code of 3.12, ported back. Tasks count there in a loop that `run` or `Runner` has made. So
-a deadline that ends in the moment in which somebody cancels the task swallows no cancellation, and is a TimeoutError.
+On Python 3.10 the package `taskgroup` provides them, ported back from 3.12. There, tasks count cancellations in a loop that
+`run` or `Runner` has made. So a timeout that ends just when the task is cancelled swallows no cancellation, and is a
+TimeoutError.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, which on 3.10 does not count."""
+    """Run a coroutine as asyncio.run does; on Python 3.10 its tasks count cancellations too."""
     with Runner() as runner:
         return runner.run(main)
 
 
 def cancelling() -> bool:
-    """Whether somebody cancels the task that runs."""
+    """Return whether the current task is being cancelled."""
     task = asyncio.current_task()
     assert isinstance(task, Task), "this loop does not count cancellations: run it by attune.common.aio"  # noqa: S101
     return task.cancelling() > 0
@@ -42,9 +43,10 @@ Stopped = Callable[[], bool]
 
 
 def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
-    """What the coroutine returns or raises. `make` gets what tells it that its caller was interrupted (Ctrl-C).
+    """Run a coroutine in a loop on a thread of its own, and return what it returns. For notebooks, whose thread has a loop.
 
-    An interruption ends it at its next step, in order, and is raised here afterwards, however many follow it.
+    An interruption (Ctrl-C) cancels the coroutine once, and is raised here after the coroutine has ended, however many
+    interruptions follow. `make` gets a function that says whether the caller was interrupted.
     """
     stop, done = threading.Event(), Future[T]()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
@@ -62,7 +64,7 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
             done.set_exception(error)
 
     def give_up() -> None:
-        """Once: a second cancellation would hit what the first one lets end in order."""
+        """Cancel only once: a second cancellation would hit the clean-up after the first one."""
         if stop.is_set():
             return
         stop.set()
@@ -73,12 +75,12 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
     interruption: KeyboardInterrupt | None = None
     thread = threading.Thread(target=body, name="attune")
     thread.start()
-    while not done.done():  # not until the thread ends: a `join` that is interrupted takes it for ended (CPython 3.11)
+    while not done.done():  # not thread.join: an interrupted join takes the thread for ended (CPython 3.11)
         try:
             if interruption is not None:
                 give_up()
             wait([done])
-        except KeyboardInterrupt as error:  # or a further one: what the thread works on is the caller's to take away
+        except KeyboardInterrupt as error:
             interruption = error
     thread.join()
     if interruption is not None:
@@ -87,7 +89,7 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine returns or raises: on this thread, or on one of its own where this one has a loop already."""
+    """Run a coroutine on this thread, or on a thread of its own if this one runs a loop already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

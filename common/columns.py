@@ -1,4 +1,4 @@
-"""Names of the columns of a table or of the channels of a series: what is wrong with some, and how two lists of them differ."""
+"""Column names of a table, or channel names of a series: their checks, and the difference between two lists of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHOWN = 3
 
 
 def wrong_with(names: Sequence[str], width: int) -> str:
-    """What is wrong with the names of `width` columns; empty if nothing is. Short, whatever the names are."""
+    """Describe what is wrong with the names of `width` columns; empty if they are right. The text is always short."""
     if len(names) != width:
         return f"{len(names)} column names for {width} columns"
     if sum(map(len, names)) > MAX_NAMES_BYTES:
@@ -22,23 +22,23 @@ def wrong_with(names: Sequence[str], width: int) -> str:
     return ""
 
 
-def difference(own: Sequence[str], expected: Sequence[str]) -> str:
-    """How `own` differs from `expected`, as a clause about who has `own`; empty if they agree, or one of them is unknown."""
-    if not own or not expected or list(own) == list(expected):
+def difference(names: Sequence[str], expected: Sequence[str]) -> str:
+    """Describe how names differ from the expected ones, as a clause about their owner; empty if either list is empty."""
+    if not names or not expected or list(names) == list(expected):
         return ""
-    lacking = [name for name in expected if name not in set(own)]
-    more = [name for name in own if name not in set(expected)]
+    lacking = [name for name in expected if name not in set(names)]
+    more = [name for name in names if name not in set(expected)]
     if lacking or more:
-        said = [f"lacks the columns {_some(lacking)}"] if lacking else []
-        return " and ".join(
-            [*said, *([f"has {_some(more)} instead" if lacking else f"has {_some(more)} besides"] if more else [])]
-        )
-    at = next(place for place, (mine, theirs) in enumerate(zip(own, expected, strict=True)) if mine != theirs)
-    return f"has the columns in another order: column {at + 1} is {own[at]!r}, and {expected[at]!r} is expected there"
+        clauses = [f"lacks the columns {_some(lacking)}"] if lacking else []
+        if more:
+            clauses.append(f"has {_some(more)} {'instead' if lacking else 'besides'}")
+        return " and ".join(clauses)
+    at = next(place for place, (name, other) in enumerate(zip(names, expected, strict=True)) if name != other)
+    return f"has the columns in another order: column {at + 1} is {names[at]!r}, and {expected[at]!r} is expected there"
 
 
 def remedy(expected: Sequence[str]) -> str:
-    """What to do about a difference."""
+    """Return what the owner of the shard can do about a difference."""
     listed = ",".join(expected)
     what = f"--columns {listed}" if len(listed) <= LONGEST_NAME else "--columns with the federation's columns, in their order"
     return f"cut the shard again with fedclient shard FILE --label NAME {what}"

@@ -1,4 +1,4 @@
-"""Typed settings from TOML and flags: an unknown key, a wrong type or a value out of range is an error that names it."""
+"""Typed settings from TOML files and flags. An unknown key, a wrong type or a bad value is an error that names the setting."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
 
     def in_round(self, number: int) -> TrainSettings:
-        """With the rate of this round; the first one is 1."""
+        """Return the settings with the learning rate of this round; the first round is 1."""
         if self.lr_decay is msgspec.UNSET or number < 2:
             return self
         return msgspec.structs.replace(self, lr=self.lr * self.lr_decay ** (number - 1))
@@ -72,7 +72,7 @@ Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
 
 
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which devices take part in a round, and when it closes."""
+    """Participation in a round, its closing, its encodings and its evaluations."""
 
     # Number of rounds. After the last one the federation is done.
     rounds: Count = 40
@@ -123,7 +123,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits on what a peer can send, and how soon the server notices a silent peer."""
+    """Limits of the server, and timeouts for silent peers."""
 
     # Largest blob that a device may upload. The size that the model needs is always a limit too.
     max_blob_bytes: Count = 8 << 30
@@ -171,7 +171,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
-    """`values` as a typed struct. Errors: SettingError that names the key, what is wrong with it and the nearest known key."""
+    """Convert `values` to a typed struct. `where`: the prefix of the keys in errors, such as "round.".
+
+    Raises:
+        SettingError: A key is unknown or its value is wrong; the error names it, and the nearest known key.
+    """
     known = _known(kind)
     for key in values:
         if key not in known:
@@ -190,10 +194,13 @@ def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as nested dictionaries. Errors: SettingError that names the file and the line."""
+    """Read a TOML file as nested dictionaries.
+
+    Raises:
+        SettingError: The file cannot be read or is not TOML; the error names the file and the line.
+    """
     try:
-        found: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
-        return found
+        return dict(msgspec.toml.decode(path.read_bytes()))
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -201,7 +208,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:
-    """`a.b=c` as (["a", "b"], c), with c read as a TOML value where it is one and as a string otherwise."""
+    """Parse `a.b=c` to (["a", "b"], c); c is read as a TOML value if it is one, else as text."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
         raise SettingError(f"--set takes section.key=value, not {text!r}")
@@ -213,7 +220,7 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries, the second over the first; neither is changed."""
+    """Merge two nested dictionaries into a new one; values of `over` win."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -222,17 +229,17 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names ({"round.clients": 5}), by section ({"round": {"clients": 5}}) or both, all by section."""
-    found: dict[str, Any] = {}
+    """Return settings by section: {"round.clients": 5} and {"round": {"clients": 5}} both become the latter."""
+    sections: dict[str, Any] = {}
     for name, value in settings.items():
         for key in reversed(name.split(".")):
             value = {key: value}
-        found = merge(found, value)
-    return found
+        sections = merge(sections, value)
+    return sections
 
 
 def load_settings(config: Path | None, assignments: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, as nested dictionaries: the file, then --set, then flags; checked against Settings."""
+    """Merge the settings of a file, then those of --set, then those of flags, and check them against `Settings`."""
     overrides: dict[str, Any] = read_toml(config) if config else {}
     for text in assignments:
         path, value = parse_assignment(text)

@@ -1,6 +1,6 @@
-"""The one way to write what must survive a power cut: under another name, synced, then renamed into place.
+"""Durable writing of files and folders: written under another name, synced, then renamed into place.
 
-So a name never shows half a file or half a folder. The functions differ only in what they put in place.
+A name never shows half a file or half a folder, not even after a power cut.
 """
 
 from __future__ import annotations
@@ -24,19 +24,26 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(path: Path, data: bytes, mode: int = PRIVATE, durable: bool = True) -> None:
-    """Replaces `path` by `data`; its folder is made if need be. Errors: DiskFull; other OSErrors pass."""
+    """Replace the file `path` by `data`; missing folders are made.
+
+    Raises:
+        DiskFull: There is no space; other OSErrors pass.
+    """
     with disk_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The mode is set at creation, so other users can read a key at no moment.
+    # The mode is set at creation, so that other users can never read a key.
     with replaced(path, durable) as beside, open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
 
 
 @contextmanager
 def replaced(path: Path, durable: bool = True) -> Iterator[Path]:
-    """The name of a file to write beside `path`, which takes the place of `path` when the `with` block ends well.
+    """Yield the name of a temporary file, which replaces `path` at the end of the `with` block.
 
-    After an exception it is removed, and `path` is as it was. Errors: DiskFull; other OSErrors pass.
+    After an exception the temporary file is removed, and `path` stays as it was.
+
+    Raises:
+        DiskFull: There is no space; other OSErrors pass.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -54,11 +61,13 @@ def replaced(path: Path, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def committed_folder(final: Path) -> Iterator[Path]:
-    """An empty folder to fill, which gets the name `final` when the `with` block ends well.
+    """Yield an empty folder to fill, which gets the name `final` at the end of the `with` block.
 
-    The files in it, their names and that of the folder become durable here, before it gets its name: who fills it need not
-    sync. After an exception the folder is removed with all that is in it; after a kill it is left for `sweep`. One caller at a
-    time for each `final`. Errors: DiskFull; other OSErrors pass, such as that of a `final` that is there and not empty.
+    The files and their names are synced here, before the folder gets its name. After an exception the folder is removed with
+    its files; after a kill it is left for `sweep`. Only one caller at a time may use a name.
+
+    Raises:
+        DiskFull: There is no space; other OSErrors pass, such as that for a `final` that exists and is not empty.
     """
     filling = final.with_name(f"{FILLING}{final.name}")
     try:
@@ -77,7 +86,7 @@ def committed_folder(final: Path) -> Iterator[Path]:
 
 
 def discard_folder(folder: Path) -> None:
-    """Removes a folder with all that is in it. A kill leaves it whole under its name, or under one that `sweep` removes."""
+    """Remove a folder with its files. A kill leaves it whole under its own name, or under one that `sweep` removes."""
     going = folder.with_name(f"{FILLING}{folder.name}")
     shutil.rmtree(going, ignore_errors=True)
     folder.rename(going)
@@ -85,20 +94,20 @@ def discard_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes the folders in `folder` that a killed process has left unfinished."""
+    """Remove the unfinished folders in `folder` that a killed process has left."""
     for filling in folder.glob(f"{FILLING}*"):
         shutil.rmtree(filling)
 
 
 def sweep_files(folder: Path) -> None:
-    """Removes the files in `folder` (not below it) that a killed process has left unfinished."""
+    """Remove the unfinished files directly in `folder` that a killed process has left."""
     for path in folder.glob(".*.tmp"):
         if _BESIDE.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Brings the bytes of a file, or the names in a folder, to stable storage: a power cut no longer undoes them."""
+    """Sync the bytes of a file, or the names in a folder, to stable storage."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -107,14 +116,14 @@ def sync(path: Path) -> None:
 
 
 def sync_with_name(path: Path) -> None:
-    """Brings a file that was written under its own name to stable storage, name included."""
+    """Sync a file that was written under its final name, and the name too."""
     sync(path)
     sync(path.parent)
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk, or a full quota, into DiskFull; other OSErrors pass."""
+    """Raise DiskFull in place of an OSError for a full disk or quota; other OSErrors pass."""
     try:
         yield
     except OSError as error:

@@ -22,7 +22,7 @@ class AttuneError(Exception):
 
     @classmethod
     def of_kind(cls, kind: str, message: str) -> Self | None:
-        """This class's error, if `kind` names it."""
+        """Return this class's error if `kind` is its kind."""
         return cls(message) if kind == cls.kind else None
 
 
@@ -294,13 +294,13 @@ def _tree(root: type[AttuneError]) -> Iterable[type[AttuneError]]:
 
 
 def from_kind(kind: str, message: str) -> AttuneError:
-    """The error that a peer named by `kind`; an unknown kind (a newer peer's) becomes the base class."""
-    found = (cls.of_kind(kind, message) for cls in _tree(AttuneError))
-    return next(filter(None, found), AttuneError(message))
+    """Return the error that a peer named by its kind. An unknown kind, of a newer peer, becomes an AttuneError."""
+    errors = (cls.of_kind(kind, message) for cls in _tree(AttuneError))
+    return next(filter(None, errors), AttuneError(message))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """` (did you mean X?)` for the choice closest to a misspelt word, or the list of choices if none is close."""
+    """Return ` (did you mean X?)` with the choice closest to a misspelt word, or the list of choices if none is close."""
     known = sorted(choices)
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"

@@ -1,4 +1,4 @@
-"""How far something is and how long it still takes, as lines: for logs, pipes, and whoever looks at no bar."""
+"""Progress of long work as lines with an estimate of the time left, for logs and pipes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-FIRST_S = 5.0  # what takes less says nothing
-LONGEST_S = 300.0  # between two lines; it doubles from FIRST_S on, so that a log is not flooded
+FIRST_S = 5.0  # work that takes less gets no line
+LONGEST_S = 300.0  # longest pause between two lines; the pause doubles from FIRST_S on
 
 
 class Estimate:
-    """Of one thing after the other. `clock`: seconds, monotonic."""
+    """Estimates of the time left for one piece of work after another. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._what, self._share = clock, "", 1.0
@@ -24,7 +24,10 @@ class Estimate:
         return f"Estimate({self._what!r}, {self._share:.0%})"
 
     def at(self, what: str, share: float) -> str | None:
-        """A line where one is due: `what` is done to this share, 0 to 1. Another thing, or a smaller share, begins anew."""
+        """Return a line if one is due. `share`: how much of `what` is done, 0 to 1.
+
+        Another `what`, or a smaller share, starts a new estimate.
+        """
         now = self._clock()
         if what != self._what or share < self._share:
             self._began_s, self._pause_s = now, FIRST_S
@@ -38,15 +41,15 @@ class Estimate:
 
 
 def span(seconds: float) -> str:
-    """`12 s`, `3 min`, `2 h 10 min`."""
+    """Format a time as `12 s`, `3 min` or `2 h 10 min`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def told(items: Sequence[T], what: str, say: Callable[[str], None] | None = None) -> Iterator[T]:
-    """The items one by one; says on stderr how far that is, if it takes long."""
+def with_estimate(items: Sequence[T], what: str, say: Callable[[str], None] | None = None) -> Iterator[T]:
+    """Yield the items; write a line about the progress to stderr (or to `say`) if it takes long."""
     estimate, tell = Estimate(), say or to_stderr
     for done, item in enumerate(items):
         if line := estimate.at(what, done / len(items)):
@@ -55,5 +58,6 @@ def told(items: Sequence[T], what: str, say: Callable[[str], None] | None = None
 
 
 def to_stderr(line: str) -> None:
+    """Write a line to stderr at once."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -1,19 +1,19 @@
-"""Faults on demand: a process ends, stands still or errs at a named step, so that tests need not patch the code.
+"""Fault injection for tests: a process dies, hangs or fails at a named step, without patches to the code.
 
-Off unless the environment variable ATTUNE_FAIL_AT is set, to one or more of WHO:ROUND:STEP=ACTION, separated by commas:
+Off unless the environment variable ATTUNE_FAIL_AT is set to one or more of WHO:ROUND:STEP=ACTION, separated by commas:
 
     ATTUNE_FAIL_AT="server:2:committed=kill,kiel:1:training=hang"
 
-WHO is `server` or a device's name, or `*`. With a ROUND (0 before the first) a fault strikes once in a process; with `*` it
-strikes every time. STEPS lists the steps. ACTION is one of
+WHO is `server`, a device's name, or `*` for any. With a ROUND (0 before the first) a fault strikes once in a process; with `*`
+it strikes every time. STEPS lists the steps. ACTION is one of
 
-    kill           the process ends as by kill -9
-    stop           the process stands still as by SIGSTOP, until somebody sends SIGCONT
-    hang           the thread stands still for good
-    sleep:SECONDS  the thread stands still for so long
-    raise-NAME     an OSError with the errno NAME is raised, such as raise-ENOSPC for a full disk
+    kill           kill the process, as kill -9 does
+    stop           stop the process, as SIGSTOP does, until it gets SIGCONT
+    hang           hang the thread for good
+    sleep:SECONDS  let the thread sleep
+    raise-NAME     raise an OSError with the errno NAME, such as raise-ENOSPC for a full disk
 
-A fault that strikes says so on stderr first.
+A fault writes one line to stderr before it strikes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SERVER_STEPS = {
     "audit-half": "half of a line of the audit log is written (round 0)",
     "plan-committed": "the plan and the first state are in the database (round 0)",
     "certificate-issued": "a certificate is in the database, and not yet sent (round 0)",
-    "record-written": "the record of a step is in the database, and nobody was told",
+    "record-written": "the record of a step is in the database, and its effects are not carried out",
     "upload-whole": "a blob of an update has arrived, and is not durable yet",
     "inbox-renamed": "the blobs of an update are in the inbox, and the entry that makes them count is not",
     "update-accepted": "the entry is durable, and the receipt not sent",
     "aggregated": "the files of the next state are written, and nothing is committed",
     "committed": "the round is in the database, and the old files are still there",
-    "settled": "the files of the old state are gone, and nobody was told of the new one",
-    "inbox-cleared": "the inbox holds no update that is not needed any more",
+    "settled": "the files of the old state are gone, and the round is not yet reported as closed",
+    "inbox-cleared": "updates that are no longer needed are gone from the inbox",
     "evaluation-committed": "an evaluation is in the database",
 }
 DEVICE_STEPS = {
@@ -65,7 +65,7 @@ _FORM = "WHO:ROUND:STEP=ACTION, such as server:2:committed=kill"
 
 @dataclass(frozen=True)
 class Fault:
-    """round: None means every round."""
+    """One fault to inject. `round`: None is every round."""
 
     who: str
     round: int | None
@@ -76,6 +76,7 @@ class Fault:
         return f"{self.who}:{ANY if self.round is None else self.round}:{self.step}={self.action}"
 
     def meets(self, who: str, round_: int, step: str) -> bool:
+        """Return whether the fault strikes at this step."""
         return self.step == step and self.who in (ANY, who) and self.round in (None, round_)
 
 
@@ -83,13 +84,21 @@ _armed: list[Fault] = []
 
 
 def fail_at(who: str, round_: int, step: str) -> None:
-    """Nothing, unless a fault was asked for here. who: `server` or the device's name. Errors: OSError if that is the fault."""
+    """Execute the fault that is armed for this step, if any. `who`: `server` or the device's name.
+
+    Raises:
+        OSError: That is the fault.
+    """
     if _armed:
         _strike(who, round_, step)
 
 
 def arm(text: str) -> None:
-    """The faults of this process from here on, in place of those before; none for an empty text. Errors: SettingError."""
+    """Set the faults of this process, in place of those before; none for an empty text.
+
+    Raises:
+        SettingError: The text has another form, or names an unknown step or action.
+    """
     _armed[:] = [_parsed(entry.strip()) for entry in text.split(",") if entry.strip()]
 
 
@@ -114,12 +123,12 @@ def _check_action(action: str) -> None:
 
 
 def _strike(who: str, round_: int, step: str) -> None:
-    fault = next((each for each in _armed if each.meets(who, round_, step)), None)
+    fault = next((fault for fault in _armed if fault.meets(who, round_, step)), None)
     if fault is None:
         return
     if fault.round is not None:
         _armed.remove(fault)
-    # Not through print: a process that is killed next flushes nothing.
+    # print would buffer, and a process that is killed flushes nothing.
     os.write(2, f"fault: {who}:{round_}:{step}={fault.action}\n".encode())
     _act(fault.action)
 

@@ -1,4 +1,4 @@
-"""Which processor computes with tensors, and with how many threads."""
+"""Choice of the processor for tensors, and of its number of threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from attune.common.errors import SettingError
 
 
 def choose(name: str, where: str = "--device") -> torch.device:
-    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps` as a torch device. where: what asked for it.
+    """Return the torch device for `auto`, `cpu`, `cuda`, `cuda:1` or `mps`. `where`: the flag or setting, for errors.
 
-    Errors: SettingError if this machine has no such device.
+    Raises:
+        SettingError: This machine has no such device.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -29,5 +30,5 @@ def choose(name: str, where: str = "--device") -> torch.device:
 
 
 def set_threads(threads: int) -> None:
-    """Threads for one operator, in the calling thread: several devices a machine are normal, so one unless said otherwise."""
+    """Set the number of threads of one operator for the calling thread; at least one."""
     torch.set_num_threads(max(threads, 1))

@@ -1,4 +1,4 @@
-"""The default folders of server and devices: one rule for both sides."""
+"""Default folders of the server and the devices, and places that users name."""
 
 from __future__ import annotations
 
@@ -12,45 +12,49 @@ import platformdirs
 
 
 def root() -> Path:
-    """$ATTUNE_HOME, or the user's state folder for Attune."""
+    """Return $ATTUNE_HOME, or the user's state folder for Attune."""
     given = os.environ.get("ATTUNE_HOME")
     return Path(given).expanduser() if given else platformdirs.user_state_path("attune")
 
 
 def server_home() -> Path:
-    """The default home of `fedserver`."""
+    """Return the default home of `fedserver`."""
     return root() / "server"
 
 
 def devices_home() -> Path:
-    """The folder that holds the default homes of all devices of this user."""
+    """Return the folder of the default homes of all devices of this user."""
     return root() / "devices"
 
 
 def shard_folder(shard: Path) -> str:
-    """A folder name for a shard: readable, and different for every absolute path."""
+    """Return a readable folder name for a shard, different for every absolute path."""
     absolute = shard.expanduser().resolve()
     digest = hashlib.sha256(str(absolute).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', absolute.stem) or 'shard'}-{digest}"
 
 
 def address_folder(host: str, port: int) -> str:
-    """A folder name for a server's address."""
+    """Return a folder name for a server's address."""
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', host)}_{port}"
 
 
 def device_home(host: str, port: int, shard: Path) -> Path:
-    """The default home of the device that trains on `shard` for the server at host:port."""
+    """Return the default home of the device that trains on `shard` for the server at host:port."""
     return devices_home() / address_folder(host, port) / shard_folder(shard)
 
 
 def joined_home(host: str, port: int) -> Path:
-    """Where `fedclient join` leaves an identity until the first shard takes it."""
+    """Return the folder in which `fedclient join` leaves an identity until a device with a shard takes it."""
     return devices_home() / address_folder(host, port) / "joined"
 
 
 def place_of(where: str) -> Path:
-    """A path, or "package:file" for what an installed package carries. Errors: ModuleNotFoundError."""
+    """Return the path for a text: a path, or "package:file" for a file of an installed package.
+
+    Raises:
+        ModuleNotFoundError: There is no such package.
+    """
     package, _, name = where.partition(":")
     if name and not Path(where).exists():
         return Path(str(importlib.resources.files(package) / name))

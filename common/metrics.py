@@ -33,7 +33,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 @dataclass(frozen=True)
 class MetricDescriptor:
-    """What the views need to know about one metric.
+    """Descriptor of one metric: everything that the views need to know about it.
 
     Attributes:
         name: The field of `Metrics`, which is also the key on the wire and in the ledger, and the column of metrics.csv.

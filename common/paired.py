@@ -1,4 +1,4 @@
-"""A device's own model against one rival on the same test samples, as reported: the same on the device and on the server."""
+"""Comparison of a device's own model with its rivals on the same test samples: one code for device and server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attune.common.statistics import LEVEL, Finding, Z, difference, finding, hol
 
 @dataclass(frozen=True)
 class Pair:
-    """On how many samples the own model has the better score, and on how many a worse one.
+    """Comparison of the own model with one rival: the numbers of test samples on which it scores better and worse.
 
-    Scores of 0 or 1 need no more. Of other scores the device has reported the mean gain, its standard error and the p value of
-    fedclient.work.permutation; else None.
+    Scores of 0 or 1 need no more. For other scores the device also reports the mean gain, its standard error and the p-value of
+    the permutation test (`tested`).
     """
 
     rival: Choice
@@ -33,11 +33,11 @@ class Pair:
 
     @property
     def p(self) -> float:
-        """Of this comparison alone."""
+        """Uncorrected p-value of this comparison."""
         return mcnemar(self.better, self.worse) if self.tested is None else self.tested
 
     def interval(self) -> tuple[float, float]:
-        """Of the difference at LEVEL; stretched to 0 where the test cannot exclude 0."""
+        """Return the interval of the difference at LEVEL, widened to 0 if the test cannot exclude 0."""
         if self.gain is None:
             return difference(self.better, self.worse, self.samples)
         half = Z * (self.error or 0.0)
@@ -45,7 +45,7 @@ class Pair:
         return (min(low, 0.0), max(high, 0.0)) if self.p > 1 - LEVEL else (low, high)
 
     def finding(self, p: float) -> Finding:
-        """p: adjusted for all rivals."""
+        """Return the finding about this rival; `p` is adjusted for all rivals."""
         return finding(self.difference, 0.0, p)
 
 
@@ -61,35 +61,35 @@ def pairs_of(reported: Mapping[str, Any]) -> list[Pair]:
 
 
 def findings_of(pairs: list[Pair]) -> dict[Choice, Finding]:
-    """All models equal, at least one finding is wrong with a probability of at most 1 - LEVEL."""
+    """Return the finding about each rival, corrected by Holm for all of them.
+
+    If all models are equally good, some finding is wrong with a probability of at most 1 - LEVEL.
+    """
     adjusted = holm({pair.rival: pair.p for pair in pairs})
     return {pair.rival: pair.finding(adjusted[pair.rival]) for pair in pairs}
 
 
 def gain_of(reported: Mapping[str, Any]) -> float | None:
-    """What federation gives the device: by how much its own model is right more often than one that it trained alone.
+    """Return the gain by federation: the own model's mean score minus that of a model trained alone.
 
-    Where it trained none, than the common model. A difference of scores on the same test samples; None: not compared.
+    Without a model trained alone, the common model takes its place. None if the device has compared nothing.
     """
     pair = _last(reported)
     return None if pair is None else pair.difference
 
 
 def gain_between(reported: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The 95 % interval of `gain_of`."""
+    """Return the 95 % interval of `gain_of`."""
     pair = _last(reported)
     return None if pair is None else pair.interval()
 
 
 def _last(reported: Mapping[str, Any]) -> Pair | None:
-    """Against the rival that `gain_of` names."""
+    """Return the comparison that `gain_of` is about."""
     return next(reversed(pairs_of(reported)), None) if reported.get("test_samples") else None
 
 
 def verdict_of(reported: Mapping[str, Any]) -> Finding | None:
-    """reported: metrics by name, as in the status. Its own model against its rivals; None where nothing was compared.
-
-    The same test as on the device (fedclient.work.comparison).
-    """
+    """Return the verdict on the own model against all its rivals, from metrics by name; None if nothing was compared."""
     pairs = pairs_of(reported)
     return overall(findings_of(pairs).values()) if pairs else None

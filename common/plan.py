@@ -1,4 +1,4 @@
-"""What a device declares about its shard (Profile) and what the server fixes for everyone at round 1 (Plan)."""
+"""Profile of a shard, which a device declares, and plan of the run, which the server fixes for all devices at round 1."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
-FIRST_RUN = "first"  # what people call the run with which a federation begins; in plan and ledger it has no name
+FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
 
 def run_name(run: str) -> str:
-    """Of a plan's `run`, for people and for folders."""
+    """Return the name of a plan's `run` for people and for folders."""
     return run or FIRST_RUN
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """What is summed of each column over the rows of a shard's training part; of series a row is a step of a sample.
+    """Sums of each column over the rows of a shard's training part.
 
-    Of targets a row is a sample.
+    A row is a sample; for the features of a series it is one step of a sample.
     """
 
     rows: int
     mean: list[float]  # (F,), (C,) or (K,)
-    squares: list[float]  # of the distances from that mean
+    squares: list[float]  # sums of squared distances from the mean
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """By what all devices standardise that say so: columns folded over those that were there at round 1."""
+    """Federation-wide mean and standard deviation, for devices that opted in, over the devices present at round 1."""
 
     mean: list[float]  # (F,), (C,) or (K,)
     std: list[float]  # 1 for a column that never changes
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A shard in numbers: all that leaves the device about its data before training."""
+    """Description of a shard. Before training, nothing else about the data leaves the device."""
 
     kind: Kind
     shape: tuple[int, ...]  # of one sample: (H, W, C), (T,), (T, C) or (F,)
-    labels: list[Label]  # distinct labels, sorted; the declared `classes` where meta.json has them; or names of outputs
+    labels: list[Label]  # distinct labels, sorted, or the `classes` of meta.json; in other tasks the names of the outputs
     samples: int  # training samples
     test_samples: int
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
     per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
-    columns: Columns | None = None  # where the shard is to be standardised over the federation: meta.json says so
+    columns: Columns | None = None  # only if meta.json asks to standardise over the federation
     column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
     task: TaskName = "classes"
-    targets: Columns | None = None  # regression only: by which all devices standardise them
+    targets: Columns | None = None  # regression only: sums of the targets, which are always standardised
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the operator declares of everybody's data. What is left out, the devices decide before round 1."""
+    """Declarations of the operator about the data. What is not declared, the majority of the devices decides at round 1."""
 
     # Kind of data. none: the devices decide.
     kind: Kind | None = None
@@ -74,7 +74,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """All that is needed to build the architecture; saved beside every model as JSON."""
+    """Specification from which the architecture is built; saved beside every model as JSON."""
 
     name: str  # a registered name, or "package.module:factory"
     kind: Kind
@@ -83,11 +83,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     vocabulary: int = 0
     options: dict[str, Any] = {}
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
-    body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of what is frozen in it and never travels; left out where nothing is
+    body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of the frozen body, which never travels; unset without one
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
-    """What is fixed for everyone when the first round starts. Every device receives it, and its bytes never change.
+    """Settings of a run that are fixed at round 1. Every device receives the plan, and its bytes never change.
 
     A field that a later version adds is left out of the bytes where it is not used. `common.methods.registry.configured_in`
     gives the method with typed settings.

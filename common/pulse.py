@@ -1,7 +1,7 @@
-"""Who is still there: every byte is a sign of life, and a side that has nothing to say sends a beat.
+"""Liveness of a link: every byte is a sign of life, and a side that has nothing to send sends a beat.
 
-The two directions do not wait for each other: nobody answers a beat. So a direction that is full of bulk shows life by it,
-and a direction that is not carries the beats in time, however long the queue on the other one is.
+Beats are not answered, so the two directions are independent. A direction that is busy with a transfer shows life by its
+bytes. An idle direction carries its beats in time, however long the queue of the other direction is.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 
 TICKS_A_PACE = 4
 BEAT_TICKS = 2
-LEAST_PACE_S = 0.1  # whatever the other side says
-IDLE_TICKS = 2 * TICKS_A_PACE  # of silence on an idle link: twice the pace
-BUSY_TICKS = 15 * TICKS_A_PACE  # while a transfer is under way, whose frames may queue in a modem for long
+LEAST_PACE_S = 0.1  # lower limit, whatever the other side asks for
+IDLE_TICKS = 2 * TICKS_A_PACE  # longest silence of an idle link: twice the pace
+BUSY_TICKS = 15 * TICKS_A_PACE  # longest silence during a transfer, whose frames may queue in a modem
 
 
 class Pulse:
-    """What one side heard of the other.
+    """Count of one side's silence, kept by the other side.
 
-    Silence is counted in ticks of the listener's own: a process that was stopped itself, or that was too busy to listen, has
-    ticked as little as it has heard.
+    Silence is counted in the listener's own ticks, not in seconds: a listener that was stopped, or too busy to listen, has not
+    ticked either.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Pulse:
         return self._tick_s > 0
 
     def keep(self, every_s: float) -> None:
-        """The pace, in seconds, which the server sets (server.keepalive_s)."""
+        """Set the pace in seconds, which the server decides (server.keepalive_s)."""
         self._tick_s = max(every_s, LEAST_PACE_S) / TICKS_A_PACE
 
     def heard(self) -> None:
@@ -44,7 +44,7 @@ class Pulse:
 
     @contextlib.contextmanager
     def transfer(self) -> Iterator[None]:
-        """A transfer is under way inside: silence is given more time."""
+        """Allow longer silence during the block, in which a transfer runs."""
         self._underway += 1
         try:
             yield
@@ -52,7 +52,7 @@ class Pulse:
             self._underway -= 1
 
     def tick(self) -> bool:
-        """One more tick has passed: whether the other side has been silent for too long."""
+        """Count a tick, and return whether the other side has been silent for too long."""
         self._ticks += 1
         self._silent += 1
         return self._silent > (BUSY_TICKS if self._underway else IDLE_TICKS)
@@ -62,7 +62,7 @@ class Pulse:
         return self._ticks % BEAT_TICKS == 0
 
     async def watch(self, beat: Callable[[], None], gone: Callable[[], None]) -> None:
-        """Ticks until it is cancelled or the other side is `gone`; `beat` is called where one is due."""
+        """Watch the link until cancelled: call `beat` when one is due, and `gone`, once, after too long a silence."""
         while True:
             await asyncio.sleep(self._tick_s)
             if self.tick():

@@ -1,6 +1,6 @@
-"""What models are asked: which class, which numbers, or which of several labels. Names and words alone; no torch.
+"""Tasks of a model: classes, numbers, or several labels at once. Names and words only, without torch.
 
-Of every task a sample has a score of which more is better, so verdicts, weights and tables are the same for all.
+In every task a sample has a score, and a higher score is better. So verdicts, weights and tables are the same for all tasks.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Task:
-    """metric: what the mean score is called. best: said where it is shown. outputs: what a model gives a number for."""
+    """Words for one task.
+
+    Attributes:
+        name: The name in settings and in meta.json.
+        metric: The name of the mean score.
+        best: How to read the score; empty for accuracy.
+        outputs: The things for which a model gives a number each.
+        needs: The form of y, for errors.
+    """
 
     name: TaskName
     metric: str
     best: str
     outputs: str
-    needs: str  # of y, in an error
+    needs: str
 
     @property
     def described(self) -> str:
-        """The metric with its direction, for a heading or an axis."""
+        """The metric with how to read it, for a heading or an axis."""
         return f"{self.metric} ({self.best})" if self.best else self.metric
 
 
@@ -44,12 +52,12 @@ TASKS: dict[TaskName, Task] = {task.name: task for task in (CLASSES, REGRESSION,
 
 
 def described(metric: str) -> str:
-    """The metric of this name with its direction."""
+    """Return the metric of this name with how to read it."""
     return next((task.described for task in TASKS.values() if task.metric == metric), metric)
 
 
 def asked(task: TaskName, outputs: Sequence[int | str]) -> str:
-    """For a message: the task, and of what, where a task says so."""
+    """Return the task in words for a message, with the names of its targets or labels."""
     if task == "classes":
         return "classes"
     more = ", ..." if len(outputs) > _SHOWN else ""

@@ -1,1 +1,1 @@
-"""What both sides draw with: figures as PNG files, and a page of pictures with their numbers."""
+"""Drawing code of both sides: figures as PNG files, and a page of pictures with their numbers."""

@@ -1,4 +1,4 @@
-"""Figures as PNG bytes, and the colours that all pictures share; matplotlib is imported when a figure is made."""
+"""Figures as PNG bytes, and the colours that all pictures share. matplotlib is imported only when a figure is made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ BEFORE, AFTER, COMMON, LOCAL = COLOURS[0], COLOURS[1], COLOURS[4], COLOURS[2]
 
 
 def new(width: float, height: float, arranged: bool = True) -> Any:
-    """An empty matplotlib Figure, `width` by `height` inches; arranged: room is made for labels when it is drawn.
+    """Make an empty matplotlib Figure of `width` by `height` inches; `arranged`: matplotlib makes room for the labels.
 
-    Errors: SettingError without matplotlib.
+    Raises:
+        SettingError: matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,9 +34,12 @@ def new(width: float, height: float, arranged: bool = True) -> Any:
 
 
 def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
-    """(the figure, so many small axes in a grid, row by row), which share the x axis. Errors: as `new`.
+    """Make a figure with `count` small axes in a grid, row by row, which share the x axis.
 
-    The grid is fixed, with room for six digits at the left of each: to measure every tick takes longer than to draw it.
+    The layout is fixed, with room for six digits to the left of each: measuring every tick would take longer than drawing.
+
+    Raises:
+        SettingError: matplotlib is not installed.
     """
     width, height = 1.0 + 3.6 * columns, 1.4 + 2.4 * rows
     figure = new(width, height, arranged=False)
@@ -52,14 +56,14 @@ def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a file; the same figure gives the same bytes."""
+    """Return the figure as a PNG file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def plain(axes: Any, grid: str | None = "y") -> None:
-    """No frame above and on the right, and a light grid behind what is drawn."""
+    """Remove the frame above and on the right, and put a light grid behind the drawing."""
     axes.spines[["top", "right"]].set_visible(False)
     if grid:
         axes.grid(axis=grid, color="0.9", linewidth=0.8)
@@ -67,7 +71,7 @@ def plain(axes: Any, grid: str | None = "y") -> None:
 
 
 def natural(names: Iterable[str]) -> list[str]:
-    """Sorted with numbers by their value: shard2 before shard10."""
+    """Sort names with numbers by their value: shard2 before shard10."""
 
     def key(name: str) -> list[tuple[bool, int, str]]:
         return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
@@ -76,24 +80,24 @@ def natural(names: Iterable[str]) -> list[str]:
 
 
 def short(names: Sequence[str]) -> list[str]:
-    """Without the words, up to a hyphen or underscore, with which all of them begin."""
+    """Shorten names: leave out the words, up to a hyphen or underscore, with which all of them begin."""
     common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (by character is meant)
     cut = max(common.rfind("-"), common.rfind("_")) + 1
     return [name[cut:] or name for name in names]
 
 
 def score_axis(axes: Any, task: TaskName, more: str = "", top: float = 1.02) -> None:
-    """Labels the y axis, which ends at the best score; it begins at 0, or below it where R2 does. Call it when all is drawn."""
+    """Label the y axis and set its limits: from 0 (or below it for R2) to the best score. Call it after the drawing."""
     axes.set_ylim(min(0.0, axes.get_ylim()[0]) if task == "regression" else 0.0, top)
     axes.set_ylabel(f"{TASKS[task].metric}{more}")
 
 
 def direction(task: TaskName) -> str:
-    """A sentence for a caption; empty for accuracy, which everybody knows."""
+    """Return a sentence for a caption on how to read the score; empty for accuracy."""
     return f" {TASKS[task].described}." if TASKS[task].best else ""
 
 
 def interval_text(score: float | None, samples: int, task: TaskName) -> str:
-    """For a cell of a table."""
+    """Return the confidence interval of a score as text for a table; empty if there is none."""
     between = None if score is None else interval_of(score, samples, task)
     return "" if between is None else "{:.3f}-{:.3f}".format(*between)

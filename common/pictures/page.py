@@ -1,4 +1,4 @@
-"""Pictures and tables as files: a PNG each, and one HTML page that needs nothing but itself."""
+"""Pictures and tables as files: a PNG for each picture, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attune.common.errors import SettingError
-from attune.common.estimate import told
+from attune.common.estimate import with_estimate
 
 S = TypeVar("S")
 Cell = str | int | float | None
@@ -29,7 +29,7 @@ summary { cursor: pointer; color: #3566a8; }
 
 @dataclass(frozen=True)
 class PageTable:
-    """Floats are shown with four digits, None as an empty cell."""
+    """Table of a page. Floats are shown with four digits, None as an empty cell."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -37,12 +37,16 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Picture:
+    """PNG picture of a page."""
+
     name: str  # of the file, without .png
     png: bytes
 
 
 @dataclass(frozen=True)
 class Section:
+    """Section of a page: a caption with perhaps a picture and perhaps a table."""
+
     title: str
     caption: str
     picture: Picture | None = None
@@ -50,12 +54,16 @@ class Section:
 
 
 def drawn(pictures: Mapping[str, Callable[[S], Section]], source: S, wanted: Sequence[str]) -> tuple[list[Section], list[str]]:
-    """(the pictures wanted of `source`, why others are left out): without `wanted` all that there can be.
+    """Draw the pictures that are wanted, or without `wanted` all that are possible.
 
-    Errors: SettingError for a wanted picture that cannot be.
+    Returns:
+        The sections, and a line for each picture that is left out.
+
+    Raises:
+        SettingError: A wanted picture cannot be drawn.
     """
     sections, left_out = [], []
-    for name in told(list(wanted or pictures), "pictures"):
+    for name in with_estimate(list(wanted or pictures), "pictures"):
         try:
             sections.append(pictures[name](source))
         except SettingError as error:
@@ -66,7 +74,7 @@ def drawn(pictures: Mapping[str, Callable[[S], Section]], source: S, wanted: Seq
 
 
 def write(out: Path, title: str, sections: Iterable[Section]) -> list[Path]:
-    """A PNG for each picture and index.html into `out`, which is made; returns the paths. Errors: OSError."""
+    """Write a PNG for each picture and index.html into the folder `out`, and return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     listed = list(sections)
     written = []
@@ -81,7 +89,7 @@ def write(out: Path, title: str, sections: Iterable[Section]) -> list[Path]:
 
 
 def render(title: str, sections: Iterable[Section]) -> str:
-    """The page: pictures inside it, no scripts, nothing from elsewhere."""
+    """Render the page with its pictures embedded, without scripts and without links to other places."""
     name = html.escape(title)
     head = f'<head>\n<meta charset="utf-8">\n<title>{name}</title>\n<style>{STYLE}</style>\n</head>'
     body = [f"<body>\n<h1>{name}</h1>", *map(_section, sections), "</body>"]

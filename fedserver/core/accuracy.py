@@ -1,4 +1,4 @@
-"""Accuracies of a federation from what its devices reported: pure, and without torch."""
+"""Accuracies and metrics of a federation, from the reports of its devices. Pure code, without torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ ByRound = dict[int, list[float]]  # the values of the devices, by the round that
 
 
 def accuracies(rows: Iterable[Report], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
-    """The latest accuracy of each client and the size of its test part.
+    """Return the latest accuracy of each client with the size of its test part.
 
-    evaluate "served": of what the server served, before local training; "trained": of the device's model after it. Rows must
-    be in the order of time. An evaluation order does not train, so it reports the one accuracy that there is as "before".
+    An evaluation order does not train, so it reports its one accuracy as `accuracy_before`.
+
+    Args:
+        rows: In the order of time.
+        evaluate: "served" takes the accuracy of what the server served, before local training; "trained" that of the
+            device's model after local training.
     """
     latest: dict[str, tuple[float, int]] = {}
     for row in rows:
@@ -31,7 +35,7 @@ def accuracies(rows: Iterable[Report], evaluate: Evaluate) -> dict[str, tuple[fl
 
 
 def comparisons(rows: Iterable[Report]) -> dict[str, Report]:
-    """The latest row of each client in which it compared its model with others. Rows must be in the order of time."""
+    """Return each client's latest evaluation, in which it compared its model with others. Rows in the order of time."""
     return {row.client: row for row in rows if row.work == "evaluate"}
 
 
@@ -61,9 +65,9 @@ def mean_metrics(latest: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
-    """Both averages of experiments.md: FedMCSA's unweighted mean over clients, and FedTP's over all test samples.
+    """Return both averages of the papers: FedMCSA's unweighted mean over clients, and FedTP's over all test samples.
 
-    They do not depend on the order of clients, not even in the last digit.
+    The order of the clients does not matter, not even for the last digit. None if nobody has a test sample.
     """
     total = sum(samples for _, samples in latest.values())
     if not total:
@@ -75,18 +79,18 @@ def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None
 
 
 def constants(rows: Iterable[Report]) -> dict[str, tuple[float, int]]:
-    """What each client's constant answer reaches, and the size of its test part, as in its latest row that says so."""
+    """Return the accuracy of each client's constant answer with the size of its test part, as last reported."""
     return {row.client: (row.accuracy_constant, row.test_samples or 0) for row in rows if row.accuracy_constant is not None}
 
 
 def no_better_than(constant: Mapping[str, tuple[float, int]], latest: Mapping[str, tuple[float, int]]) -> list[str]:
-    """Clients, by name, whose model has no better score than a constant answer, where that is not the best there is."""
+    """Return the clients whose model scores no better than a constant answer that is not perfect itself."""
     both = sorted(constant.keys() & latest.keys())
     return [name for name in both if latest[name][0] <= constant[name][0] < 1]
 
 
 def summary(rows: Iterable[Report], evaluate: Evaluate, metric: str = "accuracy") -> str:
-    """One line about a round for the log."""
+    """Return one line about a round, for the log."""
     listed = list(rows)
     losses = [row.loss for row in listed if row.loss is not None]
     text = f"{len(listed)} answers"

@@ -9,16 +9,16 @@ from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod, PartKind
 
 Adapt = Literal["personal", "embedding", "hypernetwork", "all"]
-MOVES_ALL = frozenset({"hypernetwork", "all"})  # settings under which what all devices have in common moves as well
+MOVES_ALL = frozenset({"hypernetwork", "all"})  # settings under which the tensors that all devices share change as well
 
 
 @dataclass(frozen=True)
 class AdaptationSpec:
-    """One way of fitting a method to new devices."""
+    """Scope of an adaptation for one method."""
 
-    trains: tuple[str, ...]  # kinds of tensors that a device trains, "personal" for what its objective keeps; empty: all
+    trains: tuple[str, ...]  # kinds of tensors that a device trains; "personal" is what its objective keeps; empty: all
     returns: tuple[PartKind, ...]  # parts that it hands in
-    common: bool  # whether what all devices have in common moves on the server as well
+    common: bool  # whether the tensors that all devices share change on the server as well
 
 
 def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> AdaptationSpec | None:
@@ -41,6 +41,8 @@ def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> AdaptationSpec 
             raise SettingError('round.adapt = "embedding": embeddings are fixed (method.embedding); take "hypernetwork"')
         return AdaptationSpec(("generated",), ("generated",), common)
     moved = {kind for selector, kind in method.parts if selector != "@head" or objective.uses_head}
-    own = [kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and embeddings == "fixed")]
-    trains = (*own, "personal") if objective.keeps_own else tuple(own)
-    return AdaptationSpec(trains, tuple(kind for kind in sent if kind in own), common) if trains else None
+    personal = [
+        kind for kind in method.kinds if kind in moved - {"shared"} and not (kind == "generated" and embeddings == "fixed")
+    ]
+    trains = (*personal, "personal") if objective.keeps_own else tuple(personal)
+    return AdaptationSpec(trains, tuple(kind for kind in sent if kind in personal), common) if trains else None

@@ -1,4 +1,4 @@
-"""What an operator can do about a device that was turned away, by the kind of the refusal; and what devices may hear."""
+"""Advice to the operator about a refused device, by the kind of the refusal, and errors as devices may see them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HANDSHAKE = "handshake"  # the kind of a connection that never came to a call
 OTHERWISE = "read the reason; `fedserver revoke NAME` shuts the device out if it should not be here"
 BY_KIND = {
     "certificate-refused": (
-        "nothing if you revoked it; if its certificate ran out: `fedserver token --for NAME`, and start it with --token-file"
+        "nothing if you revoked it; if its certificate has expired: `fedserver token --for NAME`, start it with --token-file"
     ),
     "forbidden": "look who has this certificate: it is not one of a device here, or it asked for what is another's",
     "token-refused": "if the device should join: `fedserver token` makes a new one, `fedserver token list` shows the old ones",
@@ -27,14 +27,14 @@ BY_KIND = {
         "have expired; if it is nobody of yours, close the port to that address"
     ),
 }
-# What happens to honest devices day by day, and is told or tried again by itself.
+# Refusals that honest devices meet in everyday work. They are retried or resolved without the operator.
 ORDINARY = frozenset(
     {"order-closed", "upload-busy", "upload-taken-over", "stalled", "replaced", "ledger-busy", "unknown-blob", "unreachable"}
 )
 
 
 def for_devices(error: AttuneError) -> AttuneError:
-    """The same error; one that names files of this machine, without them."""
+    """Return the error without the names of files on this machine."""
     if isinstance(error, DiskFull):
         return type(error)("the disk of the server is full: its operator is told; try again later")
     if isinstance(error, HomeMismatch):
@@ -43,4 +43,5 @@ def for_devices(error: AttuneError) -> AttuneError:
 
 
 def advice(kind: str) -> str:
+    """Return what the operator can do about refusals of this kind."""
     return BY_KIND.get(kind, OTHERWISE)

@@ -1,4 +1,4 @@
-"""In which encodings the parts of a method travel: what devices hand in, and what they are served."""
+"""Encodings in which the parts of a method travel, to the server and back."""
 
 from __future__ import annotations
 
@@ -12,18 +12,30 @@ from attune.common.protocol import ENCODINGS, EXTRAS, PACKED, PER_PART, RELATIVE
 
 @dataclass(frozen=True)
 class Encodings:
-    """handed_in: of each part that travels; "" is none. packed: the parts that are served as PACKED."""
+    """The encodings of one run.
+
+    Attributes:
+        handed_in: The encoding of each part that devices hand in; "" is none.
+        packed: The parts that are served as PACKED.
+    """
 
     handed_in: Mapping[str, str]
     packed: Sequence[str]
 
     def asked(self, part: str, served: bool) -> str:
-        """Of what a device hands in. One that goes on from its own state shares nothing from which to write a change."""
+        """Return the encoding that a device is asked to use for a part.
+
+        A device that continues from its own state was served nothing, so it cannot send a change relative to that.
+        """
         encoding = self.handed_in[part]
         return encoding if served or encoding not in RELATIVE else ""
 
     def check_here(self) -> None:
-        """Errors: SettingError where this server cannot read what devices would hand in, or write what they are served."""
+        """Check that this server has the packages for all encodings of the run.
+
+        Raises:
+            SettingError: A package is missing.
+        """
         for setting, encoding in self._needed():
             if encoding not in ENCODINGS:
                 raise SettingError(
@@ -31,7 +43,11 @@ class Encodings:
                 )
 
     def check_device(self, name: str, known: Collection[str]) -> None:
-        """known: what the device says of itself. Errors: SettingError where that is not enough."""
+        """Check that a device has all encodings of the run; `known` are those that it declares.
+
+        Raises:
+            SettingError: The device lacks an encoding.
+        """
         for setting, encoding in self._needed():
             if encoding not in known:
                 raise SettingError(
@@ -44,7 +60,7 @@ class Encodings:
             )
 
     def _needed(self) -> Iterable[tuple[str, str]]:
-        """(the setting that asks for it, the encoding), each encoding once."""
+        """Return (the setting that asks for it, the encoding), each encoding once."""
         kinds = set(self.handed_in.values())
         asked = {encoding: "round.encoding" if len(kinds) == 1 else "round.encodings" for encoding in sorted(kinds) if encoding}
         if self.packed:
@@ -53,7 +69,11 @@ class Encodings:
 
 
 def encodings_of(settings: RoundSettings, parts: Iterable[str]) -> Encodings:
-    """parts: of the method, private or not. Errors: SettingError for a part that it does not have."""
+    """Return the encodings of a run; `parts` are those of its method, private ones included.
+
+    Raises:
+        SettingError: The settings name a part that the method does not have.
+    """
     travel = [part for part in parts if part != "private"]
     for part in settings.encodings:
         if part not in travel:

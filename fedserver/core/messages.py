@@ -1,6 +1,6 @@
-"""What travels between the server's rooms: events and effects of the round, its record, and the ids of orders.
+"""Events and effects of the round, its durable record, and the ids of orders.
 
-`now` is seconds of a monotonic clock, the same one in all events of a process. Times that people are shown are unix times.
+`now` is in seconds of a monotonic clock, the same one in all events of a process. Times that people see are unix times.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from attune.common.exchange.messages import WorkName
 
 
 class StrEnum(str, Enum):
-    """As enum.StrEnum, which Python 3.10 does not have: `str`, `format` and `%` give the value."""
+    """Enum whose members are their text, like enum.StrEnum of Python 3.11: `str`, `format` and `%` give the value."""
 
     __str__ = str.__str__
 
 
 class Phase(StrEnum):
+    """Phases of a round, as the ledger records them."""
+
     WAITING = "waiting"
     TRAINING = "training"
     AGGREGATING = "aggregating"
@@ -34,7 +36,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Resumed:
-    """The first event of a process; also after a failure, to try the step again."""
+    """The first event of a process, and the event after a failure that tries the step again."""
 
     now: float
 
@@ -45,29 +47,31 @@ class Connected:
 
     name: str
     now: float
-    newcomer: bool = False  # no update of it was ever taken in
+    newcomer: bool = False  # no update of it was ever aggregated
 
 
 @dataclass(frozen=True)
 class Disconnected:
+    """A device's stream has ended."""
+
     name: str
     now: float
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A device's update (or evaluation) is durable in the inbox."""
+    """A device's update or evaluation is durable in the inbox."""
 
     name: str
     round: int
     now: float
     work: str = "train"  # or "evaluate"
-    loss: float | None = None  # of its training
+    loss: float | None = None  # its training loss
 
 
 @dataclass(frozen=True)
 class DeviceProgressed:
-    """A device says that it is further with its order."""
+    """A device reports progress with its order."""
 
     name: str
     now: float
@@ -75,16 +79,16 @@ class DeviceProgressed:
 
 @dataclass(frozen=True)
 class Excused:
-    """A device cannot carry out its order, or its update was refused, or it was revoked."""
+    """A device's answer is no longer expected: it cannot carry out the order, or its update was refused."""
 
     name: str
     now: float
-    troubled: bool = False  # it says itself that it cannot
+    troubled: bool = False  # the device itself says that it cannot carry out the order
 
 
 @dataclass(frozen=True)
 class Expelled:
-    """The operator has shut a device out, for good."""
+    """The operator has revoked a device."""
 
     name: str
     now: float
@@ -92,7 +96,7 @@ class Expelled:
 
 @dataclass(frozen=True)
 class Paused:
-    """The operator wants no further round to open, or (on is False) lets them open again."""
+    """The operator pauses the federation (no further round opens), or resumes it (`on` is False)."""
 
     on: bool
     now: float
@@ -100,12 +104,14 @@ class Paused:
 
 @dataclass(frozen=True)
 class Tick:
+    """Time has passed."""
+
     now: float
 
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The new state is durable. setback: why it is not made of the cohort's updates; empty: it is."""
+    """The new state is durable. setback: why it is not made from the cohort's updates; empty if it is."""
 
     now: float
     setback: str = ""
@@ -113,7 +119,7 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class StepFailed:
-    """The step that was under way cannot be carried out."""
+    """The step under way cannot be carried out."""
 
     reason: str
 
@@ -144,13 +150,15 @@ class Open:
 
 @dataclass(frozen=True)
 class Aggregate:
+    """Close this round: make the next state from the cohort's updates."""
+
     round: int
     cohort: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class GoBack:
-    """The state before the last round becomes the state again."""
+    """Take the last round back: the state before it becomes the state again."""
 
     round: int
     why: str
@@ -158,12 +166,14 @@ class GoBack:
 
 @dataclass(frozen=True)
 class FinishDevices:
+    """Tell these devices that the federation is over: they keep their models and leave."""
+
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """The answer to a device's update."""
+    """Receipt for a device's update: accepted, or too late."""
 
     name: str
     accepted: bool
@@ -171,14 +181,14 @@ class Acknowledge:
 
 @dataclass(frozen=True)
 class PassOver:
-    """These devices let too many orders in a row run out: they are not asked before they have shown that they can."""
+    """Report that these devices missed too many orders in a row. They get no more orders until they show progress."""
 
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class AskAgain:
-    """These devices, which were passed over, have shown that they can."""
+    """Report that these devices get orders again, after they had been passed over."""
 
     devices: tuple[str, ...]
 
@@ -187,7 +197,7 @@ Effect = Open | Aggregate | GoBack | FinishDevices | Acknowledge | PassOver | As
 
 
 def together(effects: Iterable[Effect]) -> list[Effect]:
-    """The same effects; orders of one step that follow on each other are opened as one."""
+    """Merge neighbouring `Open` effects for the same order into one, so that their orders are opened together."""
     joined: list[Effect] = []
     for effect in effects:
         last = joined[-1] if joined else None
@@ -199,36 +209,37 @@ def together(effects: Iterable[Effect]) -> list[Effect]:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What the ledger keeps. `round` counts closed rounds; `devices` hold orders, of whom `cohort` exchange weights.
+    """Durable part of the round's state, as the ledger keeps it.
 
-    No deadline is kept: a restarted process has no monotonic past, so its deadline counts anew.
+    `round` counts closed rounds. `devices` hold orders; those of the `cohort` among them exchange weights. The deadline is not
+    kept: the monotonic clock of a restarted process starts anew, and so does the deadline.
     """
 
     phase: Phase = Phase.WAITING
     round: int = 0
     devices: tuple[str, ...] = ()
     cohort: tuple[str, ...] = ()
-    excused: tuple[str, ...] = ()  # hold an order and are not waited for
-    replaced: tuple[str, ...] = ()  # were of the cohort and stayed away; what they hand in after all counts
-    last_cohort: tuple[str, ...] = ()  # whose updates made the present state
-    adapting: Mapping[str, int] = {}  # newcomers to the finished federation, and how many rounds each was given
-    loss: float | None = None  # the median of the devices' losses in the last round that was taken in
-    kept: bool = False  # the state before the last round is kept
-    spoiled: str = ""  # why the open step ends with a return to the state before
-    setback: str = ""  # the last round of which no update counts, and why
-    given_up: int = 0  # the last round whose state was taken back: what devices said of that state counts no more; 0: none
+    excused: tuple[str, ...] = ()  # devices that hold an order but are not waited for
+    replaced: tuple[str, ...] = ()  # members of the cohort whose places others took; their updates still count
+    last_cohort: tuple[str, ...] = ()  # devices whose updates made the present state
+    adapting: Mapping[str, int] = {}  # newcomers to the finished federation, and how many rounds each has had
+    loss: float | None = None  # median training loss of the last round that counted
+    kept: bool = False  # whether the state before the last round still exists
+    spoiled: str = ""  # why the open step takes the last round back; empty: it does not
+    setback: str = ""  # the last round of which no update counted, and why
+    given_up: int = 0  # the last round whose state was taken back: reports about that state do not count; 0: none
     opened_at: float = 0.0  # unix time
-    reason: str = ""  # of a failure
+    reason: str = ""  # why the step failed
     failed_in: Phase = Phase.WAITING
-    paused: bool = False  # no further training round opens before the operator says so
+    paused: bool = False  # no further training round opens until the operator resumes
 
     def revive(self) -> Record:
-        """After a failure: the step to try again."""
+        """Return the record with the failed step open again; the record itself if none has failed."""
         return msgspec.structs.replace(self, phase=self.failed_in, reason="") if self.phase is Phase.FAILED else self
 
     @property
     def open_orders(self) -> tuple[WorkName, int]:
-        """The work and the round of the orders that are (or would be) out."""
+        """The work and the round of the orders that are out, or would be out if there were any."""
         if self.revive().phase in (Phase.EVALUATING, Phase.DONE):
             return "evaluate", self.round
         return "train", self.round + 1
@@ -239,7 +250,7 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class OrderId:
-    """`work` is "train" (for the round after the last closed one) or "evaluate" (of the state after `round`)."""
+    """Id of an order. `work` is "train" (for the round `round`) or "evaluate" (the state after the round `round`)."""
 
     work: WorkName
     round: int
@@ -250,7 +261,11 @@ class OrderId:
 
     @classmethod
     def parse(cls, text: str, client: str) -> Self:
-        """Errors: UpdateRefused if this is no order, or one for another device than `client`."""
+        """Parse an id that the device `client` sent.
+
+        Raises:
+            UpdateRefused: It is no order's id, or that of another device's order.
+        """
         work, _, rest = text.partition("-")
         number, _, name = rest.partition("-")
         if work not in ("train", "evaluate") or not number.isascii() or not number.isdecimal() or len(number) > 9:

@@ -1,4 +1,4 @@
-"""Which orders are out, and which blobs each device was offered with its order."""
+"""The open orders, and the blobs that were offered to each device with its order."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import DeviceRecord, Smaller
 
-MISSES = 2  # changes in a row that a device had no use for; after one it may have been started again
+MISSES = 2  # unused changes in a row after which a device is sent whole values; one may be due to a restart
 
 
 class OrderBook:
-    """One open order a device at most; a newer one replaces it and its offers."""
+    """Open orders, at most one for each device. A newer order replaces the old one and its offers."""
 
     def __init__(self) -> None:
         self._orders: dict[str, Order] = {}
         self._offers: dict[str, dict[str, Blob]] = {}
-        self._fetched_whole: set[str] = set()  # whoever was offered a change with its present order, and took the value instead
-        self._misses: dict[str, int] = {}  # of whom this is known of so many orders in a row that offered a change
+        self._fetched_whole: set[str] = set()  # devices that were offered a change and fetched the whole value instead
+        self._misses: dict[str, int] = {}  # how many times in a row a device has done so
 
     def write(
         self,
@@ -41,12 +41,20 @@ class OrderBook:
         changes: bool = False,
         prior: Mapping[Choice, float] | None = None,
     ) -> Order:
-        """The order as it is sent: `blobs` by part to start from, `returns` the parts to hand in, `cold_start` to compare with.
+        """Write and remember an order.
 
-        version: how many rounds were closed when the state was made that they are of. trains: the kinds of tensors that move in
-        training; none named: all. encodings: of what is handed in, by part. smaller: by the digest of a blob, what is sent in
-        its place. changes: whether the device knows a value by its own digest, whatever is sent in its place. prior: as of
-        core.prior.
+        Args:
+            order: Its id.
+            blobs: Values to start from, by part.
+            returns: Parts to hand in.
+            deadline_s: Seconds that the device has.
+            version: How many rounds were closed when the served state was made.
+            cold_start: Values of the common model to compare with, by part.
+            trains: Kinds of tensors that training changes; empty: all.
+            encodings: Encodings of what is handed in, by part.
+            smaller: Compressed forms to send instead, by the digest of the value.
+            changes: Whether the device accepts a compressed form under the digest of the value itself.
+            prior: Shares of the models (core.prior).
         """
         self._learn_from_last(order.client)
         compared, instead = cold_start or {}, smaller or {}
@@ -68,32 +76,45 @@ class OrderBook:
         return self._orders[order.client]
 
     def order(self, name: str, order_id: str) -> Order:
-        """The open order that a device answers. Errors: OrderClosed if it is open no longer, UpdateRefused if it never was."""
+        """Return the open order that a device answers.
+
+        Raises:
+            OrderClosed: It is no longer open.
+            UpdateRefused: It never was an order of this device.
+        """
         asked, order = OrderId.parse(order_id, name), self._orders.get(name)
         if order is None or order.id != str(asked):
             raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
         return order
 
     def work(self, name: str) -> WorkName:
-        """What this device's open order, which there must be, tells it to do: "train" or "evaluate"."""
+        """Return the work of this device's open order, which must exist: "train" or "evaluate"."""
         return self._orders[name].work
 
     def offer(self, name: str, digest: str) -> Blob:
-        """A blob that this device was offered, and asks for. Errors: UnknownBlob, also for another device's."""
+        """Return a blob that a device asks for, and note whether it fetches a whole value instead of a change.
+
+        Raises:
+            UnknownBlob: It was not offered to this device.
+        """
         blob = self.offered(name, digest)
         if any(ref.base and ref.digest == digest for ref in self._orders[name].downloads):
             self._fetched_whole.add(name)
         return blob
 
     def offered(self, name: str, digest: str) -> Blob:
-        """A blob that goes to this device with its order. Errors: as `offer`."""
+        """Return a blob that was offered to this device.
+
+        Raises:
+            UnknownBlob: It was not offered to this device.
+        """
         blob = self._offers.get(name, {}).get(digest)
         if blob is None:
             raise UnknownBlob(f"{name} was not offered a blob {digest[:20]!r}: ask for those of the present order")
         return blob
 
     def forgets(self, name: str) -> bool:
-        """Whether this device seems to hold nothing from one order to the next: then changes are of no use to it."""
+        """Return whether this device seems to keep nothing between orders, so that changes are of no use to it."""
         return self._misses.get(name, 0) >= MISSES
 
     def _learn_from_last(self, name: str) -> None:
@@ -115,10 +136,10 @@ def _refs(blobs: Mapping[str, Blob], version: int, instead: Mapping[str, Smaller
 
 
 def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:
-    """Whether an order starts from what the server serves, or from what the device has.
+    """Return whether an order starts from what the server serves, instead of from the device's own state.
 
-    Where all devices train, one that is not in the cohort goes on from its own state until its next update was answered;
-    where a method is judged by its trained models, an evaluation is of the device's own.
+    If all devices train, one outside the cohort continues from its own state until its next update counts. If a method is
+    judged by its trained models, an evaluation is of the device's own model.
     """
     if device is None or device.fetched < 0:
         return True

@@ -1,4 +1,4 @@
-"""From the operator's settings and the devices' declarations to what is fixed for everyone."""
+"""Settings of a run with all defaults, and the plan that is fixed for all devices at round 1."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AFTER_THE_END = ("adapt_rounds", "adapt")
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """Every setting with its value: what was set, over the method's defaults, over the general ones."""
+    """All settings with their values: those given, else the method's defaults, else the general ones."""
 
     configured: ConfiguredMethod  # the method with typed settings
-    method_options: dict[str, Any]  # of the preset, and as set
+    method_options: dict[str, Any]  # from the preset and as given
     model_name: str | None
     model_options: dict[str, Any]
     train: TrainSettings
@@ -39,7 +39,7 @@ class ResolvedSettings:
     server: ServerSettings
     data: DataSettings
     seed: int
-    adaptation: AdaptationSpec | None  # of newcomers; None: the method has nothing of a device's own
+    adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
 
     @property
     def method(self) -> Method:
@@ -48,14 +48,16 @@ class ResolvedSettings:
 
     @property
     def rules(self) -> Rules:
-        """Of the round: without rounds for newcomers where these have nothing to fit."""
+        """The rules of the round. Newcomers get no rounds if the method has nothing that they could fit."""
         settings = self.round if self.adaptation else msgspec.structs.replace(self.round, adapt_rounds=0)
         common = self.adaptation is not None and self.adaptation.common
         return Rules(settings, Synchronous(settings, self.seed), common)
 
     def fixed(self) -> dict[str, Any]:
-        """What a home is bound to, flat, by the names under which it is set; the server section may change at a restart,
-        and so may what is done with newcomers after the end."""
+        """Return the settings that a home is bound to, by their dotted names.
+
+        The server section may change at a restart, and so may the rounds for newcomers after the end.
+        """
         sections = {
             "method": {"name": self.method.name} | _components(self.configured),
             "model": {"name": self.model_name} | self.model_options,
@@ -76,7 +78,11 @@ def _components(configured: ConfiguredMethod) -> dict[str, Any]:
 
 
 def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
-    """Checks all that can be checked before a device has connected. Errors: SettingError with the nearest known name."""
+    """Resolve and check the settings, as far as that is possible before a device has connected.
+
+    Raises:
+        SettingError: A setting is wrong; the error suggests the nearest known name.
+    """
     given = dict(overrides.get("method", {}))
     preset = str(given.pop("preset", EVERYDAY))
     method = method_from_options(given)
@@ -107,13 +113,17 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
 
 
 def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What is set at this start, over what this home was made with. Errors: HomeMismatch that names every contradiction."""
+    """Merge the settings of this start over those with which the home was made.
+
+    Raises:
+        HomeMismatch: They contradict the home's; the error names every difference.
+    """
     if recorded is None:
         return dict(overrides)
     merged = merge(recorded, overrides)
     before = resolve(recorded).fixed()
     named = overrides.get("method", {}).get("name", before["method.name"])
-    # Of another method the settings on record may be unknown: that they are is not what is wrong.
+    # With another method, the recorded settings may be unknown. Only the change of method is reported then.
     now = resolve(merged).fixed() if named == before["method.name"] else before | {"method.name": named}
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if differing:
@@ -125,8 +135,12 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
 
 
 def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str, run: str = "") -> Plan:
-    """The plan for the devices present at round 1, whose data are alike. Classes are what the operator declares, or else the
-    sorted union of their labels. Errors: SettingError.
+    """Make the plan for the devices present at round 1, whose data have one form.
+
+    The classes are those that the operator declares, else the sorted union of the devices' labels.
+
+    Raises:
+        SettingError: The settings do not fit the devices' data, or the plan is too long.
     """
     ordered = [profiles[name] for name in sorted(profiles)]
     declared = settings.data
@@ -135,7 +149,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     first = ordered[0]
     if first.task != "classes":
         check_task(settings.configured, first.task)
-        classes = first.labels  # of all devices alike, in the order of y's columns
+        classes = first.labels  # the same on all devices, in the order of the columns of y
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     spec = models.default_spec(
@@ -173,14 +187,14 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:
-    """The plan of a model whose frozen body has this digest; empty: it has no body."""
+    """Return the plan with the digest of the model's frozen body; empty: the model has none."""
     if not body_digest:
         return plan
     return msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, body_digest=body_digest))
 
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
-    """Why a model was chosen that is not the usual one for this kind of data; empty if it is, or was named."""
+    """Explain why the model is not the usual one for this kind of data; empty if it is, or if it was set."""
     lacking = models.lacking(plan.model.kind, roles_of(settings.method))
     if settings.model_name or not lacking:
         return ""
@@ -188,5 +202,5 @@ def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
 
 
 def roles_of(method: Method) -> frozenset[str]:
-    """Of common.models.structure: what the method's selectors ask of the model."""
+    """Return the roles (common.models.structure) that the method's selectors need in a model."""
     return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))

@@ -1,4 +1,4 @@
-"""When a round opens and closes, who is asked, and what a late update is worth. Nothing else decides these."""
+"""Policy of a round: when it opens and closes, which devices take part, and which answers count."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from attune.common.seeds import derive
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.state import Round
 
-PATIENCE = 2  # orders in a row that a device may let run out before it is passed over
+PATIENCE = 2  # missed orders in a row after which a device is passed over
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Who gets an order, and whose updates are aggregated."""
+    """Devices that get an order, and the cohort among them whose updates are aggregated."""
 
     devices: tuple[str, ...]
     cohort: tuple[str, ...]
 
 
 class Policy(Protocol):
-    """Decides from a state and the present time alone; the phases carry it out."""
+    """Decisions from a state and the present time alone; the phases carry them out."""
 
     def opens(self, state: Round) -> bool:
-        """Whether a round can open with those who are connected."""
+        """Return whether a round can open with the devices that are connected."""
 
     def ask(self, state: Round) -> Asked:
-        """Who takes part in the round that opens now. Called only where `opens` holds."""
+        """Choose the devices of the round that opens now. Called only if `opens` holds."""
 
     def ask_to_evaluate(self, state: Round) -> frozenset[str]:
-        """Who evaluates the state after the round that was closed now."""
+        """Choose the devices that evaluate the state of the round that has just closed."""
 
     def evaluates(self, closed: int) -> bool:
-        """Whether the state after round `closed` is evaluated."""
+        """Return whether the state after round `closed` is evaluated."""
 
     def complete(self, state: Round, now: float) -> bool:
-        """Whether the open round closes and is aggregated."""
+        """Return whether the open round closes and is aggregated."""
 
     def over(self, state: Round, now: float) -> bool:
-        """Whether nobody is waited for any longer, whatever has been answered."""
+        """Return whether no further answer is worth waiting for."""
 
     def overdue(self, state: Round, now: float) -> frozenset[str]:
-        """Who lets its order run out if the step closes, or its time is extended, now."""
+        """Return the devices that have missed their order if the step closes, or is extended, now."""
 
     def replacements(self, state: Round, now: float) -> tuple[tuple[str, str], ...]:
-        """Members of the cohort that are no longer counted on, each with the idle device that takes its place."""
+        """Return pairs of an absent member of the cohort and the idle device that takes its place."""
 
     def extends(self, state: Round, now: float) -> bool:
-        """Whether a round without its quorum asks others too and begins its time anew."""
+        """Return whether a round without its quorum asks further devices and restarts its deadline."""
 
     def ask_again(self, state: Round) -> frozenset[str]:
-        """Who is sent the order of the open round when its time is extended: others, and those that had trouble."""
+        """Choose the devices that get the order of an extended round: idle ones, and those in trouble once more."""
 
     def worth(self, state: Round, work: str, number: int, name: str) -> float:
-        """What a device's answer to an order counts if it comes now: 0 is late, and 1 is in full."""
+        """Return the weight of an answer that comes now: 0 is too late, 1 counts in full."""
 
     def wakes(self, state: Round) -> frozenset[float]:
-        """The times at which, if nothing else happens, one of the answers above can change. The deadline is one of them."""
+        """Return the times, the deadline among them, at which one of the decisions above can change by itself."""
 
 
 def quorum_of(settings: RoundSettings, record: Record) -> int:
-    """Updates without which a round is not aggregated: never more than are sampled, or (with over-selection) than count."""
+    """Return how many updates a round needs: at most as many as devices are sampled, or count with over-selection."""
     cohort = len(record.cohort)
     if record.adapting:
         return min(1, cohort)
@@ -83,7 +83,7 @@ class Synchronous:
         return len(state.connected) >= self.settings.min_clients
 
     def ask(self, state: Round) -> Asked:
-        """Who let orders run out is passed over, unless there is no round without it: then it costs nobody's time."""
+        """Skip devices that missed two orders in a row, unless too few devices remain without them."""
         number, settings = state.record.round + 1, self.settings
         able = state.connected - passed_over(state)
         names = sorted(able if len(able) >= settings.min_clients else state.connected)
@@ -118,21 +118,21 @@ class Synchronous:
         if self._replace_after_s is None:
             return ()
         pool = sorted(state.idle - passed_over(state))
-        found = []
+        pairs = []
         for gone in sorted(state.awaited & frozenset(state.record.cohort) - state.connected):
             if pool and now >= state.left_at[gone] + self._replace_after_s:
                 other = self._draw("replacement", state.record.round + 1, gone).choice(pool)
                 pool.remove(other)
-                found.append((gone, other))
-        return tuple(found)
+                pairs.append((gone, other))
+        return tuple(pairs)
 
     def extends(self, state: Round, now: float) -> bool:
-        """At the deadline; and at once if nobody is left to wait for and there are others."""
+        """Extend at the deadline, or at once if only idle devices could still bring the quorum."""
         aside = passed_over(state)
         return now >= state.deadline or bool(not state.awaited - aside and state.idle - aside)
 
     def ask_again(self, state: Round) -> frozenset[str]:
-        """Who let orders run out is asked only where the quorum cannot be reached without it."""
+        """Ask devices that were passed over only if the quorum cannot be reached without them."""
         troubled = (state.awaited | frozenset(state.record.excused)) & state.connected
         asked, cohort = troubled | state.idle, frozenset(state.record.cohort) | state.idle
         able = asked - passed_over(state)
@@ -161,13 +161,13 @@ class Synchronous:
         return after_s if after_s > 0 else None
 
     def _waited_for(self, state: Round, now: float) -> frozenset[str]:
-        """Of those awaited: the connected that move, and those who left less than the grace period ago."""
+        """Return the awaited devices that are connected and make progress, or that left within the grace period."""
         aside = passed_over(state) | self._stalled(state, now)
         grace_s = self.settings.grace_s
         return frozenset(n for n in state.awaited - aside if n in state.connected or now < state.left_at[n] + grace_s)
 
     def _stall_counts(self, state: Round) -> bool:
-        # Devices say nothing of their progress while they evaluate.
+        # Devices report no progress while they evaluate.
         return self.settings.stall_s > 0 and state.record.phase is Phase.TRAINING
 
     def _stalled(self, state: Round, now: float) -> frozenset[str]:
@@ -178,18 +178,23 @@ class Synchronous:
 
 
 def passed_over(state: Round) -> frozenset[str]:
-    """Devices that are not asked before they have shown that they can."""
+    """Return the devices that get no order because they missed PATIENCE orders in a row."""
     return frozenset(name for name, count in state.run_out.items() if count >= PATIENCE)
 
 
-FLOOR = 1.0  # of the loss that others are compared with: near 0 a multiple of a loss says nothing
+FLOOR = 1.0  # least loss to compare with: a multiple of a loss near 0 means nothing
 
 
 def spoiled(state: Round, multiple: float, *, complete: bool) -> str:
-    """Why the state before the last round is to be the state again; empty: it is not, or it is not known any more.
+    """Explain why the last round has spoiled the state and must be taken back; empty if it need not, or no longer can.
 
-    multiple: of the last good median loss, at which losses have exploded; 0: never. complete: whether the answers are all
-    there; a median of some of them says nothing yet. A minority of devices decides nothing of this.
+    Either the median of the devices' losses has exploded, or most devices could not work with the state. A minority of the
+    devices cannot cause it.
+
+    Args:
+        state: The state of the open step.
+        multiple: The median loss has exploded if it is more than this many times the last good one; 0: never.
+        complete: Whether all answers are there; before that the median is not used.
     """
     record = state.record
     if not multiple or not record.kept or record.adapting:
@@ -204,6 +209,6 @@ def spoiled(state: Round, multiple: float, *, complete: bool) -> str:
 
 
 def median_loss(state: Round) -> float | None:
-    """Of the losses of the cohort whose updates are there, the lower of the two in the middle; None without any."""
+    """Return the (lower) median of the cohort's losses that were reported; None without any."""
     losses = [state.losses[name] for name in sorted(state.updates) if name in state.losses]
     return median_low(losses) if losses else None

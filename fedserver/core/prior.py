@@ -1,10 +1,11 @@
-"""What the fleet's devices found of their models, as what each begins from when it weighs its own: empirical Bayes.
+"""The prior with which a device weighs its models, estimated from the other devices (empirical Bayes).
 
-A device weighs the common model, its own and one that it trained alone by the samples that it held out of training. Six samples
-say little, but those of all devices together do: a model that is of no use to any of them is hardly of use to the next. So each
-device reports how likely its held-out samples are under each model, and with the next evaluation it is told the shares of the
-other devices whose samples each model explains (Robbins: An Empirical Bayes Approach to Statistics, 3rd Berkeley Symposium,
-1956). Its own samples it has itself: they would count twice.
+A device weighs the common model, its own model and one that it trained alone. It does so by the samples that it held out of
+training. A few samples say little about one device, but those of all devices say much: a model that helped no other device will
+hardly help this one. So each device reports the log-likelihood of its held-out samples under each model. With the next
+evaluation the server sends each device the shares of the other devices whose samples each model explains (Robbins: An
+Empirical Bayes Approach to Statistics, 3rd Berkeley Symposium, 1956). The device's own report is left out, since the device
+adds its own samples itself.
 
 D devices, K models.
 """
@@ -21,27 +22,29 @@ import numpy.typing as npt
 from attune.common.metrics import CHOICES, Choice
 from attune.fedserver.core.records import Report
 
-ITERATIONS = 500  # at most; of tens of devices a tenth of them is enough
-STEADY = 1e-9  # by how much a share may still move
-FEW = 100  # devices, of whom each one's own vote would be felt
-VOTES = 1.0  # of each model beforehand, as many devices: no model is ruled out, and few devices say little
+ITERATIONS = 500  # at most; a tenth is enough for tens of devices
+STEADY = 1e-9  # largest change of a share in the last iteration
+FEW = 100  # with more devices, leaving out one vote makes no difference
+VOTES = 1.0  # pseudo-votes for each model: no model is ruled out, and few devices move the shares little
 
 Array = npt.NDArray[Any]
-Shares = dict[Choice, float]  # of each model that any device has, > 0, summing to 1
+Shares = dict[Choice, float]  # by model: > 0, with the sum 1
 
 
 @dataclass(frozen=True)
 class Prior:
-    """shares: by all devices; empty without any.
+    """Shares of devices that each model explains best.
 
-    without: of each device that voted, the shares by all others; none of very many devices.
+    Attributes:
+        shares: From all devices; empty without reports.
+        without: For each device that voted, the shares from all others. Empty for more than FEW devices.
     """
 
     shares: Mapping[Choice, float]
     without: Mapping[str, Mapping[Choice, float]]
 
     def of(self, device: str) -> Mapping[Choice, float]:
-        """What the others found, for this device."""
+        """Return the shares from the other devices, for this device."""
         return self.without.get(device, self.shares)
 
 
@@ -54,22 +57,25 @@ def votes_of(rows: Iterable[Report]) -> dict[str, dict[Choice, float]]:
     return {client: vote for client, vote in votes.items() if len(vote) > 1}
 
 
-def prior_of(found: Mapping[str, Mapping[Choice, float]]) -> Prior:
-    """The shares of the models.
+def prior_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
+    """Estimate the shares of the models.
 
-    found: of each device, the log-likelihood (nats) of its held-out samples under each model that it has. One of them explains
-    its samples: model k with probability share_k among those that it has (Luce's choice axiom), so that who lacks a model says
-    nothing against it. Shares are the likeliest a posteriori; the method is expectation maximisation, with the step of Hunter
-    (MM Algorithms for Generalized Bradley-Terry Models, Annals of Statistics 32, 2004, section 5) for the maximum. A device has
-    one vote, whatever it claims; one that sees no difference votes as the others do.
+    Model: one of the models that a device has explains its held-out samples; it is model k with probability share_k among
+    those that the device has (Luce's choice axiom). So a device that lacks a model does not vote against it. The shares
+    maximise the posterior. They are found by expectation maximisation, with the step of Hunter (MM Algorithms for Generalized
+    Bradley-Terry Models, Annals of Statistics 32, 2004, section 5) for the maximum. Each device has one vote, whatever it
+    claims; a device that sees no difference between its models does not change the shares.
 
-    Without each device they are found anew, from the shares of all; of more than FEW devices one's own vote is left in.
+    The shares without one device start from the shares of all. With more than FEW devices, each device's own vote stays in.
+
+    Args:
+        votes: By device, the log-likelihood (nats) of its held-out samples under each model that it has.
     """
-    names = [model for model in CHOICES if any(model in each for each in found.values())]
+    names = [model for model in CHOICES if any(model in vote for vote in votes.values())]
     if not names:
         return NOTHING
-    log_DK = np.array([[each.get(name, -np.inf) for name in names] for each in found.values()])
-    with np.errstate(over="ignore"):  # of the largest float64 beside its negative
+    log_DK = np.array([[vote.get(name, -np.inf) for name in names] for vote in votes.values()])
+    with np.errstate(over="ignore"):  # the largest float64 minus its negative
         likely_DK = np.exp(log_DK - log_DK.max(axis=1, keepdims=True))
     has_DK = np.isfinite(log_DK)
 
@@ -77,13 +83,13 @@ def prior_of(found: Mapping[str, Mapping[Choice, float]]) -> Prior:
         return _likeliest(likely_DK[voters], has_DK[voters], start_K)
 
     all_K = shares(slice(None), np.full(len(names), 1.0 / len(names)))
-    places = np.arange(len(found))
-    without = {device: shares(places != place, all_K) for place, device in enumerate(found)} if len(found) <= FEW else {}
+    places = np.arange(len(votes))
+    without = {device: shares(places != place, all_K) for place, device in enumerate(votes)} if len(votes) <= FEW else {}
     return Prior(_named(names, all_K), {device: _named(names, share_K) for device, share_K in without.items()})
 
 
 def _likeliest(likely_DK: Array, has_DK: Array, share_K: Array) -> Array:
-    """The shares (K,), from those given to begin with."""
+    """Return the shares (K,) of highest posterior, starting from `share_K`."""
     models = len(share_K)
     for _ in range(ITERATIONS):
         vote_DK = share_K * likely_DK

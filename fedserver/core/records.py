@@ -1,4 +1,4 @@
-"""What the server keeps of devices, of the state and of what was reported: the rows of its ledger, as values."""
+"""Rows of the ledger as values: devices, slots of the state, and reports."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class DeviceRecord(msgspec.Struct, frozen=True):
     founder: bool = False  # enrolled before round 1 was closed
     revoked: bool = False
     connected: bool = False
-    since: float = 0.0  # of `connected`
+    since: float = 0.0  # when `connected` changed last
     samples: int | None = None  # training samples, as declared; None: it never connected
-    contributed: int = 0  # last round that its update went into; 0: none
+    contributed: int = 0  # last round that aggregated an update of it; 0: none
     fetched: int = -1  # round of the state that it was last served; -1: none
-    progress: float = 0.0  # share of its order, in quarters
+    progress: float = 0.0  # share of its order that is done, in quarters
     note: str = ""  # its last trouble, in words
     labels: str = ""  # the classes that it declared, in words
     token: str = ""  # id of the join token with which it enrolled; empty: not known
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One durable tensor file of the state: `key` within a part, and the file's name, digest and size in bytes."""
+    """One durable tensor file of the state: its part and key there, and the file's name, digest and size in bytes."""
 
     part: str
     key: str
@@ -41,7 +41,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Report(Metrics, frozen=True, kw_only=True):
-    """What one device reported for one round."""
+    """Report of one device for one order: its metrics, and which order they are of."""
 
     round: int
     work: str  # "train" or "evaluate"
@@ -50,7 +50,7 @@ class Report(Metrics, frozen=True, kw_only=True):
 
 
 class Smaller(msgspec.Struct, frozen=True):
-    """What is sent in the place of a value, as PACKED: its change from the older value with the digest `base`, or all of it."""
+    """Compressed form (PACKED) of a value: its change from the older value with the digest `base`, or all of it."""
 
     blob: Blob
     base: str = ""
@@ -58,7 +58,7 @@ class Smaller(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AcceptedUpdate:
-    """One accepted update: what was reported, and a blob for each part handed in."""
+    """One accepted update: the report, and a blob for each part that was handed in."""
 
     row: Report
     parts: Mapping[str, Blob]

@@ -1,11 +1,11 @@
-"""The round: (state, event) -> (state, effects). It reads no clock, opens nothing and sees no tensor.
+"""The round as a pure function: (state, event) -> (state, effects). It reads no clock, opens no file and sees no tensor.
 
-waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Aggregating can also mean that the state
-before the last round becomes the state again (fedserver.core.policy says when). Newcomers to a finished federation can
-take it through further rounds: done -> adaptation -> aggregating -> adaptation ... -> evaluation -> done. failed is left when
-the round is resumed, which tries the same step again.
+Phases: waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Aggregating can also take the last
+round back: the state before it becomes the state again (`policy.spoiled`). Newcomers to a finished federation open further
+rounds: done -> adaptation -> aggregating -> adaptation ... -> evaluation -> done. A failed round tries the same step again when
+it is resumed.
 
-No state is ever changed: who cannot make a step durable keeps the state before it, and nothing has happened.
+States are immutable. A caller that cannot make a step durable keeps the state before it.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ PHASES: dict[PhaseKey, PhaseVerbs] = {
 
 
 def step(rules: Rules, state: Round, event: Event, unix: float = 0.0) -> Step:
-    """One step, through all phases that it enters. Unknown or repeated events change nothing: sending again is always safe.
+    """Apply one event, through all phases that it enters.
 
-    unix: unix time, which is only shown.
+    Unknown and repeated events change nothing, so sending again is always safe. `unix`: unix time, only for display.
     """
     if isinstance(event, StepFailed):
         return Step(_failing(state, event.reason))
-    found = _handle(rules, replace(state, unix=unix), event)
-    effects = found.effects
-    while found.then is not None:
-        found = PHASES[found.then].enter(rules, found.state, event.now)
-        effects += found.effects
-    return Step(found.state, (*_standing(state, found.state), *effects))
+    outcome = _handle(rules, replace(state, unix=unix), event)
+    effects = outcome.effects
+    while outcome.then is not None:
+        outcome = PHASES[outcome.then].enter(rules, outcome.state, event.now)
+        effects += outcome.effects
+    return Step(outcome.state, (*_passed_over_changes(state, outcome.state), *effects))
 
 
-def _standing(before: Round, after: Round) -> tuple[Effect, ...]:
-    """Whose standing has changed: the operator is told."""
+def _passed_over_changes(before: Round, after: Round) -> tuple[Effect, ...]:
+    """Return the effects that tell the operator which devices are passed over from now on, and which no longer."""
     were, are = passed_over(before), passed_over(after)
     aside, again = tuple(sorted(are - were)), tuple(sorted(were - are))
     return (*([PassOver(aside)] if aside else []), *([AskAgain(again)] if again else []))
 
 
 def next_wake(rules: Rules, state: Round, now: float) -> float | None:
-    """When a Tick is due. None: nothing is open, and time alone changes nothing."""
+    """Return when a Tick is due; None if no order is out, so that time alone changes nothing."""
     if state.record.phase not in (Phase.TRAINING, Phase.EVALUATING):
         return None
     return min([state.deadline, *(time for time in rules.policy.wakes(state) if time > now)])
 
 
 def left_s(rules: Rules, state: Round, now: float) -> float:
-    """Seconds that a device has for an order sent now. After the end nobody waits, and a latecomer has the whole span."""
+    """Return the seconds that a device has for an order sent now. After the end a latecomer has the whole time."""
     return rules.settings.deadline_s if state.record.phase is Phase.DONE else max(0.0, state.deadline - now)
 
 
@@ -119,12 +119,12 @@ def _excusing(state: Round, name: str, troubled: bool) -> Round:
 
 
 def _failing(state: Round, reason: str) -> Round:
-    """A second failure leaves the step to try again as it is."""
+    """Record the failure. After a second one, the step to try again stays the same."""
     return state.noting(phase=Phase.FAILED, failed_in=state.record.revive().phase, reason=reason)
 
 
 def _resume(rules: Rules, state: Round, now: float) -> Step:
-    """Spans begin anew: of time before the restart nothing is known."""
+    """Resume the open step. All times begin anew, since the process does not know the time before its start."""
     devices = frozenset(state.record.devices)
     state = replace(
         state,
@@ -137,7 +137,7 @@ def _resume(rules: Rules, state: Round, now: float) -> Step:
 
 
 def _entering(rules: Rules, state: Round, name: str, now: float, newcomer: bool) -> Round:
-    """A device that says Hello has shown that it is alive, whatever it let run out before."""
+    """Add a device that has connected. Its missed orders are forgotten: it is alive."""
     return replace(
         state,
         connected=state.connected | {name},
@@ -158,6 +158,6 @@ def _leaving(state: Round, name: str, now: float) -> Round:
 
 
 def _moving(state: Round, name: str, now: float) -> Round:
-    """Progress brings back a device that is passed over. It does not make up for an order that ran out: only answers do."""
+    """Note progress. A device that was passed over gets orders again; a smaller count of missed orders stays."""
     run_out = without(state.run_out, name) if name in passed_over(state) else state.run_out
     return replace(state, moved_at={**state.moved_at, name: now}, run_out=run_out)

@@ -1,4 +1,4 @@
-"""Means and deviations of columns over all devices, folded from each one's sums: no sample leaves a device for it."""
+"""Federation-wide means and standard deviations of columns, from the sums of each device. No sample leaves a device."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from collections.abc import Iterable, Mapping
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale
 
-LARGEST = 1e100  # of a mean; squares of it are still finite
+LARGEST = 1e100  # largest mean; its square is still finite
 
 
 def scale_of(profiles: Mapping[str, Profile]) -> Scale | None:
-    """Of those that declare columns, in the order of their names; None if none does.
+    """Return mean and deviation of the feature columns over the devices that declare sums; None if no device does.
 
-    Chan, Golub and LeVeque's update (The American Statistician 1983), which does not subtract large squares.
+    Uses the pairwise update of Chan, Golub and LeVeque (The American Statistician 1983), which subtracts no large squares.
+    Devices are folded in the order of their names.
     """
     return _scale(profiles[name].columns for name in sorted(profiles))
 
 
 def scale_of_targets(profiles: Mapping[str, Profile]) -> Scale | None:
-    """The same of what is to be predicted: with it the devices' models have one unit. None where that is not numbers."""
+    """Return mean and deviation of the regression targets, so that all models use one unit; None in other tasks."""
     return _scale(profiles[name].targets for name in sorted(profiles))
 
 
-def _scale(found: Iterable[Columns | None]) -> Scale | None:
-    folded = _folded(columns for columns in found if columns is not None)
+def _scale(declared: Iterable[Columns | None]) -> Scale | None:
+    folded = _folded(columns for columns in declared if columns is not None)
     if folded is None:
         return None
     std = [math.sqrt(square / folded.rows) for square in folded.squares]
     return Scale(folded.mean, [deviation or 1.0 for deviation in std])
 
 
-def _folded(found: Iterable[Columns]) -> Columns | None:
+def _folded(declared: Iterable[Columns]) -> Columns | None:
     total: Columns | None = None
-    for one in found:
+    for one in declared:
         total = one if total is None else _both(total, one)
     return total
 
@@ -49,7 +50,11 @@ def _both(a: Columns, b: Columns) -> Columns:
 
 
 def check_columns(profile: Profile, name: str) -> None:
-    """Errors: SettingError for sums that no shard of this profile has."""
+    """Check the sums of columns that a device declares.
+
+    Raises:
+        SettingError: No shard of this profile can have them.
+    """
     columns = profile.columns
     if columns is None:
         return
@@ -67,7 +72,11 @@ def check_columns(profile: Profile, name: str) -> None:
 
 
 def check_targets(profile: Profile, name: str) -> None:
-    """Errors: SettingError for sums that no shard of this profile has, or none where there must be some."""
+    """Check the sums of targets that a device declares.
+
+    Raises:
+        SettingError: No shard of this profile can have them, or they are missing.
+    """
     targets = profile.targets
     if (targets is not None) != (profile.task == "regression"):
         raise SettingError(f"{name} declares the task {profile.task} {'with' if targets else 'without'} sums of its targets")
@@ -81,5 +90,5 @@ def check_targets(profile: Profile, name: str) -> None:
 
 
 def _within(columns: Columns) -> bool:
-    """Numbers that can be folded."""
+    """Return whether all numbers are small enough to be folded."""
     return all(abs(x) <= LARGEST for x in columns.mean) and all(0 <= x <= LARGEST**2 for x in columns.squares)

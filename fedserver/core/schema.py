@@ -1,7 +1,7 @@
-"""What the data of a federation are: the operator declares it, or the majority of the devices decides.
+"""Form of the federation's data, as the operator declares it or the majority of the devices decides.
 
-A profile comes from a device, which may be hostile. So its numbers are bounded, it alone decides nothing, and an error that
-speaks of it is short.
+A profile comes from a device, which may be hostile. So its numbers are bounded, one device alone decides nothing, and errors
+that quote a profile are short.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from attune.fedserver.core.scale import check_columns, check_targets
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
-NAMED = 3  # labels that an error names
+NAMED = 3  # labels and forms that an error names
 # kind, shape of a sample, a label for every position, task, and in tasks other than classes the names of what y holds
 Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...]]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """agreed: profiles of the majority's form. odd: the others, each with the error for it. tie: why nothing is decided."""
+    """Outcome of the majority's decision.
+
+    Attributes:
+        agreed: Profiles of the majority's form.
+        odd: The other devices, each with its error.
+        tie: Why nothing can be decided; empty if it is.
+    """
 
     agreed: dict[str, Profile] = field(default_factory=dict)
     odd: dict[str, AttuneError] = field(default_factory=dict)
@@ -37,15 +43,15 @@ class Agreement:
 
 
 def agree(profiles: Mapping[str, Profile]) -> Agreement:
-    """What more than half of the devices have: kind, shape, task, and labels for a sample or for every position."""
+    """Find the form of data (kind, shape, task, labels by sample or by position) that more than half of the devices have."""
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)
     largest = max(groups, key=lambda form: len(groups[form]))
     if 2 * len(groups[largest]) <= len(profiles):
-        said = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])
+        forms = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])
         return Agreement(
-            tie=f"no majority of the devices has data of one form ({said}). One device more can decide it, or the operator: "
+            tie=f"no majority of the devices has data of one form ({forms}). One device more can decide it, or the operator: "
             "revoke those that are wrong, or start a federation that declares data.kind and data.shape"
         )
     agreed = {name: profiles[name] for name in groups[largest]}
@@ -69,14 +75,14 @@ def agree(profiles: Mapping[str, Profile]) -> Agreement:
 
 
 def columns_of(profiles: Collection[Profile]) -> list[str]:
-    """The names of columns that more than half of the devices have; none if it is not so many: one device decides nothing."""
+    """Return the column names that more than half of the devices have; none without such a majority."""
     return list(_majority([tuple(profile.column_names) for profile in profiles]) or ())
 
 
-def _majority(found: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """What more than half of them are."""
-    most, times = Counter(found).most_common(1)[0] if found else ((), 0)
-    return most if 2 * times > len(found) else None
+def _majority(values: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Return the value of more than half of them, if there is one."""
+    most, times = Counter(values).most_common(1)[0] if values else ((), 0)
+    return most if 2 * times > len(values) else None
 
 
 def _first_two_unlike(named: Mapping[str, Profile]) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
@@ -85,12 +91,17 @@ def _first_two_unlike(named: Mapping[str, Profile]) -> tuple[tuple[str, list[str
 
 
 def form_of(profile: Profile) -> Form:
+    """Return the form of a device's data, without its numbers."""
     outputs = () if profile.task == "classes" else tuple(profile.labels)
     return profile.kind, profile.shape, profile.per_position, profile.task, outputs
 
 
 def check_possible(profile: Profile, name: str) -> None:
-    """Errors: SettingError for numbers that no shard has; they come from outside and go into the database and the model."""
+    """Check the numbers of a profile, which go into the ledger and the model.
+
+    Raises:
+        SettingError: No shard can have them.
+    """
     bounds = {
         "samples": (1, profile.samples, MAX_COUNT),
         "test_samples": (0, profile.test_samples, MAX_COUNT),
@@ -128,7 +139,12 @@ def _check_labels(labels: Collection[Label], name: str) -> None:
 
 
 def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
-    """Errors: ShapeMismatch, UndeclaredLabels for data that are not what the operator has declared."""
+    """Check a profile against what the operator has declared.
+
+    Raises:
+        ShapeMismatch: Kind, shape, task, vocabulary or columns differ.
+        UndeclaredLabels: Labels occur that are not declared.
+    """
     kind, shape = declared.kind or profile.kind, tuple(declared.shape or profile.shape)
     if (profile.kind, profile.shape) != (kind, shape):
         raise ShapeMismatch(_mismatch(name, profile, kind, shape))
@@ -141,7 +157,12 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
 
 
 def check_fits(profile: Profile, plan: Plan, name: str) -> None:
-    """Errors: ShapeMismatch, UndeclaredLabels if a device's shard does not fit the plan."""
+    """Check a profile against the plan.
+
+    Raises:
+        ShapeMismatch: Kind, shape, task, vocabulary or columns differ.
+        UndeclaredLabels: Labels occur that the plan does not have.
+    """
     model = plan.model
     planned = Profile(model.kind, model.shape, plan.classes, 0, 0, per_position=model.per_position, task=plan.task)
     if form_of(profile) != form_of(planned):
@@ -152,7 +173,7 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
 
 
 def some(labels: Collection[Label]) -> str:
-    """The first three labels, and how many more there are."""
+    """Return the first labels as text, and how many more there are."""
     first = ", ".join(repr(label) for label in list(labels)[:NAMED])
     return f"[{first}{f' and {len(labels) - NAMED:,} more' if len(labels) > NAMED else ''}]"
 

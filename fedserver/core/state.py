@@ -1,4 +1,4 @@
-"""The state of a round: what is durable (the record), and what a process knows besides. Nothing in it is ever changed."""
+"""The immutable state of a round: the durable record, and what the process knows besides."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ NOBODY: frozenset[str] = frozenset()
 
 
 class Round(msgspec.Struct, frozen=True):
-    """Who is connected does not survive a restart, for a restarted server has no streams. Times are monotonic seconds."""
+    """State of the round. All but the record is lost at a restart, or read back. Times are monotonic seconds."""
 
     record: Record = msgspec.field(default_factory=Record)
-    reported: frozenset[str] = NOBODY  # answered the open orders
-    finished: frozenset[str] = NOBODY  # handed in the evaluation of the end
-    newcomers: frozenset[str] = NOBODY  # of the connected, if newcomers are given rounds of their own
+    reported: frozenset[str] = NOBODY  # devices that have answered the open orders
+    finished: frozenset[str] = NOBODY  # devices that have handed in their last evaluation
+    newcomers: frozenset[str] = NOBODY  # connected devices that get rounds of their own after the end
     connected: frozenset[str] = NOBODY
-    left_at: Mapping[str, float] = {}
-    losses: Mapping[str, float] = {}  # of the training that was reported for the open orders
-    troubled: frozenset[str] = NOBODY  # said that they cannot carry out the open orders
+    left_at: Mapping[str, float] = {}  # when a device disconnected
+    losses: Mapping[str, float] = {}  # training losses reported for the open orders
+    troubled: frozenset[str] = NOBODY  # devices that say they cannot carry out the open orders
     moved_at: Mapping[str, float] = {}  # last sign of progress with the open orders
-    run_out: Mapping[str, int] = {}  # how many orders in a row a device let run out
+    run_out: Mapping[str, int] = {}  # missed orders in a row, by device
     deadline: float = 0.0  # of the open orders
-    unix: float = 0.0  # unix time of the latest event, for what people are shown
+    unix: float = 0.0  # unix time of the latest event, for display
 
     @classmethod
     def of(
@@ -38,7 +38,7 @@ class Round(msgspec.Struct, frozen=True):
         finished: Iterable[str] = (),
         losses: Mapping[str, float] | None = None,
     ) -> Self:
-        """At a start: `reported` and `losses` are read back from the inbox, `finished` from the ledger."""
+        """Return the state at a start. `reported` and `losses` come from the inbox, `finished` from the ledger."""
         answered = frozenset(reported)
         done = frozenset(finished) - record.adapting.keys()
         finished = done | answered if record.revive().phase is Phase.DONE else done
@@ -51,20 +51,20 @@ class Round(msgspec.Struct, frozen=True):
 
     @property
     def updates(self) -> frozenset[str]:
-        """Whose updates would be aggregated."""
+        """Devices whose updates would be aggregated."""
         return self.reported & frozenset(self.record.cohort)
 
     @property
     def idle(self) -> frozenset[str]:
-        """Connected, and without an open order."""
+        """Connected devices without an open order."""
         return self.connected - frozenset(self.record.devices)
 
     def noting(self, **changes: Any) -> Self:
-        """With another record."""
+        """Return the state with these fields of its record changed."""
         return replace(self, record=replace(self.record, **changes))
 
     def ordering(self, phase: Phase, devices: Collection[str], cohort: Collection[str], now: float, deadline_s: float) -> Self:
-        """New orders for `devices`, in place of those that were out. The absent have their grace, from when they left."""
+        """Replace the open orders by new ones for `devices`. Absent devices keep their grace period, from when they left."""
         opened = self.noting(
             phase=phase,
             devices=tuple(sorted(devices)),
@@ -84,7 +84,7 @@ class Round(msgspec.Struct, frozen=True):
         )
 
     def joining(self, names: Collection[str], now: float) -> Self:
-        """These take part in the open round as well."""
+        """Add devices to the open round."""
         record = self.record
         joined = self.noting(
             devices=tuple(sorted({*record.devices, *names})),
@@ -94,7 +94,7 @@ class Round(msgspec.Struct, frozen=True):
         return replace(joined, moved_at={**self.moved_at, **dict.fromkeys(names, now)})
 
     def leaving(self, names: Collection[str]) -> Self:
-        """Others take the places of these members of the cohort."""
+        """Take devices out of the cohort whose places others get."""
         record = self.record
         return self.noting(
             devices=tuple(name for name in record.devices if name not in names),
@@ -103,7 +103,7 @@ class Round(msgspec.Struct, frozen=True):
         )
 
     def answering(self, name: str, now: float, loss: float | None = None) -> Self:
-        """A device's answer to the open orders is durable. One that was replaced takes part again."""
+        """Add a device's durable answer to the open orders. A device that was replaced takes part again."""
         state = self.joining((name,), now) if name in self.record.replaced else self
         excused = tuple(other for other in self.record.excused if other != name)
         losses = self.losses if loss is None else {**self.losses, name: loss}
@@ -112,7 +112,7 @@ class Round(msgspec.Struct, frozen=True):
         )
 
     def expelling(self, name: str) -> Self:
-        """This device has no part in the round, nor in the end of the federation."""
+        """Remove a device from the round and from the end of the federation."""
         record, gone = self.record, {name}
         less = self.noting(
             **{
@@ -123,15 +123,15 @@ class Round(msgspec.Struct, frozen=True):
         return replace(less, **changes, run_out=without(self.run_out, name), losses=without(self.losses, name))
 
     def extending(self, asked: Collection[str], now: float, deadline_s: float) -> Self:
-        """The time of the open orders begins anew, and these are sent theirs again."""
+        """Restart the deadline of the open orders, which are sent again to the devices in `asked`."""
         moved_at = {**self.moved_at, **dict.fromkeys(asked, now)}
         return replace(self.noting(excused=()), moved_at=moved_at, deadline=now + deadline_s)
 
     def running_out(self, names: Iterable[str]) -> Self:
-        """These did not answer while there was time."""
+        """Count one more missed order for each of these devices."""
         return replace(self, run_out={**self.run_out, **{name: self.run_out.get(name, 0) + 1 for name in names}})
 
 
 def without(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """`values` less one key; the same object if it is not there."""
+    """Return `values` without one key; the same object if the key is not there."""
     return {key: value for key, value in values.items() if key != name} if name in values else values

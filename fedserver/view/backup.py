@@ -19,7 +19,7 @@ import msgspec
 
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import HomeMismatch, LedgerBusy
-from attune.common.estimate import told
+from attune.common.estimate import with_estimate
 from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
@@ -99,7 +99,7 @@ def _state_of(blobs: Blobs, found: Snapshot) -> list[str]:
 def _copied(source: Path, out: Path) -> dict[str, File]:
     out.mkdir(mode=0o700, parents=True)
     files = {}
-    for path in told(sorted(path for path in source.rglob("*") if path.is_file()), "files copied"):
+    for path in with_estimate(sorted(path for path in source.rglob("*") if path.is_file()), "files copied"):
         name = path.relative_to(source).as_posix()
         if not path.name.endswith(("-wal", "-shm")):
             files[name] = _copy(path, out / name)
@@ -132,7 +132,7 @@ def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
     filling = home.path.with_name(f".{home.path.name}.{secrets.token_hex(6)}.filling")
     try:
         with disk_errors(home.path):
-            for name, wanted in told(list(manifest.files.items()), "files copied"):
+            for name, wanted in with_estimate(list(manifest.files.items()), "files copied"):
                 if _copy(source / name, filling / name) != wanted:
                     raise HomeMismatch(f"{source / name} has changed while it was read: restore again")
             if home.path.exists():
@@ -161,7 +161,7 @@ def _verified(source: Path) -> Manifest:
     there = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()} - {MANIFEST}
     if odd := sorted(there ^ manifest.files.keys()):
         raise HomeMismatch(f"{source / odd[0]} is missing, or is not of this backup: use another one")
-    for name, wanted in told(list(manifest.files.items()), "files verified"):
+    for name, wanted in with_estimate(list(manifest.files.items()), "files verified"):
         digest = hashlib.sha256()
         with (source / name).open("rb") as file:
             for block in _blocks(file):

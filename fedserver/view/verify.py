@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from attune.common.errors import AttuneError
-from attune.common.estimate import told
+from attune.common.estimate import with_estimate
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.lab.recipe import StateRecipe, name_of
@@ -53,7 +53,7 @@ def _state(home: ServerHome, blobs: Blobs, found: Snapshot) -> Iterator[str]:
     recipe = StateRecipe.load(blobs, closed)
     if recipe is None and blobs.size(name_of(closed)) is not None:
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
-    for slot in told((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
+    for slot in with_estimate((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
         try:
             blobs.check(blob_of(slot))
         except Damaged as damaged:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attune.common.estimate import Estimate, span, told
+from attune.common.estimate import Estimate, span, with_estimate
 
 
 class Clock:
@@ -57,6 +57,6 @@ def test_spans(seconds, text):
 
 def test_items_pass_through_untouched():
     said = []
-    assert list(told("abc", "letters", said.append)) == ["a", "b", "c"]
+    assert list(with_estimate("abc", "letters", said.append)) == ["a", "b", "c"]
     assert said == []
-    assert list(told([], "nothing")) == []
+    assert list(with_estimate([], "nothing")) == []
