@@ -127,7 +127,7 @@ ray: .venv-ray/installed
 
 # Flower's own client classes as a device's training, in an environment of its own: flwr wants an older protobuf.
 flower: .venv-flower/installed
-	.venv-flower/bin/pytest tests/fedclient/test_flower.py
+	.venv-flower/bin/pytest tests/contrib/test_flower.py
 
 .venv-flower/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-flower

@@ -81,6 +81,12 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    @property
+    def shipped(self) -> dict[str, T]:
+        """All components of attune-fl itself: the built-in ones, and those that its own entry points name."""
+        attached = (name for name, offers in _offered(self.group).items() if _package_of(offers[0]).name == DISTRIBUTION)
+        return {**self.built_in, **{name: self[name] for name in attached}}
+
     def require(self, name: str, what: str) -> T:
         """Return the component that settings call `name`.
 

@@ -19,7 +19,7 @@ from docs.markdown import table
 
 ROOT = Path(__file__).parents[1]
 REGION = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n.*?<!-- end generated -->", re.DOTALL)
-CODE = ("common", "fedserver", "fedclient", "simulation", "benchmarks", "examples")
+CODE = ("common", "fedserver", "fedclient", "simulation", "contrib", "benchmarks", "examples")
 
 
 def packages() -> Iterator[str]:

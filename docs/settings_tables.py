@@ -126,7 +126,7 @@ def components(kind: str, structs: Mapping[str, Struct], section: str) -> Iterat
 def built_in_methods() -> Iterator[str]:
     """Yield the table of methods: parts, components, and defaults that differ from the general ones."""
     rows = []
-    for name, method in sorted(METHODS.built_in.items()):
+    for name, method in sorted(METHODS.shipped.items()):
         parts = ", ".join(f"`{selector}` {kind}{_other_aggregator(method, kind)}" for selector, kind in method.parts)
         defaults = ", ".join(f"`{key} = {value}`" for key, value in flat(method.defaults).items())
         rows.append((f"`{name}`", parts, f"{method.objective}, {method.predictor}", defaults or "none"))
@@ -141,7 +141,7 @@ def _other_aggregator(method: Method, kind: PartKind) -> str:
 
 def presets() -> Iterator[str]:
     """Yield what `preset = "published"` sets, a list for each method that has it."""
-    for name, method in sorted(METHODS.built_in.items()):
+    for name, method in sorted(METHODS.shipped.items()):
         if method.published:
             yield f"- `{name}`: {', '.join(f'`{key} = {value}`' for key, value in flat(method.published).items())}"
             for model, more in method.published_with.items():
@@ -162,8 +162,8 @@ REGIONS = {
     "settings-methods": built_in_methods,
     "settings-presets": presets,
     "settings-custom": lambda: struct_table(CustomMethod, "method"),
-    "settings-aggregators": lambda: components("Aggregator", AGGREGATORS.built_in, "method"),
-    "settings-objectives": lambda: components("Objective", OBJECTIVES.built_in, "method"),
-    "settings-predictors": lambda: components("Predictor", PREDICTORS.built_in, "method"),
-    "settings-models": lambda: components("Model", {n: entry.options for n, entry in MODELS.built_in.items()}, "model"),
+    "settings-aggregators": lambda: components("Aggregator", AGGREGATORS.shipped, "method"),
+    "settings-objectives": lambda: components("Objective", OBJECTIVES.shipped, "method"),
+    "settings-predictors": lambda: components("Predictor", PREDICTORS.shipped, "method"),
+    "settings-models": lambda: components("Model", {n: entry.options for n, entry in MODELS.shipped.items()}, "model"),
 }

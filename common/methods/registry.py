@@ -8,7 +8,6 @@ from typing import Any
 from attune.common.errors import SettingError
 from attune.common.methods import averaged, divided, generated, mixed, own_models
 from attune.common.methods.method import ConfiguredMethod, Method, configure, custom_method
-from attune.common.methods.pfedgp import PFEDGP
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import Returns
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
@@ -26,7 +25,6 @@ _ROWS = (
     *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.PFEDHN),
     *(mixed.FEDMCSA, mixed.FEDMCSA_WITHOUT_MCSA, mixed.FEDAVG_MCSA, mixed.FEDAMP, mixed.HEURFEDAMP),
     *(own_models.DITTO, own_models.PFEDME, own_models.PFEDME_MCSA),
-    PFEDGP,
 )
 METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in _ROWS})
 

@@ -23,7 +23,6 @@ OBJECTIVES = {
     "own-model": "objectives.own_model:OwnModel",
     "alternating": "objectives.alternating:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
-    "gp": "objectives.gp:Gp",
 }
 PREDICTORS = {
     "model": "predictors.model:Model",
@@ -31,7 +30,6 @@ PREDICTORS = {
     "knn": "predictors.knn:Knn",
     "own-model": "predictors.own_model:OwnModel",
     "two-heads": "predictors.two_heads:TwoHeads",
-    "gp": "predictors.gp:Gp",
 }
 
 

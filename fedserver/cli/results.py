@@ -76,24 +76,3 @@ def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json:
 
         for line in plot_compare.write(found, read, out):
             click.echo(line, err=as_json)
-
-
-@click.command()
-@HOME
-@click.argument("runs", nargs=-1, metavar="[NAME=]RUN...")
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A folder of event files.")
-@click.option("--mlflow", metavar="URI", help="A tracking server, or a database: sqlite:///runs.db.")
-def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, mlflow: str | None) -> None:
-    """Writes the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""
-    from attune.fedserver.view import compare as comparison
-
-    if tensorboard is None and mlflow is None:
-        raise click.UsageError("Missing option '--tensorboard' or '--mlflow'.")
-    place = place_of(home)
-    from attune.fedserver.view import writers
-
-    for each in comparison.read(runs or (str(place.path),), place):
-        if tensorboard is not None:
-            click.echo(f"{each.name}: {writers.to_tensorboard(each, tensorboard)}")
-        if mlflow is not None:
-            click.echo(f"{each.name}: run {writers.to_mlflow(each, mlflow)} in MLflow")

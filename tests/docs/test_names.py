@@ -13,14 +13,14 @@ from benchmarks.measure import Source
 PENDING_CLASSES = frozenset(
     """
     Adaptation Address BlobRef Client Columns Context Device Done Drawn Entry Evaluation Facts Failed Fault
-    Federated Finish Finished Gp GpSettings Held Home Inline Job Limits Look Member Model Opened Options Order Orders
+    Finish Finished Held Home Inline Job Limits Look Member Model Opened Options Order Orders
     Outcome OwnModel OwnModelSettings Place Point Progressed Result Row Run Seat Source Spread Stage Table Target
     Task Told TwoHeads TwoHeadsSettings Worker _Growing _Target
     """.split()  # noqa: SIM905
 )
 PENDING_MODULES = frozenset(
     """
-    fedclient/batches fedclient/gp fedclient/hugging_face fedclient/memory fedclient/messages fedclient/model
+    fedclient/batches fedclient/memory fedclient/messages fedclient/model
     fedclient/options fedclient/own_model fedclient/two_heads fedserver/adaptation fedserver/app fedserver/health
     fedserver/hypernetwork fedserver/messages fedserver/running fedserver/runs
     """.split()  # noqa: SIM905

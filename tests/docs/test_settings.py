@@ -22,8 +22,8 @@ from docs.settings_tables import meanings, type_words
 def structs() -> Iterator[type[msgspec.Struct]]:
     yield from (Settings, DataSettings, TrainSettings, RoundSettings, ServerSettings, CustomMethod)
     for registry in (AGGREGATORS, OBJECTIVES, PREDICTORS):
-        yield from registry.built_in.values()
-    yield from (entry.options for entry in models.MODELS.built_in.values())
+        yield from registry.shipped.values()
+    yield from (entry.options for entry in models.MODELS.shipped.values())
 
 
 @pytest.mark.parametrize("struct", list(structs()), ids=lambda struct: struct.__name__)

@@ -14,9 +14,9 @@ from torch import nn
 
 from attune.common.config import TrainSettings
 from attune.common.methods.registry import get, method_from_options
-from attune.common.methods.settings.process import ProcessSettings
 from attune.common.seeds import derive
-from attune.fedclient.work.gp.process import gibbs
+from attune.contrib.gp.method import ProcessSettings
+from attune.contrib.gp.process import gibbs
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.descent import batches
 

@@ -13,7 +13,6 @@ from torch.nn import functional
 from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import (
     AlternatingSettings,
-    GpSettings,
     MamlSettings,
     MoreauSettings,
     OwnModelSettings,
@@ -21,10 +20,11 @@ from attune.common.methods.settings.objectives import (
 )
 from attune.common.methods.settings.predictors import FineTuneSettings
 from attune.common.seeds import derive
+from attune.contrib.gp.method import GpObjectiveSettings
+from attune.contrib.gp.objective import GpObjective
 from attune.fedclient.work.objectives.alternating import Alternating
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, extras_of
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, batches
-from attune.fedclient.work.objectives.gp import Gp
 from attune.fedclient.work.objectives.maml import Maml
 from attune.fedclient.work.objectives.moreau import Moreau
 from attune.fedclient.work.objectives.network import Network
@@ -55,7 +55,7 @@ OBJECTIVES = {
     "own-model": OwnModel(OwnModelSettings()),
     "alternating": Alternating(AlternatingSettings(head_epochs=3, body_epochs=1)),
     "two-heads": TwoHeads(TwoHeadsSettings()),
-    "gp": Gp(GpSettings()),
+    "gp": GpObjective(GpObjectiveSettings()),
 }
 KINDS = {"head.weight": "private", "head.bias": "private"}
 

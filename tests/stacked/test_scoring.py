@@ -10,10 +10,12 @@ from torch import nn
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.settings.objectives import SgdSettings, TwoHeadsSettings
-from attune.common.methods.settings.predictors import FineTuneSettings, GpSettings, KnnSettings
+from attune.common.methods.settings.predictors import FineTuneSettings, KnnSettings
 from attune.common.methods.settings.predictors import TwoHeadsSettings as TwoHeadsScored
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
+from attune.contrib.gp.method import GpPredictorSettings
+from attune.contrib.gp.predictor import GpPredictor
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.blend import Weighing, weights_of
@@ -23,7 +25,6 @@ from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads
 from attune.fedclient.work.predictors.fine_tune import FineTune
-from attune.fedclient.work.predictors.gp import Gp
 from attune.fedclient.work.predictors.knn import Knn
 from attune.fedclient.work.predictors.two_heads import TwoHeads as BothHeads
 from attune.fedclient.work.stacked import scores
@@ -33,7 +34,7 @@ from tests.stacked.conftest import SIZES
 
 TESTED = (3, 700, 41, 1, 90)  # test samples: none, one and two batches of an evaluation; padding in all but one
 PREDICTORS = {"fine-tune": FineTune(FineTuneSettings(tune_epochs=2)), "two-heads": BothHeads(TwoHeadsScored())}
-BY_ITSELF = {"knn": Knn(KnnSettings()), "gp": Gp(GpSettings())}
+BY_ITSELF = {"knn": Knn(KnnSettings()), "gp": GpPredictor(GpPredictorSettings())}
 
 
 def evaluation(device, samples):

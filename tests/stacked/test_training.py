@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attune.common.methods.settings import objectives as settings
-from attune.fedclient.work.build import OBJECTIVES, objective_class
+from attune.fedclient.work.build import objective_class
 from attune.fedclient.work.job import Failed, alone
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.stacked import descend
@@ -28,7 +28,7 @@ WAYS = {
     "all at once": {"momentum": 0.9, "weight_decay": 0.05, "clip_norm": 0.3, "local_epochs": 3},
     "steps": {"momentum": 0.5, "clip_norm": 0.1, "local_steps": 9},
 }
-TOGETHER = [name for name in OBJECTIVES if not objective_class(name).by_itself]
+TOGETHER = [name for name in settings.SETTINGS if not objective_class(name).by_itself]
 
 
 def objective(name):
@@ -52,7 +52,7 @@ def compare(devices, tolerance, trains=()):
 
 
 def test_only_gaussian_processes_go_one_by_one():
-    assert set(OBJECTIVES) - set(TOGETHER) == {"gp"}
+    assert set(settings.SETTINGS) - set(TOGETHER) == {"gp"}
 
 
 @pytest.mark.parametrize("way", WAYS)

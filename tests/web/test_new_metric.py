@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from attune.common.config import TrainSettings
 from attune.common.metrics import METRICS, MetricDescriptor, Metrics, metric_rows
 from attune.common.plan import ModelSpec, Plan
+from attune.contrib.publish import points
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import DeviceRecord, Report
@@ -20,7 +21,6 @@ from attune.fedserver.view.export import write_tables
 from attune.fedserver.view.plot_accuracy import metrics
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import summarise
-from attune.fedserver.view.writers import points
 from attune.fedserver.web.condensed import CondensedReports
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts

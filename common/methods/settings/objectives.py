@@ -7,7 +7,6 @@ from typing import ClassVar
 import msgspec
 
 from attune.common.config import Count, NonNegative, Positive
-from attune.common.methods.settings.process import ProcessSettings
 from attune.common.plugins import PluginRegistry
 
 
@@ -90,17 +89,6 @@ class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
     only_classes: ClassVar[str] = "one of its heads is corrected by how often each class occurs. Take fedrep, fedper or fedtp"
 
 
-class GpSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
-    """pFedGP: docs/methods/pfedgp.md."""
-
-    own_loop: ClassVar[str] = "its loss is a likelihood of Gaussian processes over a whole batch"
-    only_classes: ClassVar[str] = "it classifies by Gaussian processes. Take fedavg+ft or fedper"
-    uses_head: ClassVar[bool] = False
-    needs_features: ClassVar[bool] = True
-    # Largest number of labelled points of a mini-batch in a step, drawn at random. Time is cubic in it.
-    batch_points: Count = 128
-
-
 SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
     "objectives",
     ObjectiveSettings,
@@ -112,6 +100,5 @@ SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
         "own-model": OwnModelSettings,
         "alternating": AlternatingSettings,
         "two-heads": TwoHeadsSettings,
-        "gp": GpSettings,
     },
 )

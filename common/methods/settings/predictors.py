@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from attune.common.config import Count, CountOrZero, Positive
-from attune.common.methods.settings.process import ProcessSettings
 from attune.common.plugins import PluginRegistry
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -70,16 +69,6 @@ class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     capacity: Part = 1.0
 
 
-class GpSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown_fields=True):
-    """pFedGP: docs/methods/pfedgp.md."""
-
-    needs_features: ClassVar[bool] = True
-    only_classes: ClassVar[str] = "it classifies by Gaussian processes. Take fedavg+ft or fedper"
-    # Largest number of training points, at least one of each class first. Fewer than classes: some classes are never
-    # predicted. Time is cubic in it.
-    memory_points: Count = 256
-
-
 SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
     "predictors",
     PredictorSettings,
@@ -89,6 +78,5 @@ SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
         "knn": KnnSettings,
         "own-model": OwnModelSettings,
         "two-heads": TwoHeadsSettings,
-        "gp": GpSettings,
     },
 )

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from attune.common.methods.settings.process import ProcessSettings
-from attune.fedclient.work.gp import polya_gamma
-from attune.fedclient.work.gp.process import (
+from attune.contrib.gp import polya_gamma
+from attune.contrib.gp.method import ProcessSettings
+from attune.contrib.gp.process import (
     LinAlgError,
     covariance,
     gibbs,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attune.common.config import TrainSettings
-from attune.common.methods.settings.predictors import GpSettings
 from attune.common.seeds import derive
+from attune.contrib.gp.method import GpPredictorSettings
+from attune.contrib.gp.predictor import OMEGA, TREE, GpPredictor, chosen
 from attune.fedclient.work.objectives.base import LocalTask
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.objectives.memory import FEATURES, LABELS
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.predictors.gp import OMEGA, TREE, Gp, chosen
 
 
 class Body(nn.Module):
@@ -69,7 +69,7 @@ def predict(gp, task, x, tensors=None):
 def test_two_classes_against_an_oracle():
     """p(class 3) = mean over chains of E sigma(f), f normal as in a regression on kappa / omega; by the trapezoidal rule."""
     x, y = blobs([3, 8], each=5)
-    gp = Gp(GpSettings(length_scale=0.8, output_scale=5.0, gibbs_draws=6))
+    gp = GpPredictor(GpPredictorSettings(length_scale=0.8, output_scale=5.0, gibbs_draws=6))
     task = task_of(x, y)
     tensors, query = gp.prepare(task), torch.tensor([[0.3, -0.2, 0.5], [1.5, 0.0, -1.0]])
     memory, omega, sign = tensors[FEATURES].double().numpy(), tensors[OMEGA][0].double().numpy(), np.where(y == 3, 1.0, -1.0)
@@ -96,7 +96,7 @@ def test_two_classes_against_an_oracle():
 @given(st.sets(st.integers(0, 9), min_size=2, max_size=7), st.integers(0, 1000))
 def test_probabilities_over_the_classes_add_up_to_one_and_heaps_are_told_apart(classes, seed):
     x, y = blobs(sorted(classes), seed=seed)
-    scores = predict(Gp(GpSettings()), task_of(x, y), torch.cat([x, 50 * x]))
+    scores = predict(GpPredictor(GpPredictorSettings()), task_of(x, y), torch.cat([x, 50 * x]))
     assert scores.dtype == torch.float32 and scores.shape == (2 * len(x), 10)
     assert torch.allclose(scores.double().exp().sum(dim=1), torch.ones(2 * len(x), dtype=torch.float64), atol=1e-6)
     assert set(scores.argmax(dim=1).tolist()) <= classes
@@ -106,13 +106,13 @@ def test_probabilities_over_the_classes_add_up_to_one_and_heaps_are_told_apart(c
 def test_far_from_everything_it_does_not_know():
     """Three classes, 2 and 3 alike: half for one branch, a quarter for each class of the other."""
     x, y = torch.tensor([[0.0], [0.1], [5.0], [5.1], [6.0], [6.1]]), torch.tensor([1, 1, 2, 2, 3, 3])
-    scores = predict(Gp(GpSettings()), task_of(x, y), torch.full((1, 1), 1e4))
+    scores = predict(GpPredictor(GpPredictorSettings()), task_of(x, y), torch.full((1, 1), 1e4))
     assert scores.exp()[0, 1:4].tolist() == pytest.approx([0.5, 0.25, 0.25], abs=1e-6)
 
 
 def test_a_device_of_one_class_says_that_class():
     x, _ = blobs([4])
-    gp, task = Gp(GpSettings()), task_of(x, torch.full((8,), 4))
+    gp, task = GpPredictor(GpPredictorSettings()), task_of(x, torch.full((8,), 4))
     tensors = gp.prepare(task)
     assert tensors[OMEGA].shape == (0, 20, 8)
     scores = predict(gp, task, -x, tensors)
@@ -120,7 +120,7 @@ def test_a_device_of_one_class_says_that_class():
 
 
 def test_a_device_without_samples_has_the_models_own_logits():
-    gp, task = Gp(GpSettings()), task_of(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    gp, task = GpPredictor(GpPredictorSettings()), task_of(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
     tensors, query = gp.prepare(task), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     assert tensors.keys() == task.start.keys()
     scores = predict(gp, task, query, tensors)
@@ -129,20 +129,20 @@ def test_a_device_without_samples_has_the_models_own_logits():
 
 def test_duplicates_of_both_labels_leave_it_undecided():
     x = torch.ones(12, 3)
-    scores = predict(Gp(GpSettings(gibbs_draws=400)), task_of(x, torch.arange(12) % 2), x[:1])
+    scores = predict(GpPredictor(GpPredictorSettings(gibbs_draws=400)), task_of(x, torch.arange(12) % 2), x[:1])
     assert scores.exp()[0, :2].tolist() == pytest.approx([0.5, 0.5], abs=0.02)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others():
     x, y = blobs([0, 5, 6])
-    one, again, other = (predict(Gp(GpSettings()), task_of(x, y, seed=seed), x) for seed in (1, 1, 2))
+    one, again, other = (predict(GpPredictor(GpPredictorSettings()), task_of(x, y, seed=seed), x) for seed in (1, 1, 2))
     assert one.equal(again) and not one.equal(other)
 
 
 def test_every_position_of_a_sequence_is_a_point():
     x, y = blobs([0, 1, 2], each=8)
     x, y = x.view(6, 4, 3), y.view(6, 4)
-    gp, task = Gp(GpSettings(memory_points=10)), task_of(x, y)
+    gp, task = GpPredictor(GpPredictorSettings(memory_points=10)), task_of(x, y)
     tensors = gp.prepare(task)
     assert tensors[FEATURES].shape == (10, 3) and tensors[OMEGA].shape == (2, 20, 10)
     assert len(tensors[FEATURES].unique(dim=0)) == 10, "no point twice"
@@ -154,7 +154,7 @@ def test_every_position_of_a_sequence_is_a_point():
 
 def test_omega_is_zero_where_a_point_is_not_of_a_node():
     x, y = blobs([0, 1, 2], each=4)
-    tensors = Gp(GpSettings()).prepare(task_of(x, y))
+    tensors = GpPredictor(GpPredictorSettings()).prepare(task_of(x, y))
     for side, omega_SP in zip(tensors[TREE], tensors[OMEGA], strict=True):
         here = side[y] != 0
         assert (omega_SP[:, here] > 0).all() and not omega_SP[:, ~here].any()
@@ -180,6 +180,6 @@ def test_chosen_points_are_not_always_the_same():
 def test_features_that_are_not_finite_are_an_error_and_so_is_the_end():
     y = torch.tensor([0, 1])
     with pytest.raises(TrainingDiverged, match=r"lower train\.lr"):
-        Gp(GpSettings()).prepare(task_of(torch.full((2, 3), math.nan), y))
+        GpPredictor(GpPredictorSettings()).prepare(task_of(torch.full((2, 3), math.nan), y))
     with pytest.raises(Cancelled):
-        Gp(GpSettings()).prepare(task_of(torch.zeros(2, 3), y, cancelled=lambda: True))
+        GpPredictor(GpPredictorSettings()).prepare(task_of(torch.zeros(2, 3), y, cancelled=lambda: True))

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 import attune
 from attune.common.errors import SettingError
+from attune.contrib.flower import from_flower
 from attune.fedclient.console import Console
-from attune.fedclient.flower import from_flower
 from attune.fedserver.home import ServerHome
 from tests.e2e.harness import until
 
@@ -169,18 +169,18 @@ def test_flowers_client_takes_the_same_steps(form: str) -> None:
     assert result.digests == hand.digests
     assert all(same(result.model(name), hand.model(name)) for name in shards())
     for size, training in of.items():
-        assert [said.round for said in training.said][:ROUNDS] == [1, 2]
-        assert all(said.samples == size and said.metrics["train_loss"] > 0 for said in training.said)
-        losses = [said.evaluated[0] for said in training.said]
-        assert losses[1] < losses[0] and all(said.evaluated[1] == size for said in training.said)
-        assert all(0 < said.evaluated[2]["accuracy"] <= 1 for said in training.said)
+        assert [said.round for said in training.reports][:ROUNDS] == [1, 2]
+        assert all(said.samples == size and said.metrics["train_loss"] > 0 for said in training.reports)
+        losses = [said.evaluated[0] for said in training.reports]
+        assert losses[1] < losses[0] and all(said.evaluated[1] == size for said in training.reports)
+        assert all(0 < said.evaluated[2]["accuracy"] <= 1 for said in training.reports)
 
 
 def test_the_state_of_an_app_lasts_from_round_to_round() -> None:
     pytest.importorskip("flwr")
     of = dict(zip(SIZES, trainings(app_of_functions), strict=True))
     simulated(lambda model, data, context: of[len(data)](model, data, context))
-    assert [said.metrics["rounds"] for said in of[SIZES[0]].said] == [1, 2]
+    assert [said.metrics["rounds"] for said in of[SIZES[0]].reports] == [1, 2]
 
 
 def test_over_the_network_an_app_trains_as_in_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
-"""The marginal likelihood of Gaussian processes on a network's features: Achituve, Shamsian, Navon, Chechik, Fetaya,
-'Personalized Federated Learning with Gaussian Processes', NeurIPS 2021 (pFedGP); the gradient as in Snell, Zemel, 'Bayesian
-Few-Shot Classification with One-vs-Each Polya-Gamma Augmented Gaussian Processes', ICLR 2021.
+"""pFedGP's training: the marginal likelihood of Gaussian processes on the features of a network.
+
+Achituve, Shamsian, Navon, Chechik, Fetaya, "Personalized Federated Learning with Gaussian Processes", NeurIPS 2021. The
+gradient is that of Snell, Zemel, "Bayesian Few-Shot Classification with One-vs-Each Polya-Gamma Augmented Gaussian
+Processes", ICLR 2021.
 
 B samples of a batch, P points, D features, J inner nodes of the tree, C classes.
 """
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor
 
 from attune.common.errors import SettingError
-from attune.common.methods.settings.objectives import GpSettings
-from attune.fedclient.work.gp.process import LinAlgError, exact, gibbs, log_evidence, own_covariance
-from attune.fedclient.work.gp.tree import class_tree, members
+from attune.contrib.gp.method import GpObjectiveSettings
+from attune.contrib.gp.process import LinAlgError, exact, gibbs, log_evidence, own_covariance
+from attune.contrib.gp.tree import class_tree, members
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Objective, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
@@ -23,7 +25,7 @@ from attune.fedclient.work.objectives.memory import remember
 from attune.fedclient.work.objectives.network import Network
 
 
-class Gp(Objective):
+class GpObjective(Objective):
     """-log p(y of the batch) per point, over all inner nodes of the device's class tree, minimised in what makes the features.
 
     The classifier head takes no part. The loss reported is the augmented one: comparable over rounds, not with other methods.
@@ -31,14 +33,18 @@ class Gp(Objective):
 
     by_itself = "the Gaussian processes have a class tree and Gibbs draws of each device's own"
 
-    def __init__(self, settings: GpSettings) -> None:
+    def __init__(self, settings: GpObjectiveSettings) -> None:
         self._settings = settings
 
     def __repr__(self) -> str:
-        return f"Gp(draws={self._settings.gibbs_draws}, points={self._settings.batch_points})"
+        return f"GpObjective(draws={self._settings.gibbs_draws}, points={self._settings.batch_points})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
-        """None. Errors: SettingError for a model that is a head alone, which leaves nothing to train."""
+        """Return no extras.
+
+        Raises:
+            SettingError: The model is a head alone, which leaves nothing to train.
+        """
         if not any("head" not in network.roles[name] for name in network.trainable):
             raise SettingError(f"the model {type(network.model).__name__} has no layer before its head: choose another model")
         return {}

@@ -1,4 +1,4 @@
-"""The posterior of Gaussian processes on the features of the device's own training samples (pFedGP).
+"""pFedGP's prediction: the posterior of Gaussian processes on the features of the device's own training samples.
 
 P points of the memory, Q queries, D features, C classes, S chains, J inner nodes of the tree, T labels of a sample.
 """
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attune.common.methods.settings.predictors import GpSettings
-from attune.fedclient.work.gp.process import LinAlgError, covariance, exact, gibbs, log_probabilities, own_covariance, posterior
-from attune.fedclient.work.gp.tree import class_tree, members
+from attune.contrib.gp.method import GpPredictorSettings
+from attune.contrib.gp.process import LinAlgError, covariance, exact, gibbs, log_probabilities, own_covariance, posterior
+from attune.contrib.gp.tree import class_tree, members
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.objectives.memory import FEATURES, LABELS, remember
@@ -24,7 +24,7 @@ TREE, OMEGA = "memory.tree", "memory.omega"
 ABSENT = -1e4  # log probability of a class that the device has no sample of: below that of any other
 
 
-class Gp(Predictor):
+class GpPredictor(Predictor):
     """log p(c | x): at each inner node on the way to c, the chance of its side, averaged over Gibbs chains; added up.
 
     Features, labels and the chains' last omega are made anew for every model, on the device alone. A device of one class says
@@ -33,17 +33,19 @@ class Gp(Predictor):
 
     by_itself = "the Gaussian processes are of each device's own training samples"
 
-    def __init__(self, settings: GpSettings) -> None:
+    def __init__(self, settings: GpPredictorSettings) -> None:
         self._settings = settings
 
     def __repr__(self) -> str:
-        return f"Gp(draws={self._settings.gibbs_draws}, points={self._settings.memory_points})"
+        return f"GpPredictor(draws={self._settings.gibbs_draws}, points={self._settings.memory_points})"
 
     @torch.no_grad()
     def prepare(self, task: LocalTask) -> Tensors:
-        """The model's tensors, features (P, D), labels (P,), tree (J, C) and omega (J, S, P), 0 where a point is not of a node.
+        """Return the model's tensors, features (P, D), labels (P,), tree (J, C) and omega (J, S, P), 0 where not of a node.
 
-        Errors: TrainingDiverged for features that are not finite, Cancelled.
+        Raises:
+            TrainingDiverged: The features are not finite.
+            Cancelled: Another order, or the end, has replaced this work.
         """
         model, _ = split(task.start)
         generator = torch.Generator().manual_seed(task.seeds("gibbs memory"))
@@ -59,7 +61,7 @@ class Gp(Predictor):
         return model | {FEATURES: features_PD, LABELS: labels_P, TREE: tree_JC, OMEGA: omega_JSP.to(features_PD)}
 
     def logits(self, network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Log probabilities, float32."""
+        """Return log probabilities, float32."""
         logits, features = network.with_features(tensors, x)
         if FEATURES not in tensors:
             return logits
@@ -91,7 +93,7 @@ class Gp(Predictor):
 
 
 def chosen(labels_P: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """(size,) or fewer positions, in order: drawn at random, but of every class one before there are more of any."""
+    """Return (size,) or fewer positions, in order: drawn at random, but one of every class before a second of any."""
     order_P = torch.randperm(len(labels_P), generator=generator)
     _, first = np.unique(labels_P[order_P].numpy(), return_index=True)
     one_of_each = torch.zeros(len(order_P), dtype=torch.bool)

@@ -1,4 +1,7 @@
-"""A run's numbers for TensorBoard and MLflow: the curves of its accuracies, and the means of all that devices report."""
+"""`fedserver publish`: a run's numbers for TensorBoard and MLflow.
+
+They are the curves of its accuracies, and the means of all that devices report.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
+
 from attune.common.errors import SettingError
+from attune.fedserver.cli.shared import HOME, place_of
 from attune.fedserver.core.accuracy import by_round
-from attune.fedserver.view.compare import RunData
+from attune.fedserver.view.compare import RunData, read
 
 EXPERIMENT = "attune"
 BATCH = 1000  # metrics in one call, as many as MLflow takes
 
 
+@click.command()
+@HOME
+@click.argument("runs", nargs=-1, metavar="[NAME=]RUN...")
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A folder of event files.")
+@click.option("--mlflow", metavar="URI", help="A tracking server, or a database: sqlite:///runs.db.")
+def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, mlflow: str | None) -> None:
+    """Write the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""
+    if tensorboard is None and mlflow is None:
+        raise click.UsageError("Missing option '--tensorboard' or '--mlflow'.")
+    place = place_of(home)
+    for run in read(runs or (str(place.path),), place):
+        if tensorboard is not None:
+            click.echo(f"{run.name}: {to_tensorboard(run, tensorboard)}")
+        if mlflow is not None:
+            click.echo(f"{run.name}: run {to_mlflow(run, mlflow)} in MLflow")
+
+
 class LoggedValue(NamedTuple):
+    """One number of a curve, as TensorBoard and MLflow take it."""
+
     name: str
     value: float
     round: int
 
 
 def points(run: RunData) -> Iterator[LoggedValue]:
-    """`accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
+    """Yield `accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
     for curve, found in run.summary.curves.items():
         for point in found:
             yield LoggedValue(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
@@ -34,7 +59,11 @@ def points(run: RunData) -> Iterator[LoggedValue]:
 
 
 def to_tensorboard(run: RunData, folder: Path) -> Path:
-    """Event files in `folder/NAME`; returns it. Errors: SettingError without the package, or if there are some already."""
+    """Write event files into `folder/NAME`, and return that folder.
+
+    Raises:
+        SettingError: TensorBoard is not installed, or there are files already.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -50,7 +79,11 @@ def to_tensorboard(run: RunData, folder: Path) -> Path:
 
 
 def to_mlflow(run: RunData, uri: str) -> str:
-    """A run of the experiment `attune` at the tracking server, file or database `uri`; returns its id. Errors: SettingError."""
+    """Write a run of the experiment `attune` at the tracking server, file or database `uri`, and return its id.
+
+    Raises:
+        SettingError: MLflow is not installed, or does not take the run.
+    """
     try:
         from mlflow.entities import Metric, Param
         from mlflow.exceptions import MlflowException
@@ -79,5 +112,5 @@ def _missing(package: str) -> SettingError:
 
 
 def _table(settings: dict[str, Any]) -> str:
-    """Markdown, which TensorBoard shows as a table."""
+    """Return Markdown, which TensorBoard shows as a table."""
     return "\n".join(["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())])

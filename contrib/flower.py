@@ -1,4 +1,4 @@
-"""Flower's clients as the training of a device: a `NumPyClient`, a `client_fn` or a `ClientApp`, as it is.
+"""A bridge to Flower: its `NumPyClient`, `client_fn` or `ClientApp` trains a device, unchanged.
 
 Flower (flwr) is imported when it is needed, and a NumPyClient does without it.
 """
@@ -30,8 +30,16 @@ LOSSES = ("loss", "train_loss", "train-loss")  # metrics that are taken for the 
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a Flower client said in one round. evaluated: (loss, samples, metrics) of the model before the training."""
+class FlowerReport:
+    """Report of a Flower client on one round.
+
+    Attributes:
+        round: The federation's round.
+        stage: Which of the method's trainings of that round it was.
+        samples: How many samples it trained on.
+        metrics: As its `fit` returned them.
+        evaluated: (loss, samples, metrics) of the model before the training, if that was asked for.
+    """
 
     round: int
     stage: str
@@ -40,8 +48,8 @@ class Said:
     evaluated: tuple[float | None, int | None, dict[str, Any]] | None = None
 
 
-class _Side(Protocol):
-    """A Flower client, asked with arrays. Both: (what it made of them, its samples, its metrics)."""
+class _FlowerClient(Protocol):
+    """A Flower client, called with arrays. Both methods return a result, the number of samples and metrics."""
 
     def fit(self, arrays: Arrays, config: Config, round_: int) -> tuple[Arrays, int | None, dict[str, Any]]: ...
 
@@ -49,17 +57,21 @@ class _Side(Protocol):
 
 
 class FlowerTraining:
-    """The `train` of an `attune.Client` or of `attune.simulate`. said: what the client said, round by round."""
+    """The `train` of an `attune.Client` or of `attune.simulate`; `reports` has what the client reported, round by round."""
 
-    def __init__(self, side: _Side, config: Config | Callable[[int], Config], evaluate: bool) -> None:
+    def __init__(self, side: _FlowerClient, config: Config | Callable[[int], Config], evaluate: bool) -> None:
         self._side, self._config, self._evaluate = side, config, evaluate
-        self.said: list[Said] = []
+        self.reports: list[FlowerReport] = []
 
     def __repr__(self) -> str:
         return f"<FlowerTraining by {self._side!r}>"
 
     def __call__(self, model: nn.Module, data: Any, context: Context) -> float | None:
-        """One call of the client's fit. Errors: SettingError for a method that needs more, or arrays of another model."""
+        """Call the client's `fit` once.
+
+        Raises:
+            SettingError: The method needs more than a plain training, or the client returned arrays of another model.
+        """
         if context.needs:
             raise SettingError(
                 f"a Flower client cannot train for this method: {context.needs}. Choose a method that adds nothing to the "
@@ -71,7 +83,7 @@ class FlowerTraining:
         evaluated = self._side.evaluate(arrays, config, context.round) if self._evaluate else None
         trained, samples, metrics = self._side.fit(arrays, config, context.round)
         _load(model, trained)
-        self.said.append(Said(context.round, context.stage, samples, metrics, evaluated))
+        self.reports.append(FlowerReport(context.round, context.stage, samples, metrics, evaluated))
         context.progress(1.0)
         return next((float(metrics[name]) for name in LOSSES if name in metrics), None)
 
@@ -83,13 +95,19 @@ def from_flower(
     run_config: Config = NOTHING,
     evaluate: bool = False,
 ) -> FlowerTraining:
-    """`attune.Client(..., model=..., train=from_flower(client))`: docs/own-training.md.
+    """Make a device's training from a Flower client: `attune.Client(..., train=from_flower(client))` (docs/own-training.md).
 
-    client: a NumPyClient, a Client, a ClientApp or a client_fn(context). config: what `fit` is given beside the round's number,
-    or a function of that number. node_config, run_config: as in Flower's Context ({"partition-id": 0, ...}).
-    evaluate: the client's own evaluation is asked too, before each training. Errors: SettingError.
+    Args:
+        client: A NumPyClient, a Client, a ClientApp or a client_fn(context).
+        config: What `fit` is given beside the round's number, or a function of that number.
+        node_config: As in Flower's Context, such as {"partition-id": 0}.
+        run_config: As in Flower's Context.
+        evaluate: Ask for the client's own evaluation too, before each training.
+
+    Raises:
+        SettingError: It is no Flower client, or Flower is not installed.
     """
-    side: _Side
+    side: _FlowerClient
     if _is_app(client):
         side = _App(client, node_config, run_config)
     elif callable(getattr(client, "fit", None)) and not _is_client(client):
@@ -104,7 +122,7 @@ def from_flower(
 
 
 class _NumPy:
-    """A NumPyClient, or anything with its fit and evaluate."""
+    """A NumPyClient, or any object with its `fit` and `evaluate`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -122,7 +140,7 @@ class _NumPy:
 
 
 class _App:
-    """A ClientApp: with functions for messages, or around a client_fn. Its Context, and so its state, lasts as long as this."""
+    """A ClientApp, with functions for messages or around a client_fn. Its Context, and so its state, lives as long as this."""
 
     def __init__(self, app: Any, node_config: Config, run_config: Config) -> None:
         from flwr.app import Context, RecordDict
@@ -139,11 +157,11 @@ class _App:
         made = list(reply.array_records.values())
         if len(made) != 1:
             raise SettingError(f"the Flower app answered with {len(made)} records of arrays; one is needed, the trained model")
-        samples, metrics = _said(reply)
+        samples, metrics = _metrics_of(reply)
         return {name: array.numpy() for name, array in made[0].items()}, samples, metrics
 
     def evaluate(self, arrays: Arrays, config: Config, round_: int) -> tuple[float | None, int | None, dict[str, Any]]:
-        samples, metrics = _said(self._asked("evaluate", "evaluateins", arrays, config, round_))
+        samples, metrics = _metrics_of(self._asked("evaluate", "evaluateins", arrays, config, round_))
         return metrics.pop("loss", None), samples, metrics
 
     def _asked(self, what: str, legacy: str, arrays: Arrays, config: Config, round_: int) -> RecordDict:
@@ -154,7 +172,7 @@ class _App:
         content = RecordDict(
             {
                 f"{prefix}{'parameters' if prefix else 'arrays'}": ArrayRecord(
-                    {name: Array(each) for name, each in named.items()}
+                    {name: Array(array) for name, array in named.items()}
                 ),
                 f"{prefix}config": ConfigRecord({number: round_, **config}),
             }
@@ -167,12 +185,12 @@ class _App:
         return reply.content
 
 
-def _said(reply: RecordDict) -> tuple[int | None, dict[str, Any]]:
-    """(samples, metrics) of a reply, in either form."""
+def _metrics_of(reply: RecordDict) -> tuple[int | None, dict[str, Any]]:
+    """Return the number of samples and the metrics of a reply, in either form."""
     records = {**reply.config_records, **reply.metric_records}
-    found = {key: value for name, record in records.items() if not name.endswith(".status") for key, value in record.items()}
-    samples = found.pop("num-examples", found.pop("num_examples", None))
-    return samples, found
+    metrics = {key: value for name, record in records.items() if not name.endswith(".status") for key, value in record.items()}
+    samples = metrics.pop("num-examples", metrics.pop("num_examples", None))
+    return samples, metrics
 
 
 def _arrays_of(model: nn.Module) -> Arrays:
@@ -180,11 +198,15 @@ def _arrays_of(model: nn.Module) -> Arrays:
 
 
 def _numbered(arrays: Any) -> Arrays:
-    return {str(at): np.asarray(each) for at, each in enumerate(arrays)}
+    return {str(position): np.asarray(array) for position, array in enumerate(arrays)}
 
 
 def _load(model: nn.Module, arrays: Arrays) -> None:
-    """By name, or else by place. Errors: SettingError for arrays that are not those of the model."""
+    """Load the arrays into the model by name, or else by position.
+
+    Raises:
+        SettingError: They are not the model's.
+    """
     state = model.state_dict()
     if arrays.keys() != state.keys():
         if len(arrays) != len(state):

@@ -40,7 +40,7 @@ def same(one: Any, other: Any) -> bool:
 
 def test_lightning_takes_the_same_steps() -> None:
     lightning = pytest.importorskip("lightning")
-    from attune.fedclient.callbacks.lightning import federated
+    from attune.contrib.callbacks import lightning_callback
 
     class Module(lightning.LightningModule):
         def __init__(self, model: Any, context: Any) -> None:
@@ -56,7 +56,7 @@ def test_lightning_takes_the_same_steps() -> None:
 
     def train(model: Any, data: Any, context: Any) -> None:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", callbacks=[federated(context)], **quiet)
+        trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", callbacks=[lightning_callback(context)], **quiet)
         trainer.fit(Module(model, context), data.batches(len(data), shuffle=False))
 
     assert same(run(train), run(by_hand))
@@ -65,7 +65,7 @@ def test_lightning_takes_the_same_steps() -> None:
 def test_hugging_faces_trainer_takes_the_same_steps(tmp_path: Any) -> None:
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
-    from attune.fedclient.callbacks.hugging_face import federated
+    from attune.contrib.callbacks import hugging_face_callback
 
     class Losing(torch.nn.Module):
         def __init__(self, model: Any) -> None:
@@ -83,7 +83,9 @@ def test_hugging_faces_trainer_takes_the_same_steps(tmp_path: Any) -> None:
             remove_unused_columns=False, weight_decay=0.0,
         )  # fmt: skip
         return (
-            transformers.Trainer(Losing(model), given, train_dataset=rows, callbacks=[federated(context)]).train().training_loss
+            transformers.Trainer(Losing(model), given, train_dataset=rows, callbacks=[hugging_face_callback(context)])
+            .train()
+            .training_loss
         )
 
     assert same(run(train), run(by_hand))

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from attune.common.errors import SettingError
-from attune.common.methods.settings.objectives import GpSettings
 from attune.common.seeds import derive
-from attune.fedclient.work.gp.process import gibbs, log_evidence, own_covariance
-from attune.fedclient.work.objectives.gp import Gp
+from attune.contrib.gp.method import GpObjectiveSettings
+from attune.contrib.gp.objective import GpObjective
+from attune.contrib.gp.process import gibbs, log_evidence, own_covariance
 from attune.fedclient.work.objectives.network import Network
 
 
@@ -38,8 +38,8 @@ def make(make_task):
 
 def test_the_body_learns_and_the_head_takes_no_part_not_even_in_its_decay(make):
     task = make([0, 1, 0, 1, 1, 0, 2, 2, 1], momentum=0.9, weight_decay=0.1, local_epochs=15, lr=0.1)
-    trained = Gp(GpSettings()).run(task)
-    first = Gp(GpSettings()).run(make([0, 1, 0, 1, 1, 0, 2, 2, 1], lr=0.1))
+    trained = GpObjective(GpObjectiveSettings()).run(task)
+    first = GpObjective(GpObjectiveSettings()).run(make([0, 1, 0, 1, 1, 0, 2, 2, 1], lr=0.1))
     assert trained.loss < first.loss - 0.05
     assert all(trained.tensors[name].equal(task.start[name]) for name in ("head.weight", "head.bias"))
     assert not trained.tensors["body.weight"].equal(task.start["body.weight"])
@@ -48,14 +48,14 @@ def test_the_body_learns_and_the_head_takes_no_part_not_even_in_its_decay(make):
 @pytest.mark.parametrize("labels", [[1, 1, 1], [2]])
 def test_a_device_of_one_class_has_nothing_to_learn(make, labels):
     task = make(labels)
-    trained = Gp(GpSettings()).run(task)
+    trained = GpObjective(GpObjectiveSettings()).run(task)
     assert trained.loss == 0 and all(trained.tensors[name].equal(tensor) for name, tensor in task.start.items())
 
 
 def test_batches_without_some_class_count_the_nodes_that_have_points(make):
     """One sample a step: the root alone for the class that is divided off first. Each K is 8, whatever the features."""
     task = make([0, 0, 1, 2], batch_size=1)
-    trained = Gp(GpSettings()).run(task)
+    trained = GpObjective(GpObjectiveSettings()).run(task)
     assert trained.loss > 0
     for name, tensor in task.start.items():
         assert torch.allclose(trained.tensors[name], tensor, atol=1e-12), "a single point says nothing about features"
@@ -64,16 +64,16 @@ def test_batches_without_some_class_count_the_nodes_that_have_points(make):
 def test_a_large_batch_is_cut_at_random(make):
     labels = [0, 1] * 10
     whole, part = make(labels), make(labels)
-    few = Gp(GpSettings(batch_points=4)).run(part)
-    assert few.loss != Gp(GpSettings()).run(whole).loss
-    assert few.loss == Gp(GpSettings(batch_points=4)).run(make(labels)).loss
+    few = GpObjective(GpObjectiveSettings(batch_points=4)).run(part)
+    assert few.loss != GpObjective(GpObjectiveSettings()).run(whole).loss
+    assert few.loss == GpObjective(GpObjectiveSettings(batch_points=4)).run(make(labels)).loss
     generator = torch.Generator().manual_seed(derive(7, "gibbs"))
     order = torch.randperm(20, generator=torch.Generator().manual_seed(derive(7, "batches")))
     kept = order[torch.randperm(20, generator=generator)[:4]]
     features = part.network.with_features(part.start, part.x[kept])[1].detach()
     sign = 1.0 - 2 * part.y[kept].double()
-    K = own_covariance(GpSettings(), features)
-    expected = -log_evidence(K, gibbs(GpSettings(), K, sign, generator), sign).mean() / 4
+    K = own_covariance(GpObjectiveSettings(), features)
+    expected = -log_evidence(K, gibbs(GpObjectiveSettings(), K, sign, generator), sign).mean() / 4
     assert few.loss == pytest.approx(float(expected), rel=1e-12)
 
 
@@ -81,11 +81,11 @@ def test_every_position_of_a_sequence_is_a_point(make_task):
     model = model_of()
     x, y = data([0, 1, 1, 0, 2, 1])
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    trained = Gp(GpSettings()).run(make_task(model, x.view(2, 3, 2), y.view(2, 3), start))
+    trained = GpObjective(GpObjectiveSettings()).run(make_task(model, x.view(2, 3, 2), y.view(2, 3), start))
     assert trained.loss > 0 and not trained.tensors["body.weight"].equal(start["body.weight"])
 
 
 def test_a_model_that_is_a_head_alone_is_refused():
     model = nn.Sequential(OrderedDict(head=nn.Linear(2, 3)))
     with pytest.raises(SettingError, match="no layer before its head"):
-        Gp(GpSettings()).extras(dict(model.state_dict()), Network(model))
+        GpObjective(GpObjectiveSettings()).extras(dict(model.state_dict()), Network(model))

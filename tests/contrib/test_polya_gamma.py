@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attune.fedclient.work.gp import polya_gamma
+from attune.contrib.gp import polya_gamma
 
 DRAWS = 40_000
 SITES = [0.0, 1e-6, 1e-3, 0.7, -3.0, 12.0, 60.0]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
-from attune.common.methods.settings.process import ProcessSettings
-from attune.fedclient.work.gp import polya_gamma
+from attune.contrib.gp import polya_gamma
+from attune.contrib.gp.method import ProcessSettings
 
 LinAlgError = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 JITTER = 1e-6  # share of the prior variance that is added to a point's own: duplicates stay positive definite
@@ -27,24 +27,24 @@ QUADRATURE = 48  # points of Gauss-Hermite: wrong by less than 1e-6 at a varianc
 
 
 def exact(features: Tensor) -> Tensor:
-    """In float64, on the CPU where the accelerator has none."""
+    """Return the features in float64, on the CPU where the accelerator has none."""
     return (features.cpu() if features.device.type == "mps" else features).double()
 
 
 def covariance(settings: ProcessSettings, a_ND: Tensor, b_MD: Tensor) -> Tensor:
-    """(N, M): a^2 exp(-|x - y|^2 / (2 D l^2)), with a^2 the output scale and l the length scale."""
+    """Return the kernel matrix (N, M): a^2 exp(-|x - y|^2 / (2 D l^2)), with a^2 the output scale and l the length scale."""
     square_NM = (a_ND.square().sum(1)[:, None] + b_MD.square().sum(1) - 2 * a_ND @ b_MD.T).clamp(min=0)
     return settings.output_scale * torch.exp(-square_NM / (2 * a_ND.shape[1] * settings.length_scale**2))
 
 
 def own_covariance(settings: ProcessSettings, a_ND: Tensor) -> Tensor:
-    """(N, N), with the jitter."""
+    """Return the kernel matrix (N, N) of points with themselves, with the jitter."""
     jitter = settings.output_scale * JITTER
     return covariance(settings, a_ND, a_ND) + jitter * torch.eye(len(a_ND), dtype=a_ND.dtype, device=a_ND.device)
 
 
 def gibbs(settings: ProcessSettings, K_NN: Tensor, sign_N: Tensor, generator: torch.Generator) -> Tensor:
-    """(S, N): omega from its posterior, the last state of S chains that draw f given omega, and omega given f.
+    """Return omega (S, N) from its posterior: the last state of S chains that draw f given omega, and omega given f.
 
     f is drawn by Matheron's rule: a draw of the prior, corrected by what it misses of kappa / omega.
     """
@@ -64,7 +64,7 @@ def gibbs(settings: ProcessSettings, K_NN: Tensor, sign_N: Tensor, generator: to
 
 
 def log_evidence(K_NN: Tensor, omega_SN: Tensor, sign_N: Tensor) -> Tensor:
-    """(S,): log p(signs, omega) - log PG(omega | 1, 0) = -N log 2 - 1/2 log|B| + 1/2 kappa' (K^-1 + Omega)^-1 kappa.
+    """Return (S,): log p(signs, omega) - log PG(omega | 1, 0) = -N log 2 - 1/2 log|B| + 1/2 kappa' (K^-1 + Omega)^-1 kappa.
 
     Averaged over the posterior of omega, its gradient in K is that of log p(signs) (Fisher's identity).
     """
@@ -77,7 +77,7 @@ def log_evidence(K_NN: Tensor, omega_SN: Tensor, sign_N: Tensor) -> Tensor:
 
 
 def posterior(K_NN: Tensor, cross_NM: Tensor, prior: float | Tensor, omega_SN: Tensor, sign_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean (S, M), variance (S, M)) of f at other points given omega.
+    """Return the mean (S, M) and the variance (S, M) of f at other points given omega.
 
     cross_NM: their covariance with the training points. prior: their own variance, (M,) or the same for all.
     """
@@ -89,7 +89,7 @@ def posterior(K_NN: Tensor, cross_NM: Tensor, prior: float | Tensor, omega_SN: T
 
 
 def log_probabilities(mean_SM: Tensor, variance_SM: Tensor) -> tuple[Tensor, Tensor]:
-    """(log p(left) (M,), log p(right) (M,)): the logistic function under the Gaussian of each chain, averaged over chains."""
+    """Return log p(left) (M,) and log p(right) (M,): the logistic function under the Gaussians, averaged over chains."""
     place_Q, weight_Q = (part.to(mean_SM) for part in _hermite())
     f_SMQ = mean_SM.unsqueeze(-1) + (2 * variance_SM).sqrt().unsqueeze(-1) * place_Q
     left_M, right_M = ((torch.sigmoid(f) @ weight_Q).mean(dim=0) for f in (f_SMQ, -f_SMQ))

@@ -13,8 +13,10 @@ SWEEPS = 20  # of the clustering, at most: few class means settle in two or thre
 
 
 def class_tree(features_PD: Tensor, labels_P: Tensor, classes: int) -> Tensor:
-    """(J, C) int64: classes are divided by the likeness of their mean features, again and again, as the GP-Tree divides them
-    (Achituve, Navon, Yemini, Chechik, Fetaya, ICML 2021)."""
+    """Return the tree (J, C), int64: classes are divided by the likeness of their mean features, again and again.
+
+    GP-Tree: Achituve, Navon, Yemini, Chechik, Fetaya, ICML 2021.
+    """
     present_K = torch.unique(labels_P)
     means_KD = torch.stack([features_PD[labels_P == label].mean(dim=0) for label in present_K])
     rows: list[Tensor] = []
@@ -23,7 +25,7 @@ def class_tree(features_PD: Tensor, labels_P: Tensor, classes: int) -> Tensor:
 
 
 def members(labels_P: Tensor, side_C: Tensor) -> tuple[Tensor, Tensor]:
-    """(which points come to this node (p,), where each goes (p,): 1.0 left, -1.0 right, float64)."""
+    """Return which points come to this node (p,), and where each goes (p,): 1.0 left, -1.0 right, float64."""
     side_P = side_C[labels_P]
     index_p = side_P.nonzero().flatten()
     return index_p, side_P[index_p].double()
@@ -43,7 +45,7 @@ def _divide(classes_K: Tensor, means_KD: Tensor, classes: int, rows: list[Tensor
 
 
 def _two_means(means_KD: Tensor) -> Tensor:
-    """(K,) bool: the cluster that the first is in, of two that start as the two means furthest apart."""
+    """Return (K,) bool: the cluster that the first is in, of two that start as the two means furthest apart."""
     square_KK = (means_KD.unsqueeze(1) - means_KD).square().sum(dim=-1)
     one, two = divmod(int(square_KK.argmax()), len(means_KD))
     left_K = square_KK[one] < square_KK[two]

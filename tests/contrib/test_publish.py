@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from attune.common.errors import SettingError
+from attune.contrib import publish
 from attune.fedserver.home import ServerHome
-from attune.fedserver.view import compare, writers
+from attune.fedserver.view import compare
 from tests.server.test_compare import saved
 
 
@@ -28,7 +29,7 @@ WANTED = {
 
 
 def test_points_are_the_runs_numbers(run):
-    found = {(point.name, point.round): point.value for point in writers.points(run)}
+    found = {(point.name, point.round): point.value for point in publish.points(run)}
     assert {key: found[key] for key in WANTED} == pytest.approx(WANTED)
 
 
@@ -36,15 +37,15 @@ def test_tensorboard_reads_them(run, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    place = writers.to_tensorboard(run, tmp_path / "board")
+    place = publish.to_tensorboard(run, tmp_path / "board")
     assert place == tmp_path / "board" / "mine"
     events = EventAccumulator(str(place))
     events.Reload()
     found = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
     assert {key: found[key] for key in WANTED} == pytest.approx(WANTED)
-    assert set(found) == {(point.name, point.round) for point in writers.points(run)}
+    assert set(found) == {(point.name, point.round) for point in publish.points(run)}
     with pytest.raises(SettingError, match="is not empty"):
-        writers.to_tensorboard(run, tmp_path / "board")
+        publish.to_tensorboard(run, tmp_path / "board")
 
 
 def test_mlflow_reads_them(run, tmp_path, monkeypatch):
@@ -53,14 +54,14 @@ def test_mlflow_reads_them(run, tmp_path, monkeypatch):
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "mlruns").as_uri()
-    number = writers.to_mlflow(run, uri)
+    number = publish.to_mlflow(run, uri)
     client = MlflowClient(tracking_uri=uri)
     assert client.get_run(number).data.params["method"] == "fedavg"
     for (name, round_), value in WANTED.items():
         assert {each.step: each.value for each in client.get_metric_history(number, name)}[round_] == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("package", "write"), [("mlflow", writers.to_mlflow), ("tensorboard", writers.to_tensorboard)])
+@pytest.mark.parametrize(("package", "write"), [("mlflow", publish.to_mlflow), ("tensorboard", publish.to_tensorboard)])
 def test_without_the_package_it_says_which(run, tmp_path, monkeypatch, package, write):
     for name in [name for name in sys.modules if name.startswith(("mlflow", "torch.utils.tensorboard", "tensorboard"))]:
         monkeypatch.delitem(sys.modules, name)

@@ -14,7 +14,7 @@ TERMS = 64
 
 
 def draw(c_N: Tensor, generator: torch.Generator) -> Tensor:
-    """One PG(1, c) for every element of c_N (float64), of the same shape and on its device; `generator` is on the CPU.
+    """Draw one PG(1, c) for every element of c_N (float64), of the same shape and on its device; `generator` is on the CPU.
 
     The definition: sum over k >= 1 of g_k / (2 pi^2 ((k - 1/2)^2 + (c / 2 pi)^2)), g_k exponential of mean 1. The first TERMS
     are drawn, and the rest is replaced by its mean. So the mean is exact, and the variance too small by at most
@@ -29,7 +29,7 @@ def draw(c_N: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def mean(c_N: Tensor) -> Tensor:
-    """tanh(c / 2) / (2 c), and its limit 1/4 at 0."""
+    """Return the mean of PG(1, c): tanh(c / 2) / (2 c), and its limit 1/4 at 0."""
     half_N = c_N.abs() / 2
     safe_N = half_N.clamp(min=1e-4)
     return torch.where(half_N < 1e-4, 0.25 - half_N.square() / 12, safe_N.tanh() / (4 * safe_N))

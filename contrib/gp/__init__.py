@@ -1,0 +1,1 @@
+"""The method pFedGP: Gaussian-process classification on the features of a shared network."""

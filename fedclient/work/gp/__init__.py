@@ -1,1 +1,0 @@
-"""Gaussian-process classification with Polya-Gamma variables on a binary tree of classes."""
