@@ -130,7 +130,7 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
     coordinator = Coordinator(ledger, blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock)
     door = Door(
-        settings.server, registrar, opened.desk("operator over the network"), Refusals(ledger), coordinator, ledger, blobs,
+        settings.server, registrar, opened.desk("operator over the network"), Refusals(ledger), coordinator, opened.storage,
         opened.executors,
     )  # fmt: skip
     address = _listen(door, options, home.address())

@@ -150,7 +150,7 @@ class Federation:
     async def _lived(self, coordinator: Coordinator, worker: Worker) -> dict[str, Result]:
         ledger, blobs = self._world.storage.ledger, self._world.storage.blobs
         members = Members(coordinator, ledger)
-        updates = Updates(coordinator, members, Uploads(blobs), ledger, InlineExecutors())
+        updates = Updates(coordinator, members, Uploads(self._world.storage), ledger, InlineExecutors())
         server = InProcess(members, updates, coordinator, blobs, self._troubled, worker.look)
         consoles = {name: Heard(self._watcher) for name in self._shards}
         lives = [

@@ -40,8 +40,7 @@ from attune.fedserver.federation.turns import Turns
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.lab import Lab
 from attune.fedserver.ports.ledger import Ledger, Snapshot
-from attune.fedserver.stores.age import check_age
-from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.inbox import Inbox, check_age
 
 LOG = logging.getLogger("fedserver")
 REVOKED = "the operator of this federation has revoked {}"

@@ -26,8 +26,7 @@ from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.troubles import can_pass
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Ledger
-from attune.fedserver.stores.sink import Sink
-from attune.fedserver.stores.uploads import Uploads
+from attune.fedserver.stores.uploads import Sink, Uploads
 
 UPLOADS = "taking uploads in"  # the name of a trouble
 
@@ -154,7 +153,7 @@ class Updates:
             if not can_pass(refusal):
                 await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise
-        await self._executors.disk(self._uploads.discard, [blob for part, blob in blobs.items() if blob != values[part]])
+        await self._executors.disk(self._uploads.discard, {*blobs.values(), *values.values()})
         return row
 
     async def _unpacked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Blob]:

@@ -59,7 +59,7 @@ def _remake(slots: Sequence[Slot], blobs: Blobs, again: Callable[[], list[Slot]]
             twin = made.get((slot.part, slot.key))
             if twin is None or (twin.digest, twin.size) != (slot.digest, slot.size):
                 raise Damaged("what is left of the round gives other bits")
-            blobs.move(Blob(f"{REDO}{twin.file}", twin.digest, twin.size), f"{STATE}{slot.file}")
+            blobs.keep(Blob(f"{REDO}{twin.file}", twin.digest, twin.size), f"{STATE}{slot.file}")
     except (AttuneError, KeyError) as error:
         reasons = "; ".join(damaged.values())
         raise Damaged(f"{reasons} (it cannot be made again: {error})") from error

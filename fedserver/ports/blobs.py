@@ -1,13 +1,15 @@
-"""Named, immutable bytes with a digest: state, inbox, uploads and what is served.
+"""Immutable content that is known by its digest, and the spool in which uploads grow.
 
-Names are paths with "/", such as `inbox/train-3-kiel/shared.safetensors`; the first piece says what the blob is for. A blob
-appears under its name by one step, whole or not at all, and is never changed; a name can be given to another blob.
+A `Blob` is content: digest and size, and a name that holds it. Content never changes, and is there as long as a name holds it;
+several names may hold equal content. The first piece of a name says what the content is for, such as `state/` or `inbox/`. A
+store may address content by digest and keep names in a table (`stores.memory` does), or use names as file names
+(`stores.folder` does). A name is given to content in one step, whole or not at all, and can be given to other content later.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from attune.common.errors import HomeMismatch
@@ -15,11 +17,18 @@ from attune.common.wire.blobs import Blob, Readable, Target
 from attune.fedserver.core.records import Slot
 
 STATE, INBOX, UPLOADS, SERVED, REDO = "state/", "inbox/", "uploads/", "serve/", "redo/"
+_OF_ROUND = re.compile(rf"{STATE}(?:.*\.)?(\d+)\.(?:safetensors|json)|{INBOX}(?:train|evaluate)-(\d+)-.*")
 
 
 def blob_of(slot: Slot) -> Blob:
-    """Where a durable slot lies."""
+    """Return the content of a durable slot."""
     return Blob(f"{STATE}{slot.file}", slot.digest, slot.size)
+
+
+def is_later(name: str, closed: int) -> bool:
+    """Return whether a name belongs to a round after the one that follows `closed`."""
+    match = _OF_ROUND.fullmatch(name)
+    return match is not None and int(match[1] or match[2]) > closed + 1
 
 
 class Damaged(HomeMismatch):
@@ -38,10 +47,85 @@ class Damaged(HomeMismatch):
         self.name = name
 
 
-class Growing(Protocol):
-    """Bytes on their way in, from the beginning to the end. What is there survives the end of the process.
+class Blobs(Protocol):
+    """Content by digest. Several threads may use it. All that writes may raise DiskFull."""
 
-    Nobody else can have the same name open meanwhile.
+    # --- put if absent: in pieces, at once, or what is here already
+
+    def create(self, name: str, size: int, durable: bool = True) -> Target:
+        """Return `size` bytes in the making. They get their name when they are finished, and are durable then if asked for."""
+        ...
+
+    def put(self, name: str, data: bytes) -> Blob:
+        """Put a small blob, durably, and with it all names that `keep` gave before beside it."""
+        ...
+
+    def keep(self, blob: Blob, name: str) -> Blob:
+        """Hold content by another name too, such as a sealed upload by the name of an accepted update.
+
+        The bytes are durable when this returns, and the name with the next `put` beside it.
+
+        Raises:
+            Damaged: The content is missing.
+        """
+        ...
+
+    def sync(self, blob: Blob) -> None:
+        """Make the bytes of a blob durable.
+
+        Raises:
+            Damaged: The content is missing.
+        """
+        ...
+
+    # --- open
+
+    def open(self, blob: Blob) -> Readable:
+        """Open a blob. Its bytes are compared with the digest at the first time in a process.
+
+        Raises:
+            Damaged: The content is missing, or is another.
+        """
+        ...
+
+    def check(self, blob: Blob) -> None:
+        """Compare all bytes with the digest now.
+
+        Raises:
+            Damaged: The content is missing, or is another.
+        """
+        ...
+
+    def get(self, name: str) -> bytes:
+        """Return a small blob of which only the name is known.
+
+        Raises:
+            KeyError: The name holds nothing.
+        """
+        ...
+
+    # --- list and remove
+
+    def names(self, prefix: str) -> list[str]:
+        """Return all names that begin with `prefix`, sorted."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Take names away, in this order; content goes with its last name. Whoever has it open goes on reading.
+
+        Names that are not there are passed over.
+        """
+        ...
+
+    def sweep(self) -> None:
+        """Remove what a killed process has left unfinished, at start."""
+        ...
+
+
+class Growing(Protocol):
+    """An upload on its way in, from the beginning to the end. Its bytes survive the end of the process.
+
+    It cannot be open twice.
     """
 
     @property
@@ -51,84 +135,72 @@ class Growing(Protocol):
 
     @property
     def size(self) -> int:
-        """How many bytes are there."""
+        """Number of bytes that are here."""
         ...
 
     def append(self, data: memoryview) -> None:
-        """Errors: DiskFull; `size` is true even then."""
-        ...
+        """Append bytes.
 
-    def read_into(self, target: memoryview, offset: int) -> None:
-        """Errors: Truncated."""
-        ...
-
-    def seal(self, name: str, digest: str) -> Blob:
-        """All bytes are there: a blob under its final name. Closes. Errors: DiskFull."""
-        ...
-
-    def remove(self) -> None:
-        """Nothing stays. Closes."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of the bytes, which stay. Closing twice is allowed."""
-        ...
-
-
-class Blobs(Protocol):
-    """Several threads may use it. Errors of all that write: DiskFull."""
-
-    def create(self, name: str, size: int, durable: bool = True) -> Target:
-        """A blob of `size` bytes in the making, which takes its name when it is finished; then it is durable, if asked for."""
-        ...
-
-    def put(self, name: str, data: bytes) -> Blob:
-        """A small blob, durable in one step, and with it all that was moved beside it before."""
-        ...
-
-    def grow(self, name: str, size: int) -> Growing:
-        """What is there under this name, to be gone on with up to `size` bytes.
-
-        What is longer begins anew. Errors: UploadBusy, DiskFull up front.
+        Raises:
+            DiskFull: The disk is full; `size` is true even then.
         """
         ...
 
-    def open(self, blob: Blob) -> Readable:
-        """Its bytes. At the first time in a process they are held against the digest. Errors: Damaged."""
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill `target` from `offset` on.
+
+        Raises:
+            Truncated: Fewer bytes are here.
+        """
         ...
 
-    def check(self, blob: Blob) -> None:
-        """Holds all bytes against the digest now. Errors: Damaged."""
+    def seal(self) -> Blob:
+        """Close a whole upload, and return it as a blob that is not durable yet.
+
+        Raises:
+            DiskFull: The disk is full.
+        """
         ...
 
-    def get(self, name: str) -> bytes:
-        """A small blob of which only the name is known. Errors: KeyError."""
+    def remove(self) -> None:
+        """Close the upload, and remove its bytes."""
         ...
 
-    def size(self, name: str) -> int | None:
-        """Of what is there under this name, whole or growing; None: nothing."""
+    def close(self) -> None:
+        """Close the upload. Its bytes stay. Closing twice is allowed."""
         ...
 
-    def names(self, prefix: str) -> list[str]:
-        """All that begin so, sorted."""
+
+class Spool(Protocol):
+    """Uploads on a disk of this machine, resumable. Several threads may use it.
+
+    An upload is known by its sender (a path of names, such as `kiel/shared`) and by the digest that its bytes will have. The
+    blobs of the same storage open, keep and remove a sealed upload like any other blob.
+    """
+
+    def grow(self, sender: str, digest: str, size: int) -> Growing:
+        """Open an upload to append to it, at its end; a sealed one too.
+
+        An upload that is longer than `size`, or was sealed with another size, begins anew.
+
+        Raises:
+            UploadBusy: It is open already.
+            DiskFull: There is no space for what is missing.
+        """
         ...
 
-    def move(self, blob: Blob, name: str) -> Blob:
-        """Another name for a blob, in place of the old one. Durable with the next `put` beside it. Errors: Damaged."""
+    def offset(self, sender: str, digest: str) -> int:
+        """Return how many bytes of an upload are here."""
         ...
 
-    def sync(self, blob: Blob) -> None:
-        """Its bytes are durable from now on. Errors: Damaged, DiskFull."""
+    def sealed(self, sender: str, digest: str) -> Blob | None:
+        """Return a sealed upload."""
         ...
 
-    def remove(self, names: Sequence[str]) -> None:
-        """In this order. What is not there is passed over. Who has one open goes on reading it."""
+    def all_sealed(self) -> list[Blob]:
+        """Return all sealed uploads."""
         ...
 
-    def path(self, blob: Blob) -> Path | None:
-        """Where it lies as a file on this machine, if it does: for memory maps and copies."""
-        ...
-
-    def sweep(self) -> None:
-        """At start: what a killed process has left unfinished goes."""
+    def keep_only(self, sender: str, digest: str) -> None:
+        """Remove all other uploads of this sender."""
         ...

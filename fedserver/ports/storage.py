@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.blobs import Blobs, Spool
 from attune.fedserver.ports.ledger import Ledger, LedgerReader
 
 
 class Storage(Protocol):
-    """The ledger and the blobs of one federation. Each is opened when it is first asked for."""
+    """The ledger, the blobs and the spool of one federation. Each is opened when it is first asked for."""
 
     @property
     def ledger(self) -> Ledger:
@@ -19,6 +19,11 @@ class Storage(Protocol):
     @property
     def blobs(self) -> Blobs:
         """The blobs of state, accepted updates, and what is served."""
+        ...
+
+    @property
+    def spool(self) -> Spool:
+        """The uploads that are on their way in."""
         ...
 
     def reader(self) -> LedgerReader:

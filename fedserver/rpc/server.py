@@ -26,8 +26,7 @@ from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
-from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
@@ -51,13 +50,13 @@ class Door:
         desk: Desk,
         refusals: Refusals,
         coordinator: Coordinator,
-        ledger: Ledger,
-        blobs: Blobs,
+        storage: Storage,
         executors: Executors,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
+        ledger, blobs = storage.ledger, storage.blobs
         members = self.members = Members(coordinator, ledger)
-        updates = Updates(coordinator, members, Uploads(blobs), ledger, executors)
+        updates = Updates(coordinator, members, Uploads(storage), ledger, executors)
         self._health, self._refusals = Health(), refusals
         self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit()), settings.handshake_s), 0
         pulses = Pulses(settings.keepalive_s)

@@ -7,7 +7,6 @@ This module owns `state.sqlite`, `audit.jsonl`, and the folders of blobs (`state
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +16,9 @@ from tempfile import TemporaryDirectory
 
 from attune.common.durable import PRIVATE, sync, write_file
 from attune.common.errors import HomeMismatch
-from attune.fedserver.ports.blobs import INBOX, STATE
+from attune.fedserver.ports.blobs import INBOX, STATE, is_later
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.age import is_later
-from attune.fedserver.stores.folder import AREAS, FolderBlobs
+from attune.fedserver.stores.folder import AREAS, FolderBlobs, FolderSpool, link
 from attune.fedserver.stores.inbox import ENTRY
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteLedger, SqliteReader
 
@@ -47,6 +45,11 @@ class DiskStorage:
     def blobs(self) -> FolderBlobs:
         """The blobs, of which this process checks each once."""
         return FolderBlobs(self._folder)
+
+    @cached_property
+    def spool(self) -> FolderSpool:
+        """The uploads. A sealed one is known to the blobs."""
+        return FolderSpool(self.blobs)
 
     def reader(self) -> SqliteReader:
         return SqliteReader(self._database)
@@ -168,21 +171,6 @@ def scratch_blobs(beside: Path) -> Iterator[FolderBlobs]:
     """Give blobs in a new folder of the folder `beside`, which goes at the end of the block."""
     with TemporaryDirectory(dir=beside) as folder:
         yield FolderBlobs(Path(folder))
-
-
-def link(path: Path, to: Path) -> None:
-    """Link a file to a new name, or copy it where the file system has no links.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
-    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        os.link(path, to)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(path, to)
 
 
 def _copy_database(source: Path, copy: Path) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from attune.common.errors import HomeMismatch
 from attune.common.faults import SERVER, fail_at
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.ports.blobs import INBOX, Blobs, Damaged
+from attune.fedserver.ports.blobs import INBOX, STATE, Blobs, Damaged, is_later
 
 LOG = logging.getLogger("fedserver")
 ENTRY = "update.json"
@@ -28,28 +29,28 @@ class Inbox:
         self._closed = 0  # the last round of training whose updates are in the state
 
     def accept(self, order: OrderId, row: Report, parts: Mapping[str, Blob]) -> None:
-        """Moves the parts in and makes the whole durable. Accepting twice keeps the first.
+        """Keep the parts, and make the whole durable. Accepting twice keeps the first.
 
-        Errors: DiskFull, Damaged.
+        Raises:
+            DiskFull: There is no space; nothing is kept.
+            Damaged: A part is missing.
         """
         if self.holds(order):
             return
-        for blob in parts.values():
-            self._blobs.sync(blob)
-        moved: dict[str, Blob] = {}
+        kept: dict[str, Blob] = {}
         try:
             for part, blob in parts.items():
-                moved[part] = self._blobs.move(blob, f"{INBOX}{order}/{part}.safetensors")
+                kept[part] = self._blobs.keep(blob, f"{INBOX}{order}/{part}.safetensors")
             fail_at(SERVER, order.round, "inbox-renamed")
-            self._blobs.put(_entry_name(order), msgspec.json.encode(AcceptedUpdate(row, moved)))
+            self._blobs.put(_entry_name(order), msgspec.json.encode(AcceptedUpdate(row, kept)))
         except BaseException:
-            for part, blob in moved.items():  # so that its device need not send them once more
-                self._blobs.move(blob, parts[part].name)
+            self._blobs.remove([blob.name for blob in kept.values()])
             raise
         fail_at(SERVER, order.round, "update-accepted")
 
     def holds(self, order: OrderId) -> bool:
-        return self._blobs.size(_entry_name(order)) is not None
+        """Return whether an update for this order was accepted."""
+        return _entry_name(order) in self._blobs.names(_entry_name(order))
 
     def entries(self, work: str, round_: int) -> dict[str, AcceptedUpdate]:
         """Accepted updates of one round by device name, in name order.
@@ -132,3 +133,21 @@ class Inbox:
 
 def _entry_name(order: OrderId) -> str:
     return f"{INBOX}{order}/{ENTRY}"
+
+
+def check_age(blobs: Blobs, closed: int) -> None:
+    """Check that ledger and blobs are of one time: under an older ledger, newer state would go as the remains of a crash.
+
+    Args:
+        blobs: Of which a killed server leaves those of one more round at most.
+        closed: Rounds that the ledger counts.
+
+    Raises:
+        HomeMismatch: There are blobs of later rounds; nothing is changed.
+    """
+    for name in (*blobs.names(STATE), *blobs.names(INBOX)):
+        if is_later(name, closed):
+            raise HomeMismatch(
+                f"the database (state.sqlite) counts {closed} closed rounds, but {name} is of a later one: the database is "
+                "damaged, or an old copy. Restore it, or the whole home from one backup; nothing was changed"
+            )

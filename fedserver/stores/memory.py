@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
-from pathlib import Path
 from threading import Lock
 
 from attune.common.errors import UploadBusy
 from attune.common.wire.blobs import Blob, Buffer, Readable
 from attune.common.wire.digest import digest_of
-from attune.common.wire.malformed import Truncated
-from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.ports.blobs import UPLOADS, Damaged
+from attune.fedserver.stores.checked_blobs import SEALED, CheckedBlobs, sealed_among, upload_name
 from attune.fedserver.stores.memory_ledger import MemoryLedger, MemoryReader
-from attune.fedserver.stores.trust import Trust
 
 
 class MemoryStorage:
@@ -22,6 +21,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self.ledger, self.blobs = MemoryLedger(), MemoryBlobs()
+        self.spool = MemorySpool(self.blobs)
 
     def __repr__(self) -> str:
         return f"MemoryStorage({self.ledger!r})"
@@ -33,126 +33,112 @@ class MemoryStorage:
         """No-op: memory holds no file."""
 
 
-class Shelf(MutableMapping[str, bytes | bytearray]):
-    """Bytes by name. Those that begin alike are found without a look at the others. Several threads may use it."""
+class SortedNames(MutableMapping[str, str]):
+    """Digests by name, of which those that begin alike are found without a look at the others. Several threads may use it."""
 
     def __init__(self) -> None:
-        self._bytes: dict[str, bytes | bytearray] = {}
+        self._digests: dict[str, str] = {}
         self._sorted: list[str] = []
         self._lock = Lock()
 
-    def __getitem__(self, name: str) -> bytes | bytearray:
-        return self._bytes[name]
+    def __getitem__(self, name: str) -> str:
+        return self._digests[name]
 
-    def __setitem__(self, name: str, data: bytes | bytearray) -> None:
+    def __setitem__(self, name: str, digest: str) -> None:
         with self._lock:
-            if name not in self._bytes:
+            if name not in self._digests:
                 bisect.insort(self._sorted, name)
-            self._bytes[name] = data
+            self._digests[name] = digest
 
     def __delitem__(self, name: str) -> None:
         with self._lock:
-            del self._bytes[name]
+            del self._digests[name]
             del self._sorted[bisect.bisect_left(self._sorted, name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sorted)
 
     def __len__(self) -> int:
-        return len(self._bytes)
+        return len(self._digests)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._bytes
+        return name in self._digests
 
-    def names(self, prefix: str) -> list[str]:
-        """All that begin so, sorted."""
+    def starting_with(self, prefix: str) -> list[str]:
+        """Return all names that begin so, sorted."""
         with self._lock:
-            found = itertools.islice(self._sorted, bisect.bisect_left(self._sorted, prefix), None)
-            return list(itertools.takewhile(lambda name: name.startswith(prefix), found))
+            rest = itertools.islice(self._sorted, bisect.bisect_left(self._sorted, prefix), None)
+            return list(itertools.takewhile(lambda name: name.startswith(prefix), rest))
 
 
-class MemoryBlobs(Trust):
-    """Implements fedserver.ports.blobs.Blobs."""
+class MemoryBlobs(CheckedBlobs):
+    """Implements ports.blobs.Blobs: content by digest, and a table of names that hold it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._data = Shelf()
-        self._growing: set[str] = set()
+        self._digests = SortedNames()  # name -> digest
+        self._content: dict[str, bytes | bytearray] = {}
+        self._holders: Counter[str] = Counter()  # digest -> number of names
         self._lock = Lock()
 
     def __repr__(self) -> str:
-        return f"MemoryBlobs({len(self._data)} blobs)"
+        return f"MemoryBlobs({len(self._digests)} names)"
 
-    def create(self, name: str, size: int, durable: bool = True) -> _Target:
-        return _Target(self, name, size)
+    def create(self, name: str, size: int, durable: bool = True) -> _MemoryTarget:
+        return _MemoryTarget(self, name, size)
 
     def put(self, name: str, data: bytes) -> Blob:
-        return self.keep(name, data, digest_of(data))
+        return self.hold(name, data, digest_of(data))
 
-    def keep(self, name: str, data: bytes | bytearray, digest: str) -> Blob:
-        """These bytes, whose digest is known."""
-        self._known[name] = digest
-        self._data[name] = data
+    def hold(self, name: str, data: bytes | bytearray, digest: str) -> Blob:
+        """Hold these bytes, which have this digest, by a name."""
+        with self._lock:
+            before = self._digests.get(name)
+            self._holders[digest] += 1
+            self._content.setdefault(digest, data)
+            self._digests[name] = self._known[name] = digest
+            self._release(before)
         return Blob(name, digest, len(data))
 
-    def grow(self, name: str, size: int) -> _Growing:
-        with self._lock:
-            if name in self._growing:
-                raise UploadBusy(f"an upload to {name} is open already; close it, then go on")
-            self._growing.add(name)
-            there = self._data.get(name, b"")
-            self._data[name] = bytearray(there) if len(there) <= size else bytearray()
-        return _Growing(self, name)
+    def _release(self, digest: str | None) -> None:
+        """Take one name of a content away, for whoever has the lock."""
+        if digest is not None:
+            self._holders[digest] -= 1
+            if not self._holders[digest]:
+                del self._holders[digest], self._content[digest]
 
-    def grown(self, name: str) -> bytearray:
-        """The bytes of what is growing under this name."""
-        data = self._data[name]
-        assert isinstance(data, bytearray)  # noqa: S101 (`grow` made it)
-        return data
-
-    def release(self, name: str) -> None:
-        """What grows under this name is let go of."""
-        self._growing.discard(name)
-
-    def get(self, name: str) -> bytes:
-        return bytes(self._data[name])
-
-    def size(self, name: str) -> int | None:
-        return len(self._data[name]) if name in self._data else None
-
-    def names(self, prefix: str) -> list[str]:
-        return self._data.names(prefix)
-
-    def move(self, blob: Blob, name: str) -> Blob:
-        if blob.name not in self._data:
-            raise Damaged(f"{blob.name} is missing", blob.name)
-        data = self._data.pop(blob.name)
-        self._data[name] = data
-        known = self._known.pop(blob.name, None)
-        if known is not None:
-            self._known[name] = known
-        return Blob(name, blob.digest, blob.size)
+    def keep(self, blob: Blob, name: str) -> Blob:
+        self.sync(blob)
+        known = self._known.get(blob.name)
+        kept = self.hold(name, self._content[self._digests[blob.name]], self._digests[blob.name])
+        if known is None:
+            del self._known[name]
+        return kept
 
     def sync(self, blob: Blob) -> None:
-        if blob.name not in self._data:
+        if blob.name not in self._digests:
             raise Damaged(f"{blob.name} is missing", blob.name)
 
-    def remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._data.pop(name, None)
-            self._known.pop(name, None)
+    def get(self, name: str) -> bytes:
+        return bytes(self._content[self._digests[name]])
 
-    def path(self, blob: Blob) -> Path | None:
-        return None
+    def names(self, prefix: str) -> list[str]:
+        return self._digests.starting_with(prefix)
+
+    def remove(self, names: Sequence[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._release(self._digests.pop(name, None))
+                self._known.pop(name, None)
 
     def sweep(self) -> None:
-        """Nothing: what is unfinished has no name."""
+        """No-op: what is unfinished has no name."""
 
     def _source(self, name: str) -> Readable:
-        return Buffer(name, self._data[name])
+        return Buffer(name, self._content[self._digests[name]])
 
 
-class _Target:
+class _MemoryTarget:
     def __init__(self, blobs: MemoryBlobs, name: str, size: int) -> None:
         self._blobs, self.name, self._data = blobs, name, bytearray(size)
 
@@ -163,39 +149,90 @@ class _Target:
         Buffer(self.name, self._data).read_into(target, offset)
 
     def finish(self, digest: str, size: int) -> Blob:
-        return self._blobs.keep(self.name, self._data, digest)
+        return self._blobs.hold(self.name, self._data, digest)
 
     def abort(self) -> None:
         self._data = bytearray()
 
 
-class _Growing:
-    def __init__(self, blobs: MemoryBlobs, name: str) -> None:
-        self._blobs, self.name, self._open = blobs, name, True
+class MemorySpool:
+    """Implements ports.blobs.Spool."""
+
+    def __init__(self, blobs: MemoryBlobs) -> None:
+        self._blobs = blobs
+        self._uploads: dict[str, bytearray] = {}  # by name
+        self._open: set[str] = set()
+        self._lock = Lock()
+
+    def grow(self, sender: str, digest: str, size: int) -> _MemoryUpload:
+        name = upload_name(sender, digest)
+        with self._lock:
+            if name in self._open:
+                raise UploadBusy(f"an upload to {name} is open already; close it, then go on")
+            self._open.add(name)
+            sealed = self.sealed(sender, digest)
+            if sealed is not None and sealed.size == size:
+                data = bytearray(self._blobs.get(sealed.name))
+            else:
+                self._blobs.remove([f"{name}{SEALED}"])
+                data = self._uploads.get(name, bytearray())
+            self._uploads[name] = data = data if len(data) <= size else bytearray()
+        return _MemoryUpload(self, self._blobs, name, digest, data)
+
+    def release(self, name: str, keep: bool) -> None:
+        """Close an upload, and forget its bytes unless they are to be kept."""
+        self._open.discard(name)
+        if not keep:
+            self._uploads.pop(name, None)
+
+    def offset(self, sender: str, digest: str) -> int:
+        sealed = self.sealed(sender, digest)
+        return len(self._uploads.get(upload_name(sender, digest), b"")) if sealed is None else sealed.size
+
+    def sealed(self, sender: str, digest: str) -> Blob | None:
+        return next((blob for blob in self._sealed(f"{upload_name(sender, digest)}{SEALED}")), None)
+
+    def all_sealed(self) -> list[Blob]:
+        return self._sealed(UPLOADS)
+
+    def _sealed(self, prefix: str) -> list[Blob]:
+        names = sealed_among(self._blobs.names(prefix))
+        return [Blob(name, digest, len(self._blobs.get(name))) for name, digest in names]
+
+    def keep_only(self, sender: str, digest: str) -> None:
+        name, prefix = upload_name(sender, digest), f"{UPLOADS}{sender}."
+        self._blobs.remove([other for other in self._blobs.names(prefix) if other != f"{name}{SEALED}"])
+        self._uploads = {other: data for other, data in self._uploads.items() if other == name or not other.startswith(prefix)}
+
+
+class _MemoryUpload:
+    def __init__(self, spool: MemorySpool, blobs: MemoryBlobs, name: str, digest: str, data: bytearray) -> None:
+        self._spool, self._blobs, self.name = spool, blobs, name
+        self._digest, self._data, self._is_open = digest, data, True
 
     @property
     def size(self) -> int:
-        return len(self._blobs.grown(self.name))
+        return len(self._data)
 
     def append(self, data: memoryview) -> None:
-        self._blobs.grown(self.name).extend(data)
+        self._data.extend(data)
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        piece = self._blobs.grown(self.name)[offset : offset + len(target)]
-        if len(piece) < len(target):
-            raise Truncated(f"{self.name}: ends {len(target) - len(piece)} bytes too early")
-        target[:] = piece
+        Buffer(self.name, bytes(self._data[offset : offset + len(target)])).read_into(target, 0)
 
-    def seal(self, name: str, digest: str) -> Blob:
-        data = bytes(self._blobs.grown(self.name))
-        self.remove()
-        return self._blobs.keep(name, data, digest)
+    def seal(self) -> Blob:
+        blob = self._blobs.hold(f"{self.name}{SEALED}", bytes(self._data), self._digest)
+        self._close(keep=False)
+        return blob
 
     def remove(self) -> None:
-        self._blobs.remove([self.name])
-        self.close()
+        self._blobs.remove([f"{self.name}{SEALED}"])
+        self._close(keep=False)
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._blobs.release(self.name)
+        self._close(keep=True)
+
+    def _close(self, keep: bool) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._spool.release(self.name, keep)

@@ -1,4 +1,4 @@
-"""Blobs on their way in: one resumable upload a device and part. A newer stream takes it over from an older one."""
+"""Uploads by device and part: announced, checked against what was announced, and taken over by a newer stream."""
 
 from __future__ import annotations
 
@@ -6,81 +6,173 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import get_args
 
-from attune.common.errors import UnknownBlob, UpdateRefused, UploadTakenOver
+from typing_extensions import Self
+
+from attune.common.errors import LimitExceeded, UnknownBlob, UpdateRefused, UploadTakenOver
 from attune.common.exchange.messages import UploadTarget
 from attune.common.methods.method import PartKind
-from attune.common.wire.blobs import Blob
-from attune.common.wire.digest import check_digest, file_name, from_file_name
-from attune.fedserver.ports.blobs import UPLOADS, Blobs, Damaged
-from attune.fedserver.stores.sink import Sink
+from attune.common.wire.blobs import Blob, hash_span
+from attune.common.wire.digest import Digest, check_digest
+from attune.common.wire.malformed import DigestMismatch, Truncated
+from attune.fedserver.ports.blobs import Damaged, Spool
+from attune.fedserver.ports.storage import Storage
 
 PARTS = tuple(kind for kind in get_args(PartKind) if kind != "private")
-WHOLE = ".complete"  # ends the name of an upload whose digest was right
+
+
+class Sink:
+    """An announced upload of `size` bytes from `offset` on: no more than was announced, hashed as it comes.
+
+    The bytes before `offset` are here already. Leaving it as a context manager closes it, and the bytes stay.
+
+    Raises:
+        Malformed: The digest is none (bad-digest).
+        LimitExceeded: The size is over `max_bytes`.
+        DiskFull, UploadBusy: As for `Spool.grow`.
+    """
+
+    def __init__(
+        self, spool: Spool, sender: str, size: int, digest: str, *, max_bytes: int | None = None, who: str = "the peer"
+    ) -> None:
+        check_digest(digest, who)
+        if size < 0 or (max_bytes is not None and size > max_bytes):
+            raise LimitExceeded(f"{who}: announced {size} bytes; at most {max_bytes} are allowed (server.max_blob_bytes)")
+        self.size, self.digest = size, digest
+        self._who, self._hash = who, Digest()
+        self._growing = spool.grow(sender, digest, size)
+        try:
+            hash_span(self._growing, 0, self._growing.size, self._hash)
+            self.offset = self._growing.size
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Sink({self.offset}/{self.size} bytes of {self.digest[:19]} in {self._growing.name})"
+
+    def write(self, frames: Sequence[bytes]) -> None:
+        """Append the next frames.
+
+        Raises:
+            LimitExceeded: They are more than announced; none is kept.
+            DiskFull: The disk is full; `offset` is still true.
+        """
+        total = self.offset + sum(map(len, frames))
+        if total > self.size:
+            raise LimitExceeded(f"{self._who}: sent {total} bytes after it had announced {self.size}")
+        for frame in frames:
+            self._write(memoryview(frame))
+
+    def finish(self) -> Blob:
+        """Return the whole upload as a blob.
+
+        Raises:
+            Truncated: Bytes are missing; go on at `offset`.
+            DigestMismatch: The bytes are others than announced; they are removed.
+            DiskFull: The disk is full.
+        """
+        if self.offset < self.size:
+            raise Truncated(f"{self._who}: {self.offset} of {self.size} bytes arrived; go on at offset {self.offset}")
+        if self._hash.text != self.digest:
+            self._growing.remove()
+            raise DigestMismatch(f"{self._who}: the bytes are not those of {self.digest[:19]}; send them again from the start")
+        return self._growing.seal()
+
+    def close(self) -> None:
+        """Close the upload; the bytes stay."""
+        self._growing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _write(self, frame: memoryview) -> None:
+        try:
+            self._growing.append(frame)
+        finally:  # what a full disk has still taken counts
+            self._hash.update(frame[: self._growing.size - self.offset])
+            self.offset = self._growing.size
 
 
 class Uploads:
-    """Called from several disk threads. Each device's part has a lock, so that a take-over never meets a write half-way."""
+    """The uploads of all devices, one for each device and part. Called from several disk threads.
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+    Each device's part has a lock, so that a take-over never meets a write half-way.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._spool, self._blobs = storage.spool, storage.blobs
         self._open: dict[tuple[str, str], Sink] = {}
         self._locks: dict[tuple[str, str], Lock] = {}
 
     def sink(self, client: str, target: UploadTarget, max_bytes: int) -> Sink:
-        """What to append to, at its present length. Whoever held it before is cut off, and other digests of the part go.
+        """Open an upload to append to it. A stream that held it is cut off, and other digests of the part go.
 
-        Errors: LimitExceeded, DiskFull, UpdateRefused for a part or digest that is none.
+        Raises:
+            LimitExceeded, DiskFull: As for `Sink`.
+            UpdateRefused, Malformed: The part or the digest is none.
         """
-        name = self._name(client, target.part, target.digest)
+        sender = self._sender(client, target.part, target.digest)
         with self._lock(client, target.part):
             older = self._open.pop((client, target.part), None)
             if older is not None:
                 older.close()
-            present = self._blobs.names(f"{UPLOADS}{client}/{target.part}.")
-            self._blobs.remove([other for other in present if other not in (name, _whole(name))])
-            whole = self._whole(client, target.part, target.digest)
-            if whole is not None:  # uploaded, but never submitted: the device goes on at its end
-                self._blobs.move(whole, name)
-            sink = Sink(self._blobs, name, target.size, target.digest, max_bytes=max_bytes, who=client)
+            self._spool.keep_only(sender, target.digest)
+            sink = Sink(self._spool, sender, target.size, target.digest, max_bytes=max_bytes, who=client)
             self._open[client, target.part] = sink
         return sink
 
     def write(self, client: str, part: str, sink: Sink, frames: Sequence[bytes]) -> None:
-        """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        """Append the next frames.
+
+        Raises:
+            UploadTakenOver: A newer stream has taken the upload over.
+            LimitExceeded, DiskFull: As for `Sink.write`.
+        """
         with self._lock(client, part):
             self._check_current(client, part, sink)
             sink.write(frames)
 
     def bring(self, client: str, target: UploadTarget, max_bytes: int, data: bytes) -> None:
-        """A whole blob at once. Errors: those of `sink`, `write` and `complete`."""
+        """Take a whole upload at once. Raises as `sink`, `write` and `complete` do."""
         sink = self.sink(client, target, max_bytes)
         self.write(client, target.part, sink, [data[sink.offset :]])
         self.complete(client, target.part, sink)
 
     def sync(self, blobs: Iterable[Blob]) -> None:
-        """Makes complete blobs durable. Errors: DiskFull."""
+        """Make blobs durable.
+
+        Raises:
+            DiskFull: The disk is full.
+        """
         for blob in blobs:
             self._blobs.sync(blob)
 
     def offset(self, client: str, target: UploadTarget) -> int:
-        """How many bytes of the target are here."""
-        name = self._name(client, target.part, target.digest)
-        whole = self._blobs.size(_whole(name))
-        return whole if whole is not None else self._blobs.size(name) or 0
+        """Return how many bytes of an announced upload are here."""
+        return self._spool.offset(self._sender(client, target.part, target.digest), target.digest)
 
     def complete(self, client: str, part: str, sink: Sink) -> None:
-        """Checks the digest; only then can an update name the blob, which is durable when that is accepted.
+        """Check the digest. Only then can an update name the blob, which is durable when that is accepted.
 
-        Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
+        Raises:
+            UploadTakenOver: A newer stream has taken the upload over.
+            Truncated, DigestMismatch, DiskFull: As for `Sink.finish`.
         """
         with self._lock(client, part):
             self._check_current(client, part, sink)
-            sink.finish(_whole(self._name(client, part, sink.digest)))
+            sink.finish()
             del self._open[client, part]
 
     def take(self, client: str, part: str, digest: str) -> Blob:
-        """The complete blob that an update names. Errors: UnknownBlob if it is not (or no longer) here, or is damaged."""
-        blob = self._whole(client, part, digest)
+        """Return the complete upload that an update names.
+
+        Raises:
+            UnknownBlob: It is not (or no longer) here, or is damaged.
+        """
+        blob = self._spool.sealed(self._sender(client, part, digest), digest)
         if blob is None:
             raise UnknownBlob(f"{client}'s update names {part} {digest[:19]}, which is not here: upload it, then submit again")
         try:
@@ -91,25 +183,18 @@ class Uploads:
         return blob
 
     def discard(self, blobs: Iterable[Blob]) -> None:
-        """Complete blobs whose values were accepted in another form."""
+        """Remove complete uploads that were accepted, and what was made of them."""
         self._blobs.remove([blob.name for blob in blobs])
 
     def damaged(self) -> list[str]:
-        """A line for each complete blob whose bytes are not those that were sent."""
-        found = []
-        for name in self._blobs.names(UPLOADS):
-            if name.endswith(WHOLE):
-                digest = name.removesuffix(WHOLE).rpartition(".")[2]
-                try:
-                    self._blobs.check(Blob(name, from_file_name(digest), self._blobs.size(name) or 0))
-                except Damaged as damaged:
-                    found.append(str(damaged))
-        return found
-
-    def _whole(self, client: str, part: str, digest: str) -> Blob | None:
-        name = _whole(self._name(client, part, digest))
-        size = self._blobs.size(name)
-        return None if size is None else Blob(name, digest, size)
+        """Return a line for each complete upload whose bytes are not those that were sent."""
+        lines = []
+        for blob in self._spool.all_sealed():
+            try:
+                self._blobs.check(blob)
+            except Damaged as damaged:
+                lines.append(str(damaged))
+        return lines
 
     def _lock(self, client: str, part: str) -> Lock:
         return self._locks.setdefault((client, part), Lock())
@@ -118,13 +203,13 @@ class Uploads:
         if self._open.get((client, part)) is not sink:
             raise UploadTakenOver(f"a newer stream of {client} goes on with {part}")
 
-    def _name(self, client: str, part: str, digest: str) -> str:
-        """Errors: UpdateRefused, Malformed (bad-digest) unless part and digest can only name a blob of this device."""
+    def _sender(self, client: str, part: str, digest: str) -> str:
+        """Return the sender of a device's part.
+
+        Raises:
+            UpdateRefused, Malformed: Part or digest could name something else than an upload of this device.
+        """
         if part not in PARTS:
             raise UpdateRefused(f"{client} named {part[:40]!r}, which is no part of an update")
         check_digest(digest, client)
-        return f"{UPLOADS}{client}/{part}.{file_name(digest)}"
-
-
-def _whole(name: str) -> str:
-    return f"{name}{WHOLE}"
+        return f"{client}/{part}"

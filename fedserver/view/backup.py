@@ -26,7 +26,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
 from attune.fedserver.lab.recipe import StateRecipe
 from attune.fedserver.ports.blobs import Blobs, blob_of
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.disk import link
+from attune.fedserver.stores.folder import link
 from attune.fedserver.view.verify import damages
 
 MANIFEST = "MANIFEST.json"

@@ -31,7 +31,7 @@ def damages(home: ServerHome) -> Iterator[str]:
         else:
             yield from _state(home, storage.blobs, found)
     yield from Inbox(storage.blobs).damaged()
-    yield from Uploads(storage.blobs).damaged()
+    yield from Uploads(storage).damaged()
 
 
 def _fault(read: Callable[[], object]) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _state(home: ServerHome, blobs: Blobs, found: Snapshot) -> Iterator[str]:
     """Check the slots, and what is kept to make them again."""
     closed = found.record.round
     recipe = StateRecipe.load(blobs, closed)
-    if recipe is None and blobs.size(name_of(closed)) is not None:
+    if recipe is None and blobs.names(name_of(closed)):
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
     for slot in with_estimate((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
         try:

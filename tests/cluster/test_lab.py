@@ -12,17 +12,17 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.stores.memory import MemoryStorage
 from tests.cluster.inline_cluster import InlineCluster
 from tests.ports.test_lab import METHODS, federation
 
 
 def run(method: str, cluster: InlineCluster | None) -> list[str]:
-    executors, blobs = Executors(), MemoryBlobs()
+    executors, storage = Executors(), MemoryStorage()
     try:
-        lab = ThreadLab(blobs, executors, threads=1)
+        lab = ThreadLab(storage.blobs, executors, threads=1)
         lab._pool = None if cluster is None else WorkerPool(cluster)
-        return aio.run(federation(blobs, lab, method))
+        return aio.run(federation(storage, lab, method))
     finally:
         executors.shutdown()
 

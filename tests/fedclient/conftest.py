@@ -32,8 +32,8 @@ from attune.fedclient.home import Home
 from attune.fedclient.options import DeviceOptions
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.sink import Sink
+from attune.fedserver.stores.disk import DiskStorage
+from attune.fedserver.stores.uploads import Sink
 
 PLAN_SEED = 5
 
@@ -284,8 +284,7 @@ class FakeServer(FederationServicer):
         self.seen.uploads.append((target.order_id, target.offset))
         if self.faults.no_uploads:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        name = self._path(target.digest).name
-        with Sink(FolderBlobs(self.folder), name, target.size, target.digest) as sink:
+        with Sink(DiskStorage(self.folder).spool, "peer", target.size, target.digest) as sink:
             skip = sink.offset - target.offset
             async for frame in frames:
                 if (share := self.faults.break_upload_at) is not None:
@@ -294,12 +293,13 @@ class FakeServer(FederationServicer):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the link is cut")
                 sink.write([frame[skip:]])
                 skip = max(0, skip - len(frame))
-            sink.finish(name)
+            (self.folder / sink.finish().name).rename(self._path(target.digest))
         return pb.UploadReply(received=target.size)
 
     async def _upload_offset(self, target: pb.UploadTarget, context: Any) -> pb.UploadOffsetReply:
         path = self._path(target.digest)
-        return pb.UploadOffsetReply(offset=path.stat().st_size if path.exists() else 0)
+        here = path.stat().st_size if path.exists() else DiskStorage(self.folder).spool.offset("peer", target.digest)
+        return pb.UploadOffsetReply(offset=here)
 
 
 class Lines(Console):

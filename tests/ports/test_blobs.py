@@ -1,4 +1,4 @@
-"""What every store of blobs must do: in a folder, and in memory."""
+"""What every store of blobs and every spool must do: in a folder, and in memory."""
 
 from __future__ import annotations
 
@@ -18,34 +18,43 @@ from attune.common.wire.digest import digest_of
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.frames import read_frames
 from attune.common.wire.malformed import BadOffset, Truncated
-from attune.fedserver.ports.blobs import Blobs, Damaged
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.ports.blobs import Blobs, Damaged, Spool
+from attune.fedserver.ports.storage import Storage
+from attune.fedserver.stores.disk import DiskStorage
+from attune.fedserver.stores.memory import MemoryStorage
 
 DATA = bytes(range(256)) * 20
+DIGEST = digest_of(DATA)
 
 
 class Bench:
-    """A store; `restart` makes a new one over the same bytes, as a new process would; `rewrite` damages behind its back."""
+    """A storage; `restart` makes a new one over the same bytes, as a new process would; `rewrite` damages behind its back."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
-        self.blobs: Blobs = FolderBlobs(folder) if kind == "folder" else MemoryBlobs()
+        self.storage: Storage = DiskStorage(folder) if kind == "folder" else MemoryStorage()
 
-    def restart(self) -> Blobs:
-        if isinstance(self.blobs, MemoryBlobs):
-            again = MemoryBlobs()
-            again._data = self.blobs._data
-            self.blobs = again
+    @property
+    def blobs(self) -> Blobs:
+        return self.storage.blobs
+
+    @property
+    def spool(self) -> Spool:
+        return self.storage.spool
+
+    def restart(self) -> Storage:
+        if isinstance(self.storage, MemoryStorage):
+            self.storage.blobs._known.clear()  # what a process knows besides its bytes
+            self.storage.spool._open.clear()
         else:
-            self.blobs = FolderBlobs(self.folder)
-        return self.blobs
+            self.storage = DiskStorage(self.folder)
+        return self.storage
 
     def rewrite(self, name: str, change: Callable[[bytearray], object]) -> None:
         data = bytearray(self.blobs.get(name))
         change(data)
-        if isinstance(self.blobs, MemoryBlobs):
-            self.blobs._data[name] = bytes(data)
+        if isinstance(self.storage, MemoryStorage):
+            self.storage.blobs._content[self.storage.blobs._digests[name]] = bytes(data)
         else:
             (self.folder / name).write_bytes(data)
 
@@ -80,10 +89,10 @@ def test_a_blob_appears_whole_when_it_is_finished(bench: Bench, durable: bool) -
     piece = bytearray(5)
     target.read_into(memoryview(piece), 250)
     assert bytes(piece) == DATA[250:255]
-    assert (blobs.names(""), blobs.size("state/a")) == ([], None)
+    assert blobs.names("") == []
     blob = target.finish(digest_of(DATA), len(DATA))
     assert blob == Blob("state/a", digest_of(DATA), len(DATA))
-    assert (blobs.names("state/"), blobs.size("state/a")) == (["state/a"], len(DATA))
+    assert blobs.names("state/") == ["state/a"]
     target.abort()
     assert read(blobs, blob) == DATA
 
@@ -109,7 +118,7 @@ def test_a_name_can_be_given_to_another_blob_while_the_first_is_read(bench: Benc
 def test_small_blobs(bench: Bench) -> None:
     blob = bench.blobs.put("inbox/train-1-a/update.json", b"{}")
     assert blob == Blob("inbox/train-1-a/update.json", digest_of(b"{}"), 2)
-    assert bench.restart().get(blob.name) == b"{}"
+    assert bench.restart().blobs.get(blob.name) == b"{}"
     with pytest.raises(KeyError):
         bench.blobs.get("inbox/none")
 
@@ -153,7 +162,7 @@ DAMAGES: dict[str, Callable[[bytearray], object]] = {
 def test_bytes_are_held_against_the_digest_once_a_process(bench: Bench, kind: str) -> None:
     blob = write(bench.blobs, "state/a")
     bench.rewrite(blob.name, DAMAGES[kind])
-    blobs = bench.restart()
+    blobs = bench.restart().blobs
     for _ in range(2):
         with pytest.raises(Damaged, match="state/a is damaged") as caught:
             blobs.open(blob)
@@ -179,19 +188,37 @@ def test_the_digest_asked_for_counts_and_not_the_name(bench: Bench) -> None:
         bench.blobs.open(Blob("state/a", digest_of(b"two"), 3))
 
 
-def test_a_moved_blob_keeps_its_bytes_and_is_still_believed(bench: Bench) -> None:
-    upload = write(bench.blobs, "uploads/a/shared.complete")
+def test_content_is_kept_by_a_second_name_and_goes_with_the_last(bench: Bench) -> None:
+    upload = write(bench.blobs, "uploads/a/shared.complete", durable=False)
     older = write(bench.blobs, "inbox/train-1-a/shared", b"older")
-    moved = bench.blobs.move(upload, older.name)
-    assert moved == Blob("inbox/train-1-a/shared", digest_of(DATA), len(DATA))
-    assert bench.blobs.names("") == [moved.name]
-    assert read(bench.blobs, moved) == DATA
+    kept = bench.blobs.keep(upload, older.name)
+    assert kept == Blob("inbox/train-1-a/shared", digest_of(DATA), len(DATA))
+    assert bench.blobs.keep(upload, older.name) == kept, "what is there already may be put again"
+    assert bench.blobs.names("") == [kept.name, upload.name]
+    bench.blobs.remove([upload.name])
+    assert read(bench.blobs, kept) == DATA
     with pytest.raises(Damaged, match="missing"):
-        bench.blobs.move(upload, "inbox/elsewhere")
-    bench.rewrite(moved.name, DAMAGES["flipped"])
-    again = bench.blobs.move(bench.restart().move(moved, "uploads/b"), "uploads/c")
-    with pytest.raises(Damaged):  # nobody in this process has seen its bytes
+        bench.blobs.keep(upload, "inbox/elsewhere")
+    bench.blobs.remove([kept.name])
+    assert bench.blobs.names("") == []
+    with pytest.raises(Damaged, match="missing"):
+        bench.blobs.open(kept)
+
+
+def test_keeping_content_by_another_name_makes_nobody_believe_in_it(bench: Bench) -> None:
+    blob = write(bench.blobs, "uploads/a")
+    bench.rewrite(blob.name, DAMAGES["flipped"])
+    again = bench.restart().blobs.keep(blob, "uploads/b")
+    with pytest.raises(Damaged):  # this process has not seen its bytes
         bench.blobs.open(again)
+
+
+def test_equal_content_under_several_names_is_removed_one_by_one(bench: Bench) -> None:
+    blobs = [write(bench.blobs, f"state/{name}") for name in "abc"]
+    write(bench.blobs, "state/a", b"another")
+    bench.blobs.remove(["state/b"])
+    assert bench.blobs.names("state/") == ["state/a", "state/c"]
+    assert read(bench.blobs, blobs[2]) == DATA
 
 
 def test_removed_blobs_are_gone_and_readers_go_on(bench: Bench) -> None:
@@ -213,39 +240,92 @@ def test_names_are_by_prefix_and_sorted(bench: Bench) -> None:
     assert bench.blobs.names("uploads/") == []
 
 
-def test_growing_goes_on_after_a_restart(bench: Bench) -> None:
-    growing = bench.blobs.grow("uploads/a/x", len(DATA))
+def test_an_upload_goes_on_after_a_restart_and_is_sealed_whole(bench: Bench) -> None:
+    growing = bench.spool.grow("a/x", DIGEST, len(DATA))
     growing.append(memoryview(DATA)[:1000])
     growing.append(memoryview(DATA)[1000:1001])
-    assert growing.size == bench.blobs.size("uploads/a/x") == 1001
+    assert growing.size == bench.spool.offset("a/x", DIGEST) == 1001
     growing.close()
     growing.close()
-    growing = bench.restart().grow("uploads/a/x", len(DATA))
+    growing = bench.restart().spool.grow("a/x", DIGEST, len(DATA))
     assert growing.size == 1001
     piece = bytearray(10)
     growing.read_into(memoryview(piece), 991)
     assert bytes(piece) == DATA[991:1001]
     with pytest.raises(Truncated):
         growing.read_into(memoryview(piece), 992)
+    assert (bench.spool.sealed("a/x", DIGEST), bench.spool.all_sealed()) == (None, [])
     growing.append(memoryview(DATA)[1001:])
-    blob = growing.seal("uploads/a/x.complete", digest_of(DATA))
+    blob = growing.seal()
     growing.close()
-    assert blob == Blob("uploads/a/x.complete", digest_of(DATA), len(DATA))
-    assert bench.blobs.names("") == [blob.name]
+    assert (blob.digest, blob.size) == (DIGEST, len(DATA))
+    assert bench.restart().spool.sealed("a/x", DIGEST) == blob
+    assert (bench.spool.all_sealed(), bench.spool.offset("a/x", DIGEST)) == ([blob], len(DATA))
     assert read(bench.blobs, blob) == DATA
 
 
+def test_a_sealed_upload_is_a_blob_that_can_be_kept_and_removed(bench: Bench) -> None:
+    kept = bench.blobs.keep(sealed(bench), "inbox/train-1-a/shared")
+    bench.blobs.remove([blob.name for blob in bench.spool.all_sealed()])
+    assert (bench.spool.sealed("a/x", DIGEST), bench.spool.offset("a/x", DIGEST)) == (None, 0)
+    assert read(bench.restart().blobs, kept) == DATA
+
+
+def sealed(bench: Bench, data: bytes = DATA) -> Blob:
+    growing = bench.spool.grow("a/x", digest_of(data), len(data))
+    growing.append(memoryview(data))
+    return growing.seal()
+
+
+def test_a_sealed_upload_can_be_opened_again_at_its_end(bench: Bench) -> None:
+    blob = sealed(bench)
+    growing = bench.restart().spool.grow("a/x", DIGEST, len(DATA))
+    assert growing.size == len(DATA)
+    growing.close()
+    assert bench.spool.sealed("a/x", DIGEST) == blob
+    growing = bench.spool.grow("a/x", DIGEST, len(DATA))
+    assert growing.seal() == blob
+    growing = bench.spool.grow("a/x", DIGEST, len(DATA))
+    growing.remove()
+    assert (bench.spool.sealed("a/x", DIGEST), bench.blobs.names("")) == (None, [])
+
+
+@pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
+def test_another_size_of_a_sealed_upload_begins_anew_and_harms_nothing_that_was_kept(bench: Bench, size: int) -> None:
+    """A device that lies about the size of what it has handed in already: its update is in the inbox, as the same file."""
+    kept = bench.blobs.keep(sealed(bench), "inbox/train-1-a/shared")
+    growing = bench.spool.grow("a/x", DIGEST, size)
+    assert growing.size == 0
+    growing.append(memoryview(b"no"))
+    growing.close()
+    assert bench.spool.sealed("a/x", DIGEST) is None
+    bench.blobs.check(kept)
+
+
 def test_one_at_a_time_grows_and_what_is_too_long_begins_anew(bench: Bench) -> None:
-    growing = bench.blobs.grow("uploads/a/x", 10)
+    growing = bench.spool.grow("a/x", DIGEST, 10)
     with pytest.raises(UploadBusy, match="x"):
-        bench.blobs.grow("uploads/a/x", 10)
+        bench.spool.grow("a/x", DIGEST, 10)
     growing.append(memoryview(b"0123456789"))
     growing.close()
-    growing = bench.blobs.grow("uploads/a/x", 9)
+    growing = bench.spool.grow("a/x", DIGEST, 9)
     assert growing.size == 0
     growing.remove()
-    assert bench.blobs.names("") == []
-    bench.blobs.grow("uploads/a/x", 9).close()
+    assert bench.spool.offset("a/x", DIGEST) == 0
+    bench.spool.grow("a/x", DIGEST, 9).close()
+
+
+def test_of_one_sender_only_the_upload_with_this_digest_stays(bench: Bench) -> None:
+    kept, others = sealed(bench), [b"1", b"2"]
+    sealed(bench, others[0])
+    for sender, data in [("a/x", others[1]), ("a/xy", others[1]), ("b/x", others[1])]:
+        growing = bench.spool.grow(sender, digest_of(data), 1)
+        growing.append(memoryview(data))
+        growing.close()
+    bench.spool.keep_only("a/x", DIGEST)
+    assert bench.spool.all_sealed() == [kept]
+    left = {sender: bench.spool.offset(sender, digest_of(others[1])) for sender in ("a/x", "a/xy", "b/x")}
+    assert left == {"a/x": 0, "a/xy": 1, "b/x": 1}
 
 
 def test_several_threads_read_and_write(bench: Bench) -> None:
@@ -278,18 +358,11 @@ def test_tensors_are_written_to_and_read_from_any_store(bench: Bench) -> None:
     assert blob.digest == digest_of(bench.blobs.get("state/a"))
 
 
-def test_a_local_path_is_an_optional_capability(bench: Bench) -> None:
-    blob = write(bench.blobs, "state/a")
-    path = bench.blobs.path(blob)
-    assert (path is not None) == (bench.kind == "folder")
-    assert path is None or path.read_bytes() == DATA
-
-
 def test_what_a_killed_process_left_unfinished_is_swept(bench: Bench) -> None:
     blob = write(bench.blobs, "state/a")
     left = bench.blobs.create("inbox/train-1-a/shared", 3)
     left.write(memoryview(b"new"), 0)
-    bench.restart().sweep()
+    bench.restart().blobs.sweep()
     assert bench.blobs.names("") == [blob.name]
     if bench.kind == "folder":
         assert [path.name for path in bench.folder.rglob("*") if path.is_file()] == ["a"]

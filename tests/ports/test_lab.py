@@ -26,9 +26,10 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab, Outcome, Served, Started
-from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.ports.storage import Storage
+from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.stores.memory import MemoryBlobs, MemoryStorage
 from attune.fedserver.stores.uploads import Uploads
 from tests.server.bench import plan
 
@@ -97,9 +98,10 @@ def upload(blobs: Blobs, inbox: Inbox, uploads: Uploads, order: OrderId, part: s
     return uploads.take(order.client, part, blob.digest)
 
 
-async def federation(blobs: Blobs, lab: Lab, method: str) -> list[str]:
+async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
     """Two rounds and an adaptation, a restart after each; the digests of all that was served, and of the last state."""
-    inbox, uploads = Inbox(blobs), Uploads(blobs)
+    blobs = storage.blobs
+    inbox, uploads = Inbox(blobs), Uploads(storage)
     fixed = plan(method, "vit")
     started = await lab.start(fixed, [], 0)
     slots = {(slot.part, slot.key): slot for slot in started.slots}
@@ -127,18 +129,18 @@ async def federation(blobs: Blobs, lab: Lab, method: str) -> list[str]:
     return digests + [slot.digest for _, slot in sorted(slots.items())]
 
 
-def run(blobs: Blobs, method: str, far: bool = False) -> list[str]:
+def run(storage: Storage, method: str, far: bool = False) -> list[str]:
     executors = Executors()
     try:
-        lab: Lab = ThreadLab(blobs, executors, threads=1)
-        return aio.run(federation(blobs, FarLab(lab) if far else lab, method))
+        lab: Lab = ThreadLab(storage.blobs, executors, threads=1)
+        return aio.run(federation(storage, FarLab(lab) if far else lab, method))
     finally:
         executors.shutdown()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_without_files_and_far_away_every_bit_is_the_same(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_files = run(FolderBlobs(tmp_path), method)
+    in_files = run(DiskStorage(tmp_path), method)
     assert len(set(in_files)) >= 4
 
     def refuse(*_: object, **__: object) -> None:
@@ -146,7 +148,7 @@ def test_without_files_and_far_away_every_bit_is_the_same(tmp_path: Path, method
 
     for module, name in [(builtins, "open"), (os, "open"), (os, "rename"), (os, "replace"), (os, "mkdir"), (os, "link")]:
         monkeypatch.setattr(module, name, refuse)
-    in_memory = run(MemoryBlobs(), method, far=True)
+    in_memory = run(MemoryStorage(), method, far=True)
     monkeypatch.undo()
     assert in_memory == in_files
 

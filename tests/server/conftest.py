@@ -11,10 +11,9 @@ import pytest
 
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.ledger import Ledger
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.memory import MemoryBlobs
-from attune.fedserver.stores.memory_ledger import MemoryLedger
-from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.ports.storage import Storage
+from attune.fedserver.stores.disk import DiskStorage
+from attune.fedserver.stores.memory import MemoryStorage
 
 
 @dataclass
@@ -22,7 +21,11 @@ class World:
     """What a process leaves behind, and the next one finds."""
 
     ledger: Callable[[], Ledger]
-    blobs: Blobs
+    storage: Storage
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.storage.blobs
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -37,6 +40,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
         for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
             monkeypatch.setattr(target, refuse)
-        ledger = MemoryLedger()
-        return World(lambda: ledger, MemoryBlobs())
-    return World(lambda: SqliteLedger(tmp_path / "state.sqlite"), FolderBlobs(tmp_path))
+        storage = MemoryStorage()
+        return World(lambda: storage.ledger, storage)
+    return world_on_disk(tmp_path)
+
+
+def world_on_disk(folder: Path) -> World:
+    return World(lambda: DiskStorage(folder).ledger, DiskStorage(folder))

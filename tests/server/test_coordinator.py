@@ -32,10 +32,9 @@ from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
-from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.sqlite import SqliteLedger
-from tests.server.conftest import World
+from tests.server.conftest import World, world_on_disk
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 SETTINGS = {
@@ -54,7 +53,11 @@ class Server:
     coordinator: Coordinator
     members: Members
     ledger: Ledger
-    blobs: Blobs
+    storage: Storage
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.storage.blobs
 
     def connect(self, *names: str) -> list[Stream]:
         return [self.members.connect(name, hello()) for name in names]
@@ -82,7 +85,7 @@ def process(world: World, scenario: Callable[[Server], Awaitable[None]], setting
                 await ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
         try:
             await coordinator.start()
-            await scenario(Server(coordinator, Members(coordinator, ledger), ledger, world.blobs))
+            await scenario(Server(coordinator, Members(coordinator, ledger), ledger, world.storage))
         finally:
             await coordinator.stop()
             executors.shutdown()
@@ -171,7 +174,7 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
         monkeypatch.setattr(lab, "start", waits)
         try:
             resumed = coordinator.resume(await coordinator.restore())
-            streams = Server(coordinator, Members(coordinator, ledger), ledger, world.blobs).connect("a", "b")
+            streams = Server(coordinator, Members(coordinator, ledger), ledger, world.storage).connect("a", "b")
             with pytest.raises(TimeoutError):
                 async with aio.timeout(0.1):
                     await asyncio.shield(resumed)
@@ -473,7 +476,7 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
 
     def on_disk(name: str) -> World:
         (tmp_path / name).mkdir(exist_ok=True)
-        return World(lambda: SqliteLedger(tmp_path / name / "state.sqlite"), FolderBlobs(tmp_path / name))
+        return world_on_disk(tmp_path / name)
 
     async def hand_in(server: Server, order: OrderId) -> bool:
         served = (await server.coordinator.lab.serve([order.client]))[order.client]["shared"]

@@ -18,7 +18,7 @@ from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.federation.streams import MAX_UNSENT, Stream
-from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.uploads import Uploads
 from tests.raising import malformed
 
@@ -95,11 +95,11 @@ def test_who_starts_from_what_is_served(contributed, fetched, work, train, evalu
 
 
 def test_an_upload_goes_on_after_a_restart_and_is_taken_when_whole(tmp_path):
-    uploads = Uploads(FolderBlobs(tmp_path))
+    uploads = Uploads(DiskStorage(tmp_path))
     sink = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", sink, [DATA[:5]])
     sink.close()  # as the end of the process does
-    again = Uploads(FolderBlobs(tmp_path))
+    again = Uploads(DiskStorage(tmp_path))
     assert again.offset("a", target()) == 5
     sink = again.sink("a", target(), 100)
     with pytest.raises(Truncated):
@@ -113,7 +113,7 @@ def test_an_upload_goes_on_after_a_restart_and_is_taken_when_whole(tmp_path):
 
 
 def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
-    uploads = Uploads(FolderBlobs(tmp_path))
+    uploads = Uploads(DiskStorage(tmp_path))
     older = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", older, [DATA[:5]])
     newer = uploads.sink("a", target(), 100)
@@ -128,7 +128,7 @@ def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
 def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
     """Four streams of one upload at once, each from where it found the file: one of them completes it, the rest are closed."""
     data = bytes(range(256)) * 64
-    uploads, whole, done = Uploads(FolderBlobs(tmp_path)), target(data), []
+    uploads, whole, done = Uploads(DiskStorage(tmp_path)), target(data), []
 
     def stream():
         for _ in range(200):
@@ -152,14 +152,14 @@ def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
 
 
 def test_another_digest_of_the_same_part_replaces_the_old_file(tmp_path):
-    uploads, other = Uploads(FolderBlobs(tmp_path)), target(b"other")
+    uploads, other = Uploads(DiskStorage(tmp_path)), target(b"other")
     uploads.write("a", "shared", uploads.sink("a", target(), 100), [DATA])
     uploads.sink("a", other, 100)
     assert {path.name for path in (tmp_path / "uploads" / "a").iterdir()} == {f"shared.{file_name(other.digest)}"}
 
 
 def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
-    uploads = Uploads(FolderBlobs(tmp_path))
+    uploads = Uploads(DiskStorage(tmp_path))
     sink = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", sink, [DATA[::-1]])
     with pytest.raises(DigestMismatch):
@@ -199,13 +199,13 @@ def test_a_closed_stream_ends_with_its_first_error():
 
 
 def test_a_complete_upload_that_is_damaged_is_to_be_sent_again(tmp_path):
-    uploads = Uploads(FolderBlobs(tmp_path))
+    uploads = Uploads(DiskStorage(tmp_path))
     sink = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", sink, [DATA])
     uploads.complete("a", "shared", sink)
     [path] = (tmp_path / "uploads" / "a").iterdir()
     path.write_bytes(DATA[::-1])
-    again = Uploads(FolderBlobs(tmp_path))
+    again = Uploads(DiskStorage(tmp_path))
     [line] = again.damaged()
     assert f"{path} is damaged" in line
     with pytest.raises(UnknownBlob, match=r"damaged.*upload it again"):

@@ -30,8 +30,9 @@ def home(tmp_path: Path) -> Path:
     ServerHome(tmp_path).create()
     home = ServerHome(tmp_path)
     home.open_authority()
-    ledger, blobs = home.open().ledger, home.open().blobs
-    inbox, uploads = Inbox(blobs), Uploads(blobs)
+    storage = home.open()
+    ledger, blobs = storage.ledger, storage.blobs
+    inbox, uploads = Inbox(blobs), Uploads(storage)
     engine, _ = take_up(plan("fedavg", "mlr"), [], blobs, 0)
     first = engine.staged_slots()
     engine.settle()

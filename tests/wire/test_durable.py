@@ -22,7 +22,7 @@ from attune.fedclient.model.artifact import ModelInfo, save
 from attune.fedclient.work.state import Orders
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Report
-from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.folder import FolderBlobs, FolderSpool
 from attune.fedserver.stores.inbox import Inbox
 
 ROOT = Path(__file__).parents[2]
@@ -133,13 +133,30 @@ def test_a_blob_takes_its_name_when_it_is_durable(tmp_path: Path, log: list[tupl
     log.clear()
     write_tensors(partial(blobs.create, "state/b", durable=False), W)
     assert log == [("rename", str(tmp_path / "state" / "b"))]
-    growing = blobs.grow("state/c", 3)
+    growing = FolderSpool(blobs).grow("a/shared", "sha256:0", 3)
     growing.append(memoryview(b"abc"))
     log.clear()
-    sealed = growing.seal("state/d", "sha256:0")
-    assert log == [("rename", str(tmp_path / "state" / "d"))]
+    sealed = growing.seal()
+    whole_upload = tmp_path / "uploads" / "a" / "shared.sha256-0.complete"
+    assert log == [("rename", str(whole_upload))]
     blobs.sync(sealed)
-    assert log[1:] == [("sync", str(tmp_path / "state" / "d"))]
+    assert log[1:] == [("sync", str(whole_upload))]
+
+
+def test_an_update_enters_an_inbox_on_a_file_system_without_links(
+    tmp_path: Path, log: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    blobs = FolderBlobs(tmp_path)
+    upload = blobs.put("uploads/a/shared", b"bytes")
+    log.clear()
+    kept = blobs.keep(upload, "inbox/shared")
+    assert ("sync", str(tmp_path / "inbox" / ".shared.*")) in log, "a copy is not durable because its source is"
+    blobs.remove([upload.name])
+    assert blobs.get(kept.name) == b"bytes"
 
 
 def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: list[tuple[str, str]]) -> None:

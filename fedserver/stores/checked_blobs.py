@@ -1,23 +1,31 @@
-"""Which blobs this process knows to be whole: those that it wrote itself, and those that it has held against their digests."""
+"""What the stores of blobs have in common: they check each blob once a process, and name uploads alike."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 
 from attune.common.errors import WireError
 from attune.common.wire.blobs import Blob, Readable, digest_in
-from attune.fedserver.ports.blobs import Damaged
+from attune.common.wire.digest import file_name, from_file_name
+from attune.fedserver.ports.blobs import UPLOADS, Damaged
+
+SEALED = ".complete"  # ends the name of a sealed upload
 
 
-class Trust(ABC):
-    """What stores of blobs have in common: bytes are checked once a process."""
+class CheckedBlobs(ABC):
+    """A store that knows which blobs are whole: those that this process wrote or has compared with their digests."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}  # name -> digest
 
     @abstractmethod
     def _source(self, name: str) -> Readable:
-        """Errors: KeyError."""
+        """Open what a name holds.
+
+        Raises:
+            KeyError: It holds nothing.
+        """
 
     def open(self, blob: Blob) -> Readable:
         source = self._opened(blob)
@@ -45,11 +53,23 @@ class Trust(ABC):
     def _compare(self, source: Readable, blob: Blob) -> None:
         self._known.pop(blob.name, None)
         try:
-            found = digest_in(source) if source.size == blob.size else None
+            digest = digest_in(source) if source.size == blob.size else None
         except WireError:
-            found = None
-        if found != blob.digest:
+            digest = None
+        if digest != blob.digest:
             raise Damaged(
                 f"{source.name} is damaged, its bytes are not those that were written: restore it from a backup", blob.name
             )
         self._known[blob.name] = blob.digest
+
+
+def upload_name(sender: str, digest: str) -> str:
+    """Return the name of an upload that grows."""
+    return f"{UPLOADS}{sender}.{file_name(digest)}"
+
+
+def sealed_among(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of sealed uploads, each with its digest."""
+    for name in names:
+        if name.endswith(SEALED):
+            yield name, from_file_name(name.removesuffix(SEALED).rpartition(".")[2])
