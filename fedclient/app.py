@@ -22,7 +22,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
 
     Errors: AttuneError of the kind that ended it.
     """
-    shard = shard or LazyShard.held(load_shard(options.data, options=options.table))
+    shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table))
     home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     with home.locked(), Worker() as worker:
         return run_anywhere(live(options, shard, home, console, worker))

@@ -1,4 +1,4 @@
-"""This device itself: how it joins, whether it can take part, whether its home is whole."""
+"""Commands for this device itself: join, doctor, verify and shard."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @server_option(required=True)
-@click.option("--token", help="What `fedserver token` printed.")
+@click.option("--token", help="The join token that `fedserver token` printed.")
 @token_file_option
 @data_option(
-    "Enrol a device for each of these shards, each by a use of the token. Default: one device, for the first that starts."
+    "Enrol a device for each of these shards; each uses the token once. Default: one device, for the shard that starts first."
 )
 @name_option
 @home_option
@@ -86,55 +86,55 @@ def _members(
 
 
 @click.command()
-@data_option("The shard that this device would train on.")
+@data_option("The shard to train on.")
 @server_option()
 @table_options
 @home_option
 def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given: Any) -> None:
-    """Looks whether this device can take part: machine, data, home, server; exit code 1 if something is in the way."""
+    """Check whether this device can take part: machine, data, home, server. The exit code is 1 if it cannot."""
     from attune.fedclient.doctor import examine
 
-    found = list(examine(Path(data[0]) if data else None, server, home, read_options(given)))
-    for each in found:
-        click.echo(f"{each.verdict:<5} {each.what}: {each.text}")
-    sys.exit(1 if any(each.verdict == "FAIL" for each in found) else 0)
+    findings = list(examine(Path(data[0]) if data else None, server, home, read_options(given)))
+    for finding in findings:
+        click.echo(f"{finding.verdict:<5} {finding.what}: {finding.text}")
+    sys.exit(1 if any(finding.verdict == "FAIL" for finding in findings) else 0)
 
 
 @click.command()
-@data_option("The shard whose device is meant; a quoted pattern checks the home of each.")
+@data_option("The device's shard. A quoted pattern checks the homes of several devices.")
 @server_option()
 @home_option
 def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None:
-    """Hold every file of this device's home against its digest; exit code 4 if one is damaged."""
+    """Compare every file of this device's home with its digest. The exit code is 4 if a file is damaged."""
     from attune.common.errors import HomeMismatch
     from attune.fedclient.verify import damages, meant
 
-    found = [(place, list(damages(place))) for place in meant(home, server, data)]
-    for place, lines in found:
+    reports = [(place, list(damages(place))) for place in meant(home, server, data)]
+    for place, lines in reports:
         for line in lines or [f"{place.path} is whole"]:
             click.echo(line)
-    sys.exit(HomeMismatch.exit_code if any(lines for _, lines in found) else 0)
+    sys.exit(HomeMismatch.exit_code if any(lines for _, lines in reports) else 0)
 
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
 @table_options
-@click.option("--text", default="", metavar="NAME", help="The column with text, where samples are text with a class.")
+@click.option("--text", default="", metavar="NAME", help="The column with text, if the samples are texts with a class.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters (or tokens) of a text.")
 @click.option(
     "--tokenizer",
     default="",
     metavar="PLACE",
-    help="What makes tokens of text: a tokenizer.json or its folder, PATH or PACKAGE:PATH.  [default: characters]",
+    help="A tokenizer.json or its folder, as PATH or PACKAGE:PATH, that cuts text into tokens.  [default: characters]",
 )
-@click.option("--size", default="", metavar="HxW", help="Pixels to which all images are brought.  [default: as they are]")
+@click.option("--size", default="", metavar="HxW", help="Resize all images to H x W pixels.  [default: as they are]")
 @click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
 @click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")
 def shard(
     source: Path, out: Path, text: str, length: int, tokenizer: str, size: str, grey: bool, classes: str, **given: Any
 ) -> None:
-    """Make a shard of FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
+    """Make a shard from FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
     from attune.fedclient.data.makers.make import make
     from attune.fedclient.data.makers.make_options import MakeOptions
 

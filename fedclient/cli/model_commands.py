@@ -1,4 +1,4 @@
-"""The finished model, offline: what it answers, how good it is, as a file for other programs."""
+"""Commands for the finished model, offline: evaluate, predict, plot and export."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 @table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
-    """The finished model's accuracy on a shard's test part, offline."""
+    """Measure the finished model's accuracy on a shard's test part, offline."""
     table = read_options(given)
     from attune.fedclient import shards
     from attune.fedclient.model import evaluate as evaluation
 
     if shards.is_fleet(data):
         sys.exit(_evaluate_fleet(data, server, home, as_json, table))
-    found = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
-    click.echo(json.dumps(asdict(found)) if as_json else found)
+    result = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
+    click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
 def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
-    """One line for each shard with its accuracy or the reason why there is none, then the mean; returns the exit code."""
+    """Print the accuracy on each shard, or the reason why there is none, and the mean. Return the exit code."""
     from attune.fedclient import shards
     from attune.fedclient.model import evaluate as evaluation
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
-    found, code = [], 0
+    results, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            found.append(evaluation.of(home_of(home / label if home else None, server, path, only_own=True), path, table))
+            results.append(evaluation.of(home_of(home / label if home else None, server, path, only_own=True), path, table))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
             continue
         if not as_json:
-            click.echo(found[-1])
-    if found and as_json:
-        click.echo(json.dumps({"clients": [asdict(each) for each in found]} | evaluation.means(found)))
-    elif found:
-        mean = evaluation.means(found)
+            click.echo(results[-1])
+    if results and as_json:
+        click.echo(json.dumps({"clients": [asdict(result) for result in results]} | evaluation.means(results)))
+    elif results:
+        mean = evaluation.means(results)
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
-        click.echo(f"mean of {len(found)} clients: {found[0].metric} {mean['accuracy']:.4f} ({over_samples})")
+        click.echo(f"mean of {len(results)} clients: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code
 
 
@@ -94,7 +94,7 @@ def predict(data: Path, out: Path, server: str | None, home: Path | None) -> Non
 
 
 def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, ...]]:
-    """A heading, then a row for each sample, or for each position of each sample."""
+    """Yield a heading, then a row for each sample, or for each position of each sample."""
     if info.task != "classes":
         yield "index", *(str(name) for name in info.classes)
         yield from ((index, *(row if isinstance(row, list) else [row])) for index, row in enumerate(labels))
@@ -109,7 +109,7 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="SHARD", help="Its test part is drawn.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="SHARD", help="Its test part is used.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
 @click.option(
     "--model", "models", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
@@ -117,7 +117,7 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
 )  # fmt: skip
 @click.option(
     "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes", "labels", "predicted"]),
-    help="Only this one (may be repeated; default: all that the model has).",
+    help="Only this picture (may be repeated; default: all that the model has).",
 )  # fmt: skip
 @click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
 @server_option()
@@ -131,7 +131,7 @@ def plot(
     server: str | None,
     home: Path | None,
 ) -> None:
-    """Pictures of what models answer on a shard's test part, offline."""
+    """Draw pictures of the models' answers on a shard's test part, offline."""
     if models and (server or home):
         raise click.UsageError("--model names the models: leave --home and --server out")
     folders = models or (home_of(home, server, data).model,)
@@ -149,7 +149,7 @@ def plot(
 @server_option()
 @home_option
 def export(out: Path, data: Path | None, server: str | None, home: Path | None) -> None:
-    """The finished model as a file for other programs; it is run once and compared with the original."""
+    """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data).model
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.model.artifact import Model

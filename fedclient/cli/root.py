@@ -1,4 +1,4 @@
-"""The command itself: it takes part in a federation, and has the other commands."""
+"""The command `fedclient` itself, which takes part in a federation, and the group of its other commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from attune.fedclient.options import DeviceOptions
     from attune.fedclient.thrift import Thrift
 
-# gRPC's core prints to stderr on its own; it reads this when it is first imported.
+# Keeps gRPC's core from printing to stderr. It reads this variable when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 COMMANDS = (
@@ -42,7 +42,7 @@ COMMANDS = (
 
 
 class DeviceCommands(ExtensibleGroup):
-    """The commands of `fedclient`. An error becomes one line on stderr; an unknown word gets the nearest command."""
+    """Commands of `fedclient`. An error becomes one line on stderr; for an unknown command the nearest one is suggested."""
 
     entry_point_group = "attune.fedclient.commands"
 
@@ -66,7 +66,7 @@ class DeviceCommands(ExtensibleGroup):
     cls=DeviceCommands, commands=COMMANDS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @data_option(
-    "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') hosts a device for each."
+    "A folder with train.npz [, test.npz], one .npz or a table. A quoted pattern ('shards/*') starts a device for each match."
 )
 @server_option()
 @table_options
@@ -79,13 +79,13 @@ class DeviceCommands(ExtensibleGroup):
 @timeout_option
 @click.option(
     "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
-    help="best: a blend of the models, weighted on samples held out of training; personalized: the own model alone.",
+    help="best: a blend of the models, weighted on samples held out of training; personalized: this device's model alone.",
 )  # fmt: skip
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
 @click.option(
     "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
     show_default=True,
-    help="How several devices are computed: one after the other, together, the faster of both, or on processes or Ray.",
+    help="How several devices train: one after the other, together, the faster of both, or in processes or on Ray.",
 )  # fmt: skip
 @click.option(
     "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
@@ -93,32 +93,37 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--allow-plugin", multiple=True, metavar="NAME", help="Installed package whose code the federation may run on this device."
 )
-@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="That one order may train for.")
+@click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="Most epochs of one order.")
 @click.option(
-    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of the model that the server names."
+    "--max-model-bytes",
+    type=click.IntRange(1),
+    default=4 << 30,
+    show_default=True,
+    help="Largest model that the server may name.",
 )
 @click.option(
     "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
-    help="Give an order up after so many seconds, whatever the server says.",
+    help="Give up an order after this many seconds, whatever the server says.",
 )  # fmt: skip
 @click.option(
-    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="That this device carries out in all."
+    "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="Most orders of this device in all."
 )
-@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by so much.")
-@click.option("--max-memory", type=click.IntRange(1 << 28), metavar="BYTES", help="Of this process's own memory.")
-@click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Of this device's home.")
-@click.option("--max-rate", type=click.FloatRange(1024), metavar="BYTES", help="To and from the server, in a second.")
+@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by this much.")
+@click.option("--max-memory", type=click.IntRange(1 << 28), metavar="BYTES", help="Most memory of this process.")
+@click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Most bytes in this device's home.")
+@click.option("--max-rate", type=click.FloatRange(1024), metavar="BYTES", help="Most bytes per second to and from the server.")
 @click.option(
-    "--only-when", multiple=True, type=click.Choice(["idle", "charging"]), help="Train only then (may be given twice)."
-)
-@click.option("--stay", is_flag=True, help="After the last round wait for the federation's next run.")
+    "--only-when", multiple=True, type=click.Choice(["idle", "charging"]),
+    help="Train only while the device is idle or charging (may be given twice).",
+)  # fmt: skip
+@click.option("--stay", is_flag=True, help="After the last round, wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
 )
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
-    """Train on this device's data and end with a model of its own.
+    r"""Train on this device's data and end with a model of its own.
 
     \b
     fedclient --data shard3 --server localhost:50051
@@ -164,7 +169,7 @@ def _train(given: dict[str, Any]) -> None:
     screen = console()
 
     def leave(signum: int, frame: object) -> None:
-        # State on disk is safe at every moment, so this waits for nothing: not for the current batch, not for the network.
+        # The state on disk is safe at every moment, so there is no need to wait for the current batch or the network.
         screen.close()
         sys.stdout.flush()
         os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")

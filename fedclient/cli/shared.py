@@ -1,4 +1,4 @@
-"""What several commands of `fedclient` share: options, what is made of them, and errors for people."""
+"""Options that several commands of `fedclient` share, their meaning, and the report of errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Errors for people: one line on stderr and the error's own exit code, never a traceback."""
+    """Report an error in one line on stderr and end with its exit code, without a traceback."""
     try:
         yield
     except AttuneError as error:
@@ -32,7 +32,7 @@ def reported() -> Iterator[None]:
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # whoever read our output has gone; click ends quietly
+            raise  # the reader of our output has closed the pipe; click ends quietly
         click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
         sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
     except KeyboardInterrupt:
@@ -41,32 +41,39 @@ def reported() -> Iterator[None]:
 
 
 def server_option(required: bool = False) -> Callable[[F], F]:
+    """Return the option --server."""
     return click.option("--server", metavar="HOST:PORT", required=required, help="Where fedserver listens.")
 
 
 def data_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    """Return the option --data, which may be given several times."""
     return click.option("--data", metavar="SHARD", multiple=True, help=help_text, **more)
 
 
 home_option = click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
-    help="This device's folder (default: one per server and shard); for several devices, the folder of their folders.",
+    help="This device's folder (default: one per server and shard); for several devices, the folder that holds theirs.",
 )
 name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
 timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",
-    help="Give up after this many seconds without an answer of the server.",
+    help="Give up after this many seconds without an answer from the server.",
 )  # fmt: skip
 
 
 token_file_option = click.option(
-    "--token-file", metavar="FILE", help="A file with the join token, which other users cannot see then; - is standard input."
+    "--token-file", metavar="FILE", help="A file with the join token, so that other users do not see it; - is standard input."
 )
 
 
 def token_in(text: str | None, file: str | None) -> str | None:
-    """The join token that was given, if one was. Errors: SettingError, click.UsageError."""
+    """Return the join token that was given as text or in a file, if any.
+
+    Raises:
+        SettingError: The file cannot be read.
+        click.UsageError: Both were given.
+    """
     if file is None:
         return text
     if text is not None:
@@ -79,7 +86,7 @@ def token_in(text: str | None, file: str | None) -> str | None:
 
 
 def home_of(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
-    """The home of the model. It is found before torch is imported, so that errors come at once."""
+    """Return the home of the finished model. This does not import torch, so errors come at once."""
     from attune.fedclient.address import ServerAddress
     from attune.fedclient.home import with_model
 

@@ -1,1 +1,1 @@
-"""A device's data: reading shards, preparing tensors, and cutting a data set into shards to try things out."""
+"""Data of a device: shards are read and checked, and tensors are prepared for the model."""

@@ -1,4 +1,4 @@
-"""Named arrays out of .npz files; whatever is wrong with a file becomes a ShardError that names it."""
+"""Named arrays in .npz files. Every fault of a file becomes a ShardError that names the file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ Array = npt.NDArray[Any]
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the arrays that `path` holds. Errors: ShardError."""
+    """Return the names of the arrays in the .npz file at `path`, sorted.
+
+    Raises:
+        ShardError: The file cannot be read.
+    """
     return sorted(_open(path, lambda archive: {name: name for name in archive.files}))
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> list[Array]:
-    """The arrays called `names`, in that order; others in the file are not read. Errors: ShardError."""
+    """Return the arrays with these names, in this order, without reading the others.
+
+    Raises:
+        ShardError: The file cannot be read, or lacks one of the names.
+    """
 
     def read(archive: Any) -> dict[str, Array]:
         missing = [name for name in names if name not in archive.files]
@@ -31,8 +39,8 @@ def read_arrays(path: Path, names: Sequence[str]) -> list[Array]:
             raise ShardError(f"{path} lacks {' and '.join(missing)}; it holds {held}, and {', '.join(names)} are needed")
         return {name: _plain(archive, name, path) for name in names}
 
-    found = _open(path, read)
-    return [found[name] for name in names]
+    arrays = _open(path, read)
+    return [arrays[name] for name in names]
 
 
 def _plain(archive: Any, name: str, path: Path) -> Array:

@@ -1,4 +1,4 @@
-"""Bytes of data sets, within limits: a file that is too large or packed is refused before it fills the memory."""
+"""Reading of data files within limits: a file that is too large is refused before it fills the memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ _GIB = 1 << 30
 
 
 def plain_suffix(path: Path) -> str:
-    """The suffix in lower case, `.gz` apart."""
+    """Return the suffix of a file name in lower case, without a `.gz` at the end."""
     name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """All of a file, unpacked if its name ends in .gz. Errors: ShardError, also for more than `limit` bytes."""
+    """Return the content of a file, unpacked if its name ends in .gz.
+
+    Raises:
+        ShardError: The file cannot be read, or holds more than `limit` bytes.
+    """
     try:
         if path.suffix.lower() == ".gz":
             with gzip.open(path) as file:
@@ -39,7 +43,13 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int | None = None) -> str:
-    """A text file, UTF-8 or else Latin-1, with line ends as \\n. Errors: ShardError."""
+    """Return the content of a text file, with line feeds alone as line ends.
+
+    A file that is not UTF-8 is read as Latin-1.
+
+    Raises:
+        ShardError: The file cannot be read, or holds more than `limit` bytes (default: MAX_TEXT_BYTES).
+    """
     data = read_bytes(path, MAX_TEXT_BYTES if limit is None else limit)
     try:
         text = data.decode("utf-8-sig")
@@ -48,12 +58,16 @@ def read_text(path: Path, limit: int | None = None) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def listed(folder: Path) -> list[Path]:
-    """The files directly in a folder, by name. Errors: ShardError if it cannot be read or holds too many."""
+def files_in(folder: Path) -> list[Path]:
+    """Return the files that lie directly in a folder, sorted by name.
+
+    Raises:
+        ShardError: The folder cannot be read, or holds more than MAX_FILES files.
+    """
     try:
-        found = sorted(path for path in folder.iterdir() if path.is_file())
+        files = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
         raise ShardError(f"cannot read {folder}: {error.strerror}") from None
-    if len(found) > MAX_FILES:
-        raise ShardError(f"{folder} holds {len(found)} files, more than {MAX_FILES}; point --dataset at one data set")
-    return found
+    if len(files) > MAX_FILES:
+        raise ShardError(f"{folder} holds {len(files)} files, more than {MAX_FILES}; point --dataset at one data set")
+    return files

@@ -1,7 +1,7 @@
-"""Which samples a device holds out of training, to choose between models or to test them.
+"""Choice of the samples that a device holds out of training, to choose between models or to test them.
 
-N samples, G groups, C classes. Samples that overlap, such as windows of one recording, must not lie on both sides: what is held
-out would have been trained on in part.
+N samples, G groups, C classes. Samples that overlap, such as windows of one recording, must not lie on both sides: the model
+would have been trained on parts of the samples that are held out.
 """
 
 from __future__ import annotations
@@ -13,23 +13,30 @@ from attune.common.plan import Kind
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array
 
-FEWEST = 20  # with fewer training samples a choice would be noise, and each sample is needed
-LONG_RUN = 4  # samples of one class in a row, on average
+FEWEST = 20  # training samples. With fewer, a choice between models would be noise, and training needs every sample
+LONG_RUN = 4  # classes come in long runs if this many samples of one class follow each other, on average
 NEIGHBOURS: frozenset[Kind] = frozenset({"series", "tokens"})  # kinds whose samples are usually windows, in the order of time
 
 Indices = npt.NDArray[np.intp]
 
 
 def strata(y: Array, task: TaskName) -> Array:
-    """What `hold_out` keeps in proportion: classes; in other tasks there are none, and all samples are alike."""
+    """Return the labels whose proportions `hold_out` keeps: the classes, or zeros, (N,), in tasks without classes."""
     return y if task == "classes" else np.zeros(len(y), dtype=np.int64)
 
 
 def hold_out(labels: Array, share: float, seed: int, kind: Kind, groups: Array | None = None) -> tuple[Indices, Indices]:
-    """(indices to train on, indices held out), each ascending; nothing is held out of fewer than FEWEST samples.
+    """Return the indices to train on and the indices held out, both ascending.
 
-    labels: (N,), or (N, T) of which the last position counts. groups: (N,); whole groups are held out. Without groups the last
-    samples are held out of kinds whose samples overlap, and of others random ones; of every class about the same share.
+    About the same share of every class is held out. With groups, whole groups are held out. Without groups, the last samples
+    are held out if samples of this kind usually overlap, and random samples otherwise.
+
+    Args:
+        labels: Shape (N,), or (N, T), of which the last position counts.
+        share: Share of the samples to hold out. With fewer than FEWEST samples none is held out.
+        seed: Seed of the random choice.
+        kind: Kind of the samples.
+        groups: Group of each sample, (N,).
     """
     count = round(share * len(labels)) if len(labels) >= FEWEST else 0
     if groups is not None:
@@ -42,7 +49,7 @@ def hold_out(labels: Array, share: float, seed: int, kind: Kind, groups: Array |
 
 
 def at_random(labels: Array, count: int, seed: int) -> npt.NDArray[np.bool_]:
-    """(N,): evenly spread over the classes."""
+    """Return a mask, (N,), of `count` random samples that are spread evenly over the classes."""
     held = np.zeros(len(labels), dtype=bool)
     if count:
         shuffled = np.random.default_rng(seed).permutation(len(labels))
@@ -52,9 +59,10 @@ def at_random(labels: Array, count: int, seed: int) -> npt.NDArray[np.bool_]:
 
 
 def last(labels: Array, count: int) -> npt.NDArray[np.bool_]:
-    """(N,): the last of each class, where classes come in long runs (a recording of activities); else the last of all.
+    """Return a mask, (N,), of the last samples.
 
-    Few held-out samples then have a neighbour on the other side: those where a held-out run begins or ends.
+    These are the last samples of each class if classes come in long runs, as in a recording of activities; otherwise the last
+    samples of all. Either way, only samples at the ends of a held-out run have a neighbour that is trained on.
     """
     if labels.ndim > 1 or (np.count_nonzero(labels[1:] != labels[:-1]) + 1) * LONG_RUN > len(labels):
         return np.arange(len(labels)) >= len(labels) - count
@@ -65,10 +73,10 @@ def last(labels: Array, count: int) -> npt.NDArray[np.bool_]:
 
 
 def by_group(labels: Array, groups: Array, count: int, seed: int) -> npt.NDArray[np.bool_]:
-    """(N,): whole groups, until at least `count` samples are held out; none that would leave less than half for training, or a
-    class without any: a device cannot learn what it does not train on.
+    """Return a mask, (N,), of whole groups with at least `count` samples together, if such groups exist.
 
-    Each time the group that brings the classes nearest to their share; of equally good ones the first of a random order.
+    Groups are taken one by one: each time the one that brings the held-out classes nearest to their share. Ties are broken by
+    a random order. A group is not taken if training would keep less than half of the samples, or none of some class.
     """
     held = np.zeros(len(labels), dtype=bool)
     names, group_N = np.unique(groups, return_inverse=True)
@@ -91,5 +99,5 @@ def by_group(labels: Array, groups: Array, count: int, seed: int) -> npt.NDArray
 
 
 def _classes(labels: Array) -> Array:
-    """(N,): the class of each sample, of labels for positions that of the last one."""
+    """Return the class of each sample, (N,). With labels for positions this is the label of the last position."""
     return labels.reshape(len(labels), -1)[:, -1] if len(labels) else np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What kind of data an array holds, its canonical axes, and whether its values can be used.
+"""Kinds of data: images, tokens, series and tables. Their canonical axes, and checks of their values.
 
 N samples, H height, W width, C channels, T steps, F features.
 """
@@ -11,23 +11,27 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind
 from attune.fedclient.data.arrays import Array
 
-MAX_VOCABULARY = 1 << 20  # an embedding row each: larger "tokens" are identifiers, not a vocabulary
+MAX_VOCABULARY = 1 << 20  # every token needs a row of an embedding; larger numbers are probably identifiers
 _AXES: dict[Kind, str] = {"images": "(N, H, W) or (N, H, W, C)", "tokens": "(N, T)", "series": "(N, T, C)", "tabular": "(N, F)"}
-RANKS: dict[Kind, int] = {"images": 4, "tokens": 2, "series": 3, "tabular": 2}  # axes, with that of the samples
+RANKS: dict[Kind, int] = {"images": 4, "tokens": 2, "series": 3, "tabular": 2}  # number of axes, samples included
 CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _SHOWN = 8
 
 
 def infer(x: Array, where: str) -> Kind:
-    """The kind that follows from type and number of axes. Errors: ShardError where none does."""
+    """Return the kind that follows from the type and the number of axes of `x`.
+
+    Raises:
+        ShardError: No kind follows from them. The message calls the array `where`.
+    """
     type_, axes = x.dtype, x.ndim
     if type_ == np.uint8 and axes in (3, 4):
         return "images"
     if type_.kind in "iu" and axes == 2:
         return "tokens"
     if type_.kind == "f" and axes in (2, 3, 4):
-        found: tuple[Kind, ...] = ("tabular", "series", "images")
-        return found[axes - 2]
+        by_axes: tuple[Kind, ...] = ("tabular", "series", "images")
+        return by_axes[axes - 2]
     raise ShardError(
         f"no kind of data follows from {where} of type {type_} and shape {x.shape}: uint8 (N, H, W[, C]) are images, "
         "integers (N, T) tokens, floats (N, T, C) a series, floats (N, F) tabular; convert it, or set `kind` in meta.json"
@@ -35,17 +39,19 @@ def infer(x: Array, where: str) -> Kind:
 
 
 def canonical(x: Array, kind: Kind, where: str) -> Array:
-    """`x` with the axes of its kind: images (N, H, W, C), tokens (N, T), series (N, T, C), tabular (N, F).
+    """Return `x` with the axes of its kind: images (N, H, W, C), tokens (N, T), series (N, T, C), tabular (N, F).
 
     A missing last axis of images and series is added.
-    Errors: ShardError for axes or types that do not fit, and for axes of size 0.
+
+    Raises:
+        ShardError: The axes or the type do not fit the kind, or an axis has size 0. The message calls the array `where`.
     """
     if kind in ("images", "series") and x.ndim == RANKS[kind] - 1:
         x = x[..., np.newaxis]
     if x.ndim != RANKS[kind]:
         raise ShardError(f"{where} has shape {x.shape}; {kind} need {_AXES[kind]}")
     if 0 in x.shape[1:]:
-        raise ShardError(f"{where} has shape {x.shape}: a sample of it holds nothing")
+        raise ShardError(f"{where} has shape {x.shape}: its samples are empty")
     allowed = "iu" if kind == "tokens" else "biuf"
     if x.dtype.kind not in allowed:
         raise ShardError(f"{where} is of type {x.dtype}; {kind} need {'integers' if kind == 'tokens' else 'numbers'}")
@@ -53,17 +59,21 @@ def canonical(x: Array, kind: Kind, where: str) -> Array:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape, (N, ...), are surely (N, C, H, W): so many channels an image has, and no such last axis."""
+    """Return whether images of this shape are surely (N, C, H, W): only the second axis has a size that channels have."""
     return len(shape) == RANKS["images"] and shape[1] in CHANNELS and shape[-1] not in CHANNELS
 
 
 def channels_last(x: Array) -> Array:
-    """(N, C, H, W) as (N, H, W, C); what has another number of axes as it is."""
+    """Return images (N, C, H, W) as (N, H, W, C), and arrays with another number of axes as they are."""
     return x.transpose(0, 2, 3, 1) if x.ndim == RANKS["images"] else x
 
 
 def check_finite(x: Array, kind: Kind, where: str) -> None:
-    """Errors: NonFiniteFeatures, with how many values of which columns (tabular) or channels (others) are NaN or infinite."""
+    """Check that all values are finite.
+
+    Raises:
+        NonFiniteFeatures: Values are NaN or infinite. The message counts them by column (tabular) or channel (other kinds).
+    """
     if x.dtype.kind != "f" or np.isfinite(x).all():
         return
     bad = ~np.isfinite(x)
@@ -80,7 +90,11 @@ def check_finite(x: Array, kind: Kind, where: str) -> None:
 
 
 def check_tokens(x: Array, vocabulary: int, where: str) -> None:
-    """Errors: ShardError for tokens that are negative or not below `vocabulary`."""
+    """Check that all tokens are from 0 to `vocabulary` - 1.
+
+    Raises:
+        ShardError: A token is outside this range.
+    """
     if not x.size:
         return
     low, high = int(x.min()), int(x.max())

@@ -1,4 +1,4 @@
-"""A device's data: its profile at once, its samples when they are needed."""
+"""Shards of which the profile is known at once, and the samples are read when they are needed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from attune.fedclient.read_options import PLAIN, ReadOptions
 
 @dataclass(frozen=True)
 class LazyShard:
-    """`load` gives the same samples every time. Whether they stay in memory between two calls is its own business.
+    """Shard whose samples are read when they are needed. It can be sent to another process of this machine.
 
-    It can be sent to another process of this machine.
+    Attributes:
+        load: Returns the same samples every time, from memory or from disk.
     """
 
     name: str
@@ -33,18 +34,22 @@ class LazyShard:
     load: Callable[[], Shard]
 
     @classmethod
-    def held(cls, shard: Shard) -> Self:
-        """The samples stay in memory: for a device that has the process to itself."""
-        return cls(shard.name, shard.profile(), shard.warnings, partial(_held, shard))
+    def in_memory(cls, shard: Shard) -> Self:
+        """Keep the samples in memory, for a device that has the process to itself."""
+        return cls(shard.name, shard.profile(), shard.warnings, partial(_same, shard))
 
     @classmethod
     def on_disk(cls, path: Path, options: ReadOptions = PLAIN) -> Self:
-        """The samples are read once to be checked, and again for every use. Errors: those of load_shard."""
+        """Read the samples once to check them, and again for every use.
+
+        Raises:
+            AttuneError: As in `load_shard`.
+        """
         shard = load_shard(path, options=options)
         return cls(shard.name, shard.profile(), shard.warnings, partial(load_shard, path, options=options))
 
 
-def _held(shard: Shard) -> Shard:
+def _same(shard: Shard) -> Shard:
     return shard
 
 
@@ -54,32 +59,45 @@ FORMS = (
 
 
 def shard_of(name: str, given: Any, table: ReadOptions = PLAIN) -> LazyShard:
-    """The data of the device `name`. table: how a table is read, and the task. Errors: ShardError, and those of load_shard."""
+    """Return the shard of the device `name`.
+
+    Args:
+        name: Name of the device.
+        given: One of FORMS.
+        table: The task, and how a table is read.
+
+    Raises:
+        ShardError: `given` has none of the forms.
+        AttuneError: As in `load_shard`.
+    """
     if isinstance(given, (str, Path)):
         return LazyShard.on_disk(Path(given), table)
     train, test = _parts(name, given)
-    return LazyShard.held(make_shard(Path(name), name, train, test, Meta(task=table.task)))
+    return LazyShard.in_memory(make_shard(Path(name), name, train, test, Meta(task=table.task)))
 
 
 def _parts(name: str, given: Any) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:
     if _is_dataset(given):
-        return _stacked(name, given), None
+        return _read_dataset(name, given), None
     if isinstance(given, Sequence) and len(given) == 2 and all(map(_is_dataset, given)):
-        return _stacked(name, given[0]), _stacked(name, given[1])
+        return _read_dataset(name, given[0]), _read_dataset(name, given[1])
     if isinstance(given, Sequence) and len(given) in (2, 4):
-        arrays = [np.asarray(each) for each in given]
+        arrays = [np.asarray(values) for values in given]
         return (arrays[0], arrays[1]), (arrays[2], arrays[3]) if len(arrays) == 4 else None
     raise ShardError(f"the data of {name} are a {type(given).__name__}; give {FORMS}")
 
 
 def _is_dataset(given: Any) -> bool:
-    """Arrays and tensors have a shape, lists of arrays no items that are pairs."""
+    """Return whether `given` looks like a torch Dataset: it has items and a length, and is no array, list or mapping."""
     known = hasattr(given, "__getitem__") and hasattr(given, "__len__") and not hasattr(given, "shape")
     return known and not isinstance(given, (Sequence, Mapping))
 
 
-def _stacked(name: str, dataset: Any) -> tuple[Array, Array]:
-    """All samples of a torch data set. Images are (C, H, W) there unless they cannot be, and (H, W, C) in a shard."""
+def _read_dataset(name: str, dataset: Any) -> tuple[Array, Array]:
+    """Return x and y of all samples of a torch data set.
+
+    Its images are taken as (C, H, W), unless their sizes say otherwise, and become (H, W, C).
+    """
     pairs = [dataset[index] for index in range(len(dataset))]
     if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
         raise ShardError(f"the data set of {name} must hold pairs (x, y), at least one")

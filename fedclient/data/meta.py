@@ -1,4 +1,4 @@
-"""meta.json of a shard: what cannot be seen in its arrays."""
+"""meta.json of a shard: facts that its arrays do not show."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ Standardise = bool | Literal["federation"]
 class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The keys of meta.json, all optional."""
 
-    classes: list[Label] | None = None  # all that may occur anywhere in the federation, in the order of the class indices;
-    # of other tasks the names of the columns of y
+    classes: list[Label] | None = None  # all classes that may occur in the federation, in the order of the class indices;
+    # in other tasks the names of the columns of y
     task: TaskName = "classes"
     kind: Kind | None = None
     vocabulary: int | None = None  # tokens only
-    groups: str | None = None  # an array beside the samples: those with the same value are held out together, and count
-    # together where models are compared (test part; it may lack the array)
+    groups: str | None = None  # name of an array beside the samples. Samples with the same value are held out together, and
+    # count as one where models are compared. The test part may lack the array
     columns: list[str] | None = None  # names of features (tabular) or channels (series), in order
-    channels: Literal["first", "last"] | None = None  # images only: which axis they are, where sizes leave a doubt
-    standardise: Standardise = True  # series and tabular: by own statistics, as they are, or over all devices
+    channels: Literal["first", "last"] | None = None  # images only: the axis of the channels, if the sizes leave a doubt
+    standardise: Standardise = True  # series and tabular: by this device's statistics, not at all, or by those of all devices
 
 
 def read_meta(path: Path) -> Meta:
-    """The file at `path`, or an empty Meta if there is no file. Errors: ShardError."""
+    """Return the content of the file at `path`, or the defaults if there is no file.
+
+    Raises:
+        ShardError: The file cannot be read, or a key or value in it is wrong.
+    """
     if not path.exists():
         return Meta()
     try:

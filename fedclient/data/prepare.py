@@ -1,4 +1,4 @@
-"""From a shard to the tensors a model takes, by the plan that the federation has fixed.
+"""Preparation of a shard: the tensors that the model takes, by the plan that the federation has fixed.
 
 N samples, H height, W width, C channels, T steps, F features.
 """
@@ -27,14 +27,22 @@ from attune.fedclient.data.shard import Shard
 
 @dataclass(frozen=True)
 class Standardiser:
-    """Mean and standard deviation of each feature (tabular) or channel (series) over a device's own training samples."""
+    """Mean and standard deviation of each feature (tabular) or channel (series), and the scaling by them.
 
-    mean: npt.NDArray[np.float64]  # (F,) or (C,)
-    std: npt.NDArray[np.float64]  # (F,) or (C,); 1 for a constant feature
+    Attributes:
+        mean: (F,) or (C,).
+        std: (F,) or (C,); 1 for a constant feature.
+    """
+
+    mean: npt.NDArray[np.float64]
+    std: npt.NDArray[np.float64]
 
     @classmethod
     def fit(cls, x: Array) -> Standardiser:
-        """Statistics over all axes of `x` but the last, in float64. Columns are scaled first, so that no square overflows."""
+        """Compute the statistics over all axes of `x` but the last, in float64.
+
+        Columns are divided by their largest value first, so that no square overflows.
+        """
         columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
         scale = np.abs(columns).max(axis=0)
         scale[scale == 0] = 1.0
@@ -45,7 +53,11 @@ class Standardiser:
         return cls(columns.mean(axis=0) * scale, std)
 
     def apply(self, x: Array) -> npt.NDArray[np.float64]:
-        """(x - mean) / std along the last axis. Errors: ShapeMismatch if that axis has another size."""
+        """Return (x - mean) / std along the last axis.
+
+        Raises:
+            ShapeMismatch: The last axis has another size than `mean`.
+        """
         if x.shape[-1] != len(self.mean):
             raise ShapeMismatch(f"the samples have {x.shape[-1]} features, this model's statistics are for {len(self.mean)}")
         return np.asarray((x.astype(np.float64) - self.mean) / self.std)
@@ -55,7 +67,11 @@ class Standardiser:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Standardiser:
-        """What `to_dict` wrote. Errors: ShardError if it is not that."""
+        """Return the statistics that `to_dict` gave.
+
+        Raises:
+            ShardError: The saved values are damaged.
+        """
         try:
             mean, std = (np.array(saved[key], dtype=np.float64) for key in ("mean", "std"))
         except (KeyError, TypeError, ValueError) as error:
@@ -67,24 +83,41 @@ class Standardiser:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A shard as the model takes it; labels are positions in the plan's classes. Validation samples are not trained on."""
+    """A shard's tensors as the model takes them. The samples for validation are not trained on.
 
-    train_x: Tensor  # images (N, C, H, W), series (N, T, C), tabular (N, F): float32; tokens (N, T): int64
-    train_y: Tensor  # (N,) int64; (N, T) if every position has a label; (N, K) float32 of other tasks
+    Attributes:
+        train_x: Images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64.
+        train_y: Indices in the plan's classes, int64: (N,), or (N, T) if every position has a label. In other tasks (N, K)
+            float32.
+        test_x: As `train_x`.
+        test_y: As `train_y`.
+        validation_x: As `train_x`, with V samples.
+        validation_y: As `train_y`.
+        standardiser: Scaling of the features, or None if they stay as they are.
+        test_groups: Group of each test sample, (N,). Samples of one group are not independent.
+        validation_weight: Weight of each validation sample, (V,) float64, such that a group counts as one sample. None if
+            every sample counts as one.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
     test_x: Tensor
     test_y: Tensor
     validation_x: Tensor
     validation_y: Tensor
-    standardiser: Standardiser | None  # None: features as they are
-    test_groups: npt.NDArray[np.intp] | None = None  # (N,) of the test samples: those of one group are not independent
-    validation_weight: Tensor | None = None  # (V,) float64: samples of one group count as one; None: each as one
+    standardiser: Standardiser | None
+    test_groups: npt.NDArray[np.intp] | None = None
+    validation_weight: Tensor | None = None
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
-    """The shard's tensors.
+    """Return the shard's tensors for the plan's model.
 
-    Errors: ShapeMismatch (another kind or shape than the federation's, labels for positions where it has them for samples or
-    the reverse, or tokens outside its vocabulary), UndeclaredLabels, NonFiniteFeatures (values that float32 cannot hold).
+    Raises:
+        ShapeMismatch: Kind, shape, columns or task of the shard are not those of the plan, one has labels for positions and
+            the other has labels for samples, or tokens are outside the vocabulary.
+        UndeclaredLabels: A label is not in the plan's classes.
+        NonFiniteFeatures: Values are too large for float32.
     """
     spec = plan.model
     if shard.kind != spec.kind:
@@ -101,18 +134,22 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
-    weight = None if shard.groups is None else torch.from_numpy(_as_one(shard.groups[held]))
+    weight = None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
     return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight)
 
 
-def _as_one(groups: Array) -> npt.NDArray[np.float64]:
-    """(V,): what each of V samples counts if those of one group count as one."""
+def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
+    """Return weights of samples, (V,), such that every group counts as one sample."""
     _, place_V, size_G = np.unique(groups, return_inverse=True, return_counts=True)
     return np.asarray(1.0 / size_G[place_V])
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:
-    """Of the samples that models are fitted to, or of all devices where the shard says so. Errors: ShapeMismatch."""
+    """Return the scaling by the samples that are trained on, or by those of all devices if the shard asks for that.
+
+    Raises:
+        ShapeMismatch: The shard asks for the statistics of all devices, but the plan has none.
+    """
     if not shard.standardise or shard.kind not in ("series", "tabular"):
         return None
     if not shard.over_the_federation:
@@ -126,29 +163,40 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:
-    """Errors: ShapeMismatch if the shard's columns have other names, or stand in another order."""
+    """Check that the shard's columns have the expected names in the expected order.
+
+    Raises:
+        ShapeMismatch: They have not. The check passes if the shard or the federation knows no names.
+    """
     if unlike := difference(shard.column_names, expected):
         raise ShapeMismatch(f"shard {shard.name} {unlike}; {remedy(expected)}")
 
 
 def y_of(shard: Shard, task: TaskName, classes: Sequence[Label], scale: Scale | None) -> tuple[Array, Array]:
-    """y of the training part and of the test part as models take it: int64 places in classes, or float32 (N, K).
+    """Return y of the training part and of the test part as models take it.
 
-    Numbers to predict are in standard deviations of the federation about its mean. Errors: UndeclaredLabels.
+    With classes these are int64 indices in `classes`; in other tasks float32, (N, K). Numbers to predict are standardised by
+    `scale`, the federation's mean and standard deviation.
+
+    Raises:
+        UndeclaredLabels: A label is not in `classes`.
     """
     if task == "classes":
-        train, test = ((shard.train_y, "training"), (shard.test_y, "test"))
-        found = [labels.to_indices(y, classes, f"the {part} part of shard {shard.name}") for y, part in (train, test)]
-        return found[0], found[1]
-    parts = [shard.train_y, shard.test_y]
+        parts = [(shard.train_y, "training"), (shard.test_y, "test")]
+        train, test = (labels.to_indices(y, classes, f"the {part} part of shard {shard.name}") for y, part in parts)
+        return train, test
+    numbers = [shard.train_y, shard.test_y]
     if scale is not None:
-        parts = [Standardiser(np.array(scale.mean), np.array(scale.std)).apply(y) for y in parts]
-    return parts[0].astype(np.float32), parts[1].astype(np.float32)
+        numbers = [Standardiser(np.array(scale.mean), np.array(scale.std)).apply(y) for y in numbers]
+    return numbers[0].astype(np.float32), numbers[1].astype(np.float32)
 
 
 def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes: Sequence[Label]) -> None:
-    """Errors: ShapeMismatch if one has a label for every position and the other one for every sample, or if the shard is for
-    another task, or for other targets or labels.
+    """Check that the shard has labels for the model's task, and for samples or positions as the model has.
+
+    Raises:
+        ShapeMismatch: The shard is for another task, or for other targets or labels. Or one side has a label for every
+            position, and the other has one for every sample.
     """
     if shard.task != task or (task != "classes" and shard.labels != list(classes)):
         raise ShapeMismatch(
@@ -164,10 +212,21 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
 
 
 def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data") -> Tensor:
-    """Samples as in an .npz file -> images (N, C, H, W), series (N, T, C), tabular (N, F) as float32; tokens (N, T) as int64.
+    """Return samples as the model takes them.
 
-    uint8 is divided by 255; series and tabular are standardised if a standardiser is given.
-    Errors: ShapeMismatch (which shape, and what was expected), NonFiniteFeatures, ShardError (negative tokens).
+    These are images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64. uint8 is divided
+    by 255.
+
+    Args:
+        x: Samples as in an .npz file.
+        spec: The model's kind, shape and vocabulary.
+        standardiser: Scaling of series and tables, if any.
+        who: Name of the data in messages.
+
+    Raises:
+        ShapeMismatch: The samples have another shape than the model takes, or tokens are outside its vocabulary.
+        NonFiniteFeatures: Values are NaN or infinite, or too large for float32.
+        ShardError: Tokens are negative.
     """
     where = f"x of {who}"
     height, width, channels = spec.shape if spec.kind == "images" else (0, 0, 0)

@@ -1,4 +1,4 @@
-"""A table's samples: which columns are features, which one is the class, and which samples are for testing.
+"""Samples of a table: the columns that are features, those to predict, and the samples for testing.
 
 N samples, F features.
 """
@@ -13,17 +13,25 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.table import DataTable
 from attune.fedclient.read_options import ReadOptions
 
-SPLIT = "split"  # the usual name of the column that says which samples are for testing
-_TRAINING = {"train", "training", "val", "valid", "validation", "dev"}  # a device holds out samples to validate by itself
+SPLIT = "split"  # usual name of the column that marks the samples for testing
+_TRAINING = {"train", "training", "val", "valid", "validation", "dev"}  # each device chooses its validation samples itself
 _TESTING = {"test", "testing"}
 
 Mask = npt.NDArray[np.bool_]
 
 
 def samples_of(table: DataTable, options: ReadOptions) -> tuple[Array, Array, Mask | None, list[str]]:
-    """(x (N, F) float32, y as `answers_of`, which samples are for testing (N,) or None, names of the F columns).
+    """Return a table's features, labels, test samples and names of features.
 
-    Errors: ShardError, SettingError for columns that are not there.
+    Returns:
+        x: Features, (N, F) float32.
+        y: As `outputs_of`.
+        test: Mask of the samples for testing, (N,), or None if no column marks them.
+        names: Names of the F columns of x.
+
+    Raises:
+        ShardError: A cell cannot be used, or no column is left for features.
+        SettingError: A column does not exist, or is both label and feature.
     """
     outputs, split = [table.label_column(name) for name in options.labels()], split_column(table, options)
     apart = {*outputs, *options.apart, *filter(None, (split, options.group))}
@@ -36,33 +44,47 @@ def samples_of(table: DataTable, options: ReadOptions) -> tuple[Array, Array, Ma
     if not features:
         raise ShardError(f"{table.path} has no column left for features beside {', '.join(sorted(apart))}")
     x = np.column_stack([table.numbers(name) for name in features]).astype(np.float32)
-    return x, answers_of(table, options), _testing(table, split) if split else None, features
+    return x, outputs_of(table, options), _testing(table, split) if split else None, features
 
 
-def answers_of(table: DataTable, options: ReadOptions) -> Array:
-    """The classes, (N,), or in other tasks the numbers of each given column, (N, K). Errors: ShardError, SettingError."""
+def outputs_of(table: DataTable, options: ReadOptions) -> Array:
+    """Return y of a table: the classes, (N,), or in other tasks the numbers of the K given columns, (N, K).
+
+    Raises:
+        ShardError: A cell cannot be used, or is empty.
+        SettingError: A column does not exist.
+    """
     outputs = [table.label_column(name) for name in options.labels()]
     if options.task == "classes":
         return table.classes(outputs[0])
-    found = np.column_stack([table.numbers(name) for name in outputs])
-    if gaps := int(np.isnan(found).any(axis=1).sum()):
+    numbers = np.column_stack([table.numbers(name) for name in outputs])
+    if gaps := int(np.isnan(numbers).any(axis=1).sum()):
         raise ShardError(f"{gaps} samples of {table.path} lack a value of {', '.join(outputs)}; leave them out")
-    return found
+    return numbers
 
 
 def split_column(table: DataTable, options: ReadOptions) -> str:
-    """The column that says which samples are for testing; empty if there is none. Errors: SettingError."""
+    """Return the name of the column that marks the samples for testing, or "" if there is none.
+
+    Raises:
+        SettingError: The column that the options name does not exist.
+    """
     if options.split:
         table.require(options.split)
         return options.split
     taken = {options.label, *options.apart, *options.columns}
-    found = [name for name in table.names if name.lower() == SPLIT and name not in taken]
+    candidates = [name for name in table.names if name.lower() == SPLIT and name not in taken]
     known = _TRAINING | _TESTING
-    return next((name for name in found if all(word.lower() in known for word in table.text(name))), "")
+    return next((name for name in candidates if all(word.lower() in known for word in table.text(name))), "")
 
 
 def training_and_test(table: DataTable, options: ReadOptions) -> tuple[DataTable, DataTable | None]:
-    """The table's samples in two tables, where a column says which are for testing. Errors: ShardError, SettingError."""
+    """Return the samples for training and those for testing as two tables; the second is None if no column marks them.
+
+    Raises:
+        ShardError: The column that marks them has other words than those for training and testing.
+        SettingError: The column that the options name does not exist.
+    """
     split = split_column(table, options)
     if not split:
         return table, None
@@ -79,7 +101,7 @@ def _testing(table: DataTable, split: str) -> Mask:
     strange = next((word for word in words if word not in _TRAINING | _TESTING), None)
     if strange is not None:
         raise ShardError(
-            f"column {split!r} of {table.path} says {strange[:80]!r}; it must say of every sample one of "
+            f"column {split!r} of {table.path} says {strange[:80]!r}; for every sample it must say one of "
             f"{', '.join(sorted(_TRAINING | _TESTING))}"
         )
     return np.array([word in _TESTING for word in words])

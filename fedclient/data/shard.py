@@ -1,4 +1,4 @@
-"""A device's samples, read and checked: a folder with train.npz (test.npz, meta.json), one .npz, or a table."""
+"""Shards: a device's samples, read from a folder with train.npz (test.npz, meta.json), an .npz file or a table, and checked."""
 
 from __future__ import annotations
 
@@ -27,38 +27,52 @@ BATCH = TrainSettings().batch_size
 
 @dataclass(frozen=True)
 class Shard:
-    """One device's samples as saved, axes in order: images (N, H, W, C), tokens (N, T), series (N, T, C), tabular (N, F)."""
+    """One device's samples as saved, with the axes of their kind, and the facts about them.
+
+    Attributes:
+        train_x: Images (N, H, W, C), tokens (N, T), series (N, T, C) or tabular (N, F).
+        train_y: (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 in other tasks.
+        test_x: As `train_x`.
+        test_y: As `train_y`.
+        declared_classes: All classes of the federation, if declared; in other tasks the names of the K columns of y.
+        vocabulary: Number of tokens; 0 for other kinds.
+        standardise: How features of series and tables are scaled.
+        warnings: Notes for the user.
+        groups: Group of each training sample, (N,). Samples of one group overlap or belong together.
+        test_groups: Group of each test sample.
+        column_names: Names of features (tabular) or channels (series), in order; empty if not known.
+    """
 
     path: Path
     name: str
     kind: Kind
     train_x: Array
-    train_y: Array  # (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 of other tasks
+    train_y: Array
     test_x: Array
     test_y: Array
-    declared_classes: list[Label] | None  # names of the K columns of y in other tasks
-    vocabulary: int  # 0 unless the kind is tokens
-    standardise: Standardise  # series and tabular only
+    declared_classes: list[Label] | None
+    vocabulary: int
+    standardise: Standardise
     warnings: tuple[str, ...]
-    groups: Array | None = None  # (N,) of the training samples: those of one group overlap or belong together
-    test_groups: Array | None = None  # of the test samples
-    column_names: tuple[str, ...] = ()  # of features (tabular) or channels (series), in order; empty: not known
+    groups: Array | None = None
+    test_groups: Array | None = None
+    column_names: tuple[str, ...] = ()
     task: TaskName = "classes"
 
     @property
     def per_position(self) -> bool:
-        """Whether every position of a sequence has a label, rather than every sample."""
+        """Whether every position of a sequence has a label, not only every sample."""
         return self.task == "classes" and self.train_y.ndim == 2
 
     @property
     def labels(self) -> list[Label]:
-        """Distinct classes, or the names of what y holds in other tasks."""
+        """Declared or distinct classes; in other tasks the names of the columns of y."""
         if self.task != "classes":
             return labels.target_names(self.declared_classes, self.train_y.shape[1], str(self.path))
         return self.declared_classes or labels.distinct(self.train_y, self.test_y)
 
     def profile(self) -> Profile:
-        """All that the server learns about this shard before training."""
+        """Return all that the server learns about this shard before training."""
         return Profile(
             kind=self.kind,
             shape=tuple(self.train_x.shape[1:]),
@@ -67,15 +81,15 @@ class Shard:
             test_samples=len(self.test_x),
             vocabulary=self.vocabulary,
             per_position=self.per_position,
-            columns=columns_of(self.train_x) if self.over_the_federation else None,
+            columns=column_sums(self.train_x) if self.over_the_federation else None,
             column_names=list(self.column_names),
             task=self.task,
-            targets=columns_of(self.train_y) if self.task == "regression" else None,
+            targets=column_sums(self.train_y) if self.task == "regression" else None,
         )
 
     @property
     def described(self) -> str:
-        """For people, on one line."""
+        """Kind, shape, labels and number of samples, for people, on one line."""
         profile = self.profile()
         labels_ = "a label at every position" if self.per_position else f"{len(profile.labels)} {TASKS[self.task].outputs}"
         what = f"{self.kind} of shape {' x '.join(map(str, profile.shape))}, {labels_}"
@@ -83,31 +97,40 @@ class Shard:
 
     @property
     def over_the_federation(self) -> bool:
-        """Whether means and deviations are those of all devices; then the sums of its columns are in the profile."""
+        """Whether features are standardised by the statistics of all devices. If so, the profile has the column sums."""
         return self.standardise == "federation" and self.kind in ("series", "tabular")
 
 
-def columns_of(x: Array) -> Columns:
-    """The sums of x (N, F) or (N, T, C), or of targets (N, K), in float64."""
+def column_sums(x: Array) -> Columns:
+    """Return rows, means and sums of squared deviations of features (N, F) or (N, T, C), or of targets (N, K), in float64."""
     columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
     mean = columns.mean(axis=0)
     return Columns(len(columns), mean.tolist(), np.square(columns - mean).sum(axis=0).tolist())
 
 
 def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard:
-    """The shard at `path`, or the table there, completely checked. options: of a table.
+    """Return the shard or the table at `path`, completely checked.
 
-    Without a test part, floor(N/4) of the N training samples are held out: of images and tables the first ones of a permutation
-    that depends on `seed` and N alone, and classes are not stratified; where samples overlap, as fedclient.data.holdout says.
-    Both parts keep the order of the file, and of fewer than 4 samples none is held out.
-    Errors: ShardError (unreadable, empty, arrays missing or of different lengths, a wrong meta.json, tokens out of range),
-    NonFiniteFeatures (NaN or infinity), UndeclaredLabels (labels outside the `classes` of meta.json),
-    SettingError (options that do not fit the file).
+    Without a test part, floor(N/4) of the N training samples are held out. Images and rows of tables are drawn at random, and
+    the draw depends only on `seed` and N; classes are not stratified. If samples overlap or have groups, see
+    fedclient.data.holdout. Both parts keep the order of the file.
+
+    Args:
+        path: A folder with train.npz, an .npz file or a table.
+        seed: Decides which samples are held out.
+        options: The task, and how a table is read.
+
+    Raises:
+        ShardError: A file is unreadable or empty, arrays are missing or have different lengths, meta.json is wrong, or tokens
+            are out of range.
+        NonFiniteFeatures: Features are NaN or infinite.
+        UndeclaredLabels: A label is not in the `classes` of meta.json.
+        SettingError: The options do not fit the file.
     """
     path = Path(path)
-    found = read_source(path, options)
+    source = read_source(path, options)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    return make_shard(path, name, found.train, found.test, found.meta, found.groups, seed, found.test_groups)
+    return make_shard(path, name, source.train, source.test, source.meta, source.groups, seed, source.test_groups)
 
 
 def make_shard(
@@ -120,14 +143,28 @@ def make_shard(
     seed: int = 0,
     test_groups: Array | None = None,
 ) -> Shard:
-    """A shard of these arrays, completely checked. `path`: what errors call it. The rest, and the errors: as `load_shard`."""
+    """Return a shard of these arrays, completely checked.
+
+    Args:
+        path: Name of the data in messages.
+        name: Name of the shard.
+        train: x and y of the training part.
+        test: x and y of the test part; None to hold it out as `load_shard` does.
+        meta: Declared facts about the arrays.
+        groups: Group of each training sample, (N,).
+        seed: Decides which samples are held out.
+        test_groups: Group of each test sample.
+
+    Raises:
+        AttuneError: As in `load_shard`.
+    """
     train_x, train_y = train
     kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
     notes: list[str] = []
     if kind == "images" and (meta.channels == "first" or (meta.channels is None and kinds.channels_first(train_x.shape))):
         train_x, test = kinds.channels_last(train_x), (kinds.channels_last(test[0]), test[1]) if test is not None else None
         if meta.channels is None:
-            notes.append(_said_channels(train_x))
+            notes.append(_channels_note(train_x))
     train_x, train_y = _part(path, "training", train_x, train_y, kind, meta.task)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
@@ -162,7 +199,12 @@ def make_shard(
 
 
 def load_features(path: Path, columns: Sequence[str] = ()) -> Array:
-    """`x` of an .npz file, or these columns of a table, for offline prediction. Errors: ShardError, SettingError."""
+    """Return `x` of an .npz file, or these columns of a table, for offline prediction.
+
+    Raises:
+        ShardError: The file cannot be read or used.
+        SettingError: A column does not exist.
+    """
     if not is_table(path):
         return read_arrays(path, ("x",))[0]
     if not columns:
@@ -180,14 +222,14 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, task: TaskName)
     x = kinds.canonical(x, kind, where)
     where_y = f"y of the {part} part of {path}"
     if task == "classes":
-        y = labels.plain(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0)
+        y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0)
     else:
         y = labels.target_numbers(y, len(x), where_y, task)
     kinds.check_finite(x, kind, where)
     return x, y
 
 
-def _said_channels(x: Array) -> str:
+def _channels_note(x: Array) -> str:
     height, width, channels = x.shape[1:]
     return (
         f"the images have their channels first, and are taken as {height} x {width} with {channels} channel"
@@ -196,7 +238,11 @@ def _said_channels(x: Array) -> str:
 
 
 def _column_names(path: Path, kind: Kind, meta: Meta, x: Array) -> tuple[str, ...]:
-    """Errors: ShardError for names that the columns cannot have."""
+    """Return the declared names of columns.
+
+    Raises:
+        ShardError: The data have no columns, or the names do not fit them.
+    """
     if meta.columns is None:
         return ()
     if kind not in ("series", "tabular"):
@@ -258,7 +304,12 @@ def _vocabulary(path: Path, kind: Kind, meta: Meta, train_x: Array, test_x: Arra
 
 
 def _check_labels(shard: Shard) -> None:
-    """Errors: UndeclaredLabels, and ShardError for another number of names than y has columns."""
+    """Check the labels, or the names of the columns of y, against meta.json.
+
+    Raises:
+        UndeclaredLabels: A label is not declared.
+        ShardError: The number of names is not the number of columns of y.
+    """
     if shard.task != "classes":
         labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
         return
@@ -269,12 +320,12 @@ def _check_labels(shard: Shard) -> None:
 
 
 def _warnings(train_y: Array, test_y: Array, task: TaskName) -> tuple[str, ...]:
-    found = []
+    notes = []
     classes = labels.distinct(train_y) if task == "classes" else []
     if len(classes) == 1:
-        found.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
+        notes.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
     if len(train_y) < BATCH:
-        found.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
+        notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
     if not len(test_y):
-        found.append("there are no test samples: accuracy cannot be measured on this device")
-    return tuple(found)
+        notes.append("there are no test samples: accuracy cannot be measured on this device")
+    return tuple(notes)

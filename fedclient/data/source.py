@@ -1,4 +1,4 @@
-"""What lies at the path of --data, as arrays: a shard's folder, one .npz, or a site's own table."""
+"""Reading of the path of --data into arrays: a shard's folder, an .npz file, or a site's own table."""
 
 from __future__ import annotations
 
@@ -16,48 +16,74 @@ from attune.fedclient.data.samples import samples_of
 from attune.fedclient.data.table import DataTable, is_table, read_table
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
-FOUR = ("train_x", "train_y", "test_x", "test_y")
+_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """(x, y) of the training part and perhaps of a test part, as they are in the files, and what is declared of them."""
+    """Arrays as they are in the files, and what is declared of them.
+
+    Attributes:
+        train: x and y of the training part.
+        test: x and y of the test part, if there is one.
+        meta: Content of meta.json, or what follows from a table.
+        groups: Group of each training sample, (N,).
+        test_groups: Group of each test sample.
+    """
 
     train: tuple[Array, Array]
     test: tuple[Array, Array] | None
     meta: Meta = Meta()  # noqa: RUF009 - it is immutable
-    groups: Array | None = None  # (N,) of the training part
-    test_groups: Array | None = None  # of the test part
+    groups: Array | None = None
+    test_groups: Array | None = None
 
 
 def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
-    """Errors: ShardError; SettingError for columns that are not there, and for options of tables where there is none."""
+    """Read the arrays at a path, with the task of the options.
+
+    Raises:
+        ShardError: The files cannot be read, or do not fit together.
+        SettingError: A column does not exist, options of tables are given for other files, or meta.json has another task.
+    """
     if path.is_file() and is_table(path):
-        return of_table(read_table(path), options)
+        return source_of_table(read_table(path), options)
     if replace(options, task=PLAIN.task) != PLAIN:
         raise SettingError(f"{path} is no table: leave --label and the other options of tables out")
     if not path.exists():
         raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, one .npz file, or a table (.csv)")
-    found = _of_folder(path) if path.is_dir() else _of_npz(path)
-    return replace(found, meta=_for(found.meta, options.task, path))
+    source = _read_folder(path) if path.is_dir() else _read_npz(path)
+    return replace(source, meta=_with_task(source.meta, options.task, path))
 
 
-def _for(meta: Meta, task: TaskName, path: Path) -> Meta:
-    """With the task that was given, where meta.json says none. Errors: SettingError."""
+def _with_task(meta: Meta, task: TaskName, path: Path) -> Meta:
+    """Return `meta` with the task of the options, unless it is the default.
+
+    Raises:
+        SettingError: meta.json has another task.
+    """
     if task not in (PLAIN.task, meta.task) and meta.task != PLAIN.task:
         raise SettingError(f"meta.json of {path} says that the task is {meta.task}, and --task {task}; leave one of them out")
     return meta if task == PLAIN.task else msgspec.structs.replace(meta, task=task)
 
 
-def declared(meta: Meta, table: DataTable, options: ReadOptions) -> Meta:
-    """With the task, and with the names of the columns that y is made of where it is not classes. Errors: SettingError."""
+def with_outputs(meta: Meta, table: DataTable, options: ReadOptions) -> Meta:
+    """Return `meta` with the task of the options and, unless y holds classes, the names of its columns.
+
+    Raises:
+        SettingError: A column does not exist.
+    """
     if options.task == "classes":
         return meta
     return msgspec.structs.replace(meta, task=options.task, classes=[table.label_column(name) for name in options.labels()])
 
 
-def of_table(table: DataTable, options: ReadOptions) -> DataSource:
-    """Errors: as `read_source`."""
+def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
+    """Return the arrays of a table.
+
+    Raises:
+        ShardError: A cell cannot be used, or values are missing and the options do not fill them in.
+        SettingError: A column does not exist.
+    """
     path = table.path
     x, y, test_N, names = samples_of(table, options)
     y = options.classes_of(y, str(path))
@@ -68,26 +94,26 @@ def of_table(table: DataTable, options: ReadOptions) -> DataSource:
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N
     train_x, test_x = x[training], x[~training]
     if options.missing == "median" and len(train_x):
-        train_x, test_x = filled(train_x, test_x, str(path))
+        train_x, test_x = fill_gaps(train_x, test_x, str(path))
     elif np.isnan(x).any():
-        raise ShardError(_gaps(path, x, names))
+        raise ShardError(_gaps_message(path, x, names))
     test = None if test_N is None else (test_x, y[~training])
-    meta = declared(Meta(kind="tabular", columns=names), table, options)
-    apart = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
-    return DataSource((train_x, y[training]), test, meta, *apart)
+    meta = with_outputs(Meta(kind="tabular", columns=names), table, options)
+    groups_of_parts = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
+    return DataSource((train_x, y[training]), test, meta, *groups_of_parts)
 
 
-def _gaps(path: Path, x: Array, names: list[str]) -> str:
+def _gaps_message(path: Path, x: Array, names: list[str]) -> str:
     count_F = np.isnan(x).sum(axis=0)
     listed = ", ".join(f"{names[at]} ({int(count_F[at])})" for at in np.flatnonzero(count_F)[:8])
     return f"{path} lacks values in the columns (how many): {listed}; --missing median puts a column's median there"
 
 
-def _of_folder(path: Path) -> DataSource:
+def _read_folder(path: Path) -> DataSource:
     if not (path / "train.npz").is_file():
         raise ShardError(
-            f"{path} holds no train.npz; a shard is a folder with train.npz (x, y), or one .npz file. Of a folder of images or "
-            f"a Hugging Face dataset, fedclient shard {path} --out FOLDER makes a shard"
+            f"{path} holds no train.npz; a shard is a folder with train.npz (x, y), or one .npz file. To make a shard from "
+            f"images or a Hugging Face dataset, use fedclient shard {path} --out FOLDER"
         )
     meta = read_meta(path / "meta.json")
     train_x, train_y = read_arrays(path / "train.npz", ("x", "y"))
@@ -102,7 +128,11 @@ def _of_folder(path: Path) -> DataSource:
 
 
 def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
-    """The array that meta.json names, one value for each sample x (N, ...) of this part. Errors: ShardError."""
+    """Return the group of each sample of this part, (N,), if meta.json names an array with groups.
+
+    Raises:
+        ShardError: The array does not exist, or has not one value for each sample.
+    """
     if meta.groups is None:
         return None
     groups = read_arrays(path, (meta.groups,))[0]
@@ -113,16 +143,20 @@ def _groups(path: Path, meta: Meta, x: Array) -> Array | None:
     return groups
 
 
-def _of_npz(path: Path) -> DataSource:
+def _read_npz(path: Path) -> DataSource:
     if not {"test_x", "test_y"} & set(names_in(path)):
-        train_x, train_y = read_arrays(path, FOUR[:2])
+        train_x, train_y = read_arrays(path, _ARRAYS[:2])
         return DataSource((train_x, train_y), None)
-    train_x, train_y, test_x, test_y = read_arrays(path, FOUR)
+    train_x, train_y, test_x, test_y = read_arrays(path, _ARRAYS)
     return DataSource((train_x, train_y), (test_x, test_y))
 
 
-def filled(train_x: Array, test_x: Array, name: str) -> tuple[Array, Array]:
-    """NaN replaced by the median of its column over the training part. Errors: ShardError for a column of nothing else."""
+def fill_gaps(train_x: Array, test_x: Array, name: str) -> tuple[Array, Array]:
+    """Replace every NaN by the median of its column over the training part.
+
+    Raises:
+        ShardError: A column has no values at all.
+    """
     if train_x.dtype.kind != "f":
         return train_x, test_x
     if np.isnan(train_x).all(axis=0).any():

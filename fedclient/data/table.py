@@ -1,4 +1,4 @@
-"""Tables: CSV and its like (one sample a line, a head line), and Parquet. Columns by name, as numbers or as labels."""
+"""Tables: CSV files (a line with names, then a line for each sample) and Parquet. Columns hold numbers, labels or text."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ _SHOWN = 8
 
 
 def is_table(path: Path) -> bool:
-    """By its name alone."""
+    """Return whether the file's name is that of a table."""
     return plain_suffix(path) in SUFFIXES
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """Columns of N cells by name, in the file's order. A cell is text, a number, or None."""
+    """Columns of N cells each, in the file's order.
+
+    Attributes:
+        cells: The cells of every column by its name. A cell is text, a number, or None.
+    """
 
     path: Path
     cells: Mapping[str, Sequence[Any]]
@@ -45,61 +49,85 @@ class DataTable:
         return len(next(iter(self.cells.values())))
 
     def require(self, name: str) -> None:
-        """Errors: SettingError with the nearest name for a column that is not there."""
+        """Check that the table has a column of this name.
+
+        Raises:
+            SettingError: It has not. The message suggests the nearest name.
+        """
         if name not in self.cells:
             raise SettingError(f"{self.path} has no column {name!r}{nearest(name, self.cells)}")
 
     def label_column(self, given: str) -> str:
-        """The column of the classes: the given one, else one called `y` or `label`. Errors: SettingError that says how."""
+        """Return the name of the column with the classes: the given one, or else one called `y` or `label`.
+
+        Raises:
+            SettingError: There is no such column. The message says how to name one.
+        """
         if given:
             self.require(given)
             return given
-        found = next((name for name in self.names if name.lower() in USUAL_LABELS), "")
-        if not found:
+        usual = next((name for name in self.names if name.lower() in USUAL_LABELS), "")
+        if not usual:
             more = ", ..." if len(self.names) > _SHOWN else ""
             raise SettingError(
                 f"say --label: which column of {self.path} is the class ({', '.join(self.names[:_SHOWN])}{more})"
             )
-        return found
+        return usual
 
     def numbers(self, name: str) -> Array:
-        """(N,) float64; missing values are NaN. Errors: ShardError for a cell that is no number."""
-        found = np.empty(len(self))
+        """Return a column of numbers, (N,) float64; missing values are NaN.
+
+        Raises:
+            ShardError: A cell is not a number.
+        """
+        numbers = np.empty(len(self))
         for at, cell in enumerate(self.cells[name]):
             try:
-                found[at] = math.nan if _is_gap(cell) else float(cell)
+                numbers[at] = math.nan if _is_gap(cell) else float(cell)
             except (TypeError, ValueError):
                 raise ShardError(
                     f"column {name!r} of {self.path} holds {str(cell)[:80]!r} in sample {at + 1}, which is no number; "
                     f"leave it out with --apart {name}, or give a number to each of its values"
                 ) from None
-        return found
+        return numbers
 
     def classes(self, name: str) -> Array:
-        """(N,) numbers if every cell is one, else text. Errors: ShardError for cells with nothing in them."""
+        """Return a column of classes, (N,): numbers if every cell is one, else text.
+
+        Raises:
+            ShardError: A cell is empty.
+        """
         cells = self.cells[name]
         empty = sum(cell is None or cell == "" for cell in cells)
         if empty:
-            raise ShardError(f"{empty} samples of {self.path} have nothing in the class's column {name!r}; leave them out")
+            raise ShardError(f"{empty} samples of {self.path} have no class in the column {name!r}; leave them out")
         try:
             return np.array([float(cell) for cell in cells])
         except (TypeError, ValueError):
             return np.array([str(cell) for cell in cells])
 
     def names_in(self, name: str) -> Array:
-        """(N,) of what names a client or a group: whole numbers as such, so that 10 comes after 9; anything else as text."""
+        """Return a column with names of clients or groups, (N,).
+
+        If all are whole numbers, they are returned as numbers, so that 10 comes after 9; otherwise as text.
+        """
         try:
             return np.array([int(cell) for cell in self.cells[name]], dtype=np.int64)
         except (TypeError, ValueError, OverflowError):
             return np.array([str(cell) for cell in self.cells[name]])
 
     def text(self, name: str) -> list[str]:
-        """The cells as text, without space around; what is missing is empty."""
+        """Return a column as text without surrounding space; missing values are empty."""
         return ["" if cell is None else str(cell).strip() for cell in self.cells[name]]
 
 
 def read_table(path: Path) -> DataTable:
-    """The table at `path`, by its suffix. Errors: ShardError; SettingError where Parquet cannot be read for want of pyarrow."""
+    """Read the table at `path`; its suffix says in which form it is.
+
+    Raises:
+        ShardError: The file cannot be read, is too large, or is not a table.
+        SettingError: The file is Parquet, and pyarrow is not installed.
+    """
     return _read_parquet(path) if plain_suffix(path) == ".parquet" else _read_csv(path)
 
 

@@ -15,7 +15,7 @@ import attune
 from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.plan import Columns, Profile, Scale
 from attune.fedclient.data.prepare import Standardiser, prepare
-from attune.fedclient.data.shard import columns_of, load_shard
+from attune.fedclient.data.shard import column_sums, load_shard
 from attune.fedserver.core.scale import check_columns, scale_of
 from attune.fedserver.core.schema import check_possible
 
@@ -45,7 +45,7 @@ ROWS = st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)), min_size=
 def test_it_is_what_one_who_had_all_samples_would_find(shards: list[list[tuple[float, float]]], offset: float) -> None:
     """Also far from zero, where a difference of large squares would have no digits left."""
     parts = [np.array(rows) + offset for rows in shards]
-    found = scale_of({str(i): profile(columns_of(part)) for i, part in enumerate(parts)})
+    found = scale_of({str(i): profile(column_sums(part)) for i, part in enumerate(parts)})
     everything = np.concatenate(parts)
     expected = everything.std(axis=0)
     assert found is not None and found.mean == pytest.approx(everything.mean(axis=0), rel=1e-9, abs=1e-9)

@@ -155,7 +155,7 @@ def test_declared_vocabulary(write):
         (np.zeros((12, 2, 2), np.int64), Y, "no kind"),
         (X.astype(str), Y, "no kind"),
         (X.astype(complex), Y, "no kind"),
-        (np.zeros((12, 0)), Y, "holds nothing"),
+        (np.zeros((12, 0)), Y, "its samples are empty"),
         (-np.ones((12, 2), np.int64), Y, "negative tokens, the least is -1"),
         (np.full((12, 2), 10**9), Y, "vocabulary of"),
     ],

@@ -1,4 +1,4 @@
-"""A site's own files: tables as --data, and what `fedclient shard` makes a shard of."""
+"""A site's own files: tables as --data, and shards that `fedclient shard` makes of them."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_images_of_several_sizes_and_what_is_none(tmp_path: Path) -> None:
     (tmp_path / "in" / "cat" / "b.png").write_bytes(b"no image")
     with pytest.raises(ShardError, match=r"b\.png is no image"):
         make(tmp_path / "in", options(), tmp_path / "out")
-    with pytest.raises(ShardError, match="no form of which a shard"):
+    with pytest.raises(ShardError, match="no form that a shard"):
         make(tmp_path, options(), tmp_path / "out")
 
 

@@ -80,7 +80,7 @@ def test_groups_stay_together_although_no_two_targets_are_alike(write):
         (LABELS[:, 0], MULTILABEL, r"needs 0 or 1, shape \(N, K\)"),
         (LABELS * 2, MULTILABEL, "holds 36 values .* the first is 2.0 in sample 1; each must be 0 or 1"),
         (BOTH[:, :0], REGRESSION, "has 0 columns"),
-        (BOTH, REGRESSION | {"classes": ["dose"]}, "`classes` of .* names 1 columns of y, and y has 2"),
+        (BOTH, REGRESSION | {"classes": ["dose"]}, "`classes` of .* names 1 columns of y, but y has 2"),
         (DOSE, {"task": "regresion"}, "Invalid enum value 'regresion'"),
         (DOSE + 0.5, None, r'"task": "regression" in meta.json, --task regression'),
     ],

@@ -87,5 +87,5 @@ def test_what_is_no_tokenizer_says_what_to_give(tmp_path: Path) -> None:
         alphabet_of(str(tmp_path))
     with pytest.raises(SettingError, match="No module named 'nobodys_words'"):
         alphabet_of("nobodys_words:tokenizer.json")
-    with pytest.raises(SettingError, match="knows no token to pad short texts with"):
+    with pytest.raises(SettingError, match="has no token to pad short texts with"):
         alphabet_of(str(saved(tmp_path / "t", ("nothing", "[UNK]", "[CLS]", "[SEP]"))))

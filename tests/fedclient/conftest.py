@@ -347,7 +347,7 @@ class Bench:
             from attune.fedclient.work.worker import Worker
 
             home = Home(self.folder / "home")
-            shard = LazyShard.held(load_shard(options.data))
+            shard = LazyShard.in_memory(load_shard(options.data))
             with home.locked(), Worker() as worker:
                 task = asyncio.create_task(app.live(options, shard, home, self.lines, worker))
                 async with aio.timeout(20):

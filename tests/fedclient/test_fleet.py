@@ -196,7 +196,7 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        data, awake = LazyShard.held(load_shard(shard)), Awake(math.inf if keep else 0)
+        data, awake = LazyShard.in_memory(load_shard(shard)), Awake(math.inf if keep else 0)
         slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake, made_here)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):

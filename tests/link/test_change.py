@@ -87,7 +87,7 @@ def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inli
     """(bytes of the downloads of two orders, what the device said, what it started the second order from)."""
     folder, value = tabular_shard(tmp_path / "shard"), [blob(each, tmp_path) for each in (FIRST, SECOND)]
     options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
-    home, shard, console = Home(tmp_path / "home"), LazyShard.held(load_shard(folder)), Said()
+    home, shard, console = Home(tmp_path / "home"), LazyShard.in_memory(load_shard(folder)), Said()
     digests = [digest_of(each) for each in value]
     sent = BlobRef("shared", digest_of(change), len(change), 1, "zstd", change if inline else b"")
     refs = (

@@ -1,1 +1,1 @@
-"""`fedclient shard`: a shard out of a site's own files."""
+"""`fedclient shard`: making a shard from a site's own files."""

@@ -1,4 +1,4 @@
-"""What text is made of: characters, or the tokens of a tokenizer that belongs to a model.
+"""Alphabets of text: its characters, or the tokens of a tokenizer that belongs to a model.
 
 N samples, T tokens of each, L tokens of a whole text.
 """
@@ -17,38 +17,46 @@ from attune.common.errors import SettingError
 from attune.common.homes import place_of
 from attune.fedclient.data.arrays import Array
 
-CHARACTERS = string.printable  # the 100 characters that text is made of; a token is a place in it
+CHARACTERS = string.printable  # 100 characters; a token is an index in this string
 _OTHER = CHARACTERS.index("?")
 _TOKEN = {character: token for token, character in enumerate(CHARACTERS)}
 
 
 def encode(text: str) -> npt.NDArray[np.uint8]:
-    """(L,) tokens. Accents are dropped; what is no printable ASCII character even then becomes a question mark."""
+    """Return the tokens of a text's characters, (L,).
+
+    Accents are dropped. Other characters outside printable ASCII become question marks.
+    """
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return np.fromiter((_TOKEN.get(character, _OTHER) for character in text), dtype=np.uint8, count=len(text))
 
 
-PADDING = ("[PAD]", "<pad>", "<|pad|>")  # what tokenizers call it that do not say how they pad
+PADDING = ("[PAD]", "<pad>", "<|pad|>")  # usual padding tokens, for tokenizers that do not name theirs
 
 
 class Alphabet(Protocol):
+    """Tokens of a text."""
+
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """Number of different tokens."""
         ...
 
     def stream(self, text: str) -> Array:
-        """(L,) tokens of a whole text."""
+        """Return the tokens of a whole text, (L,)."""
         ...
 
     def rows(self, texts: Sequence[str], length: int) -> Array:
-        """(N, T) tokens of the beginning of each text, filled up to T."""
+        """Return the first T = `length` tokens of each text, (N, T), padded if the text is shorter."""
         ...
 
 
 class Characters:
-    """Short texts begin with spaces: this project's models read the last position."""
+    """Alphabet of printable characters.
+
+    A short text is padded with spaces at its beginning, since this project's models read the last position.
+    """
 
     size = len(CHARACTERS)
 
@@ -63,11 +71,16 @@ class Characters:
         return x
 
 
-class Words:
-    """The tokens of a tokenizer.json of Hugging Face, with the marks that its model wants around a text, and padding behind it.
+class TokenizerAlphabet:
+    """Alphabet of a tokenizer.json of Hugging Face.
 
-    where: the file, or the folder that holds it; a path, or "package:folder" for one that an installed package carries.
-    Errors: SettingError where it cannot be read, or knows no token to pad with.
+    Rows have the special tokens that the tokenizer adds around a text, and are padded at the end.
+
+    Args:
+        where: The file, or the folder that holds it: a path, or "package:folder" for one in an installed package.
+
+    Raises:
+        SettingError: The tokenizer cannot be read, or has no padding token.
     """
 
     def __init__(self, where: str) -> None:
@@ -81,7 +94,7 @@ class Words:
             self._tokenizer: Any = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
         except ModuleNotFoundError as error:
             raise SettingError(f"no tokenizer at {where}: {error}") from None
-        except Exception as error:  # the library raises no other class
+        except Exception as error:  # the library raises only this class
             raise SettingError(
                 f"the tokenizer at {where} cannot be read: {error}. Give its tokenizer.json, or the folder that holds it"
             ) from None
@@ -92,14 +105,14 @@ class Words:
     def _padding(self) -> int:
         if self._tokenizer.padding:
             return int(self._tokenizer.padding["pad_id"])
-        found = (self._tokenizer.token_to_id(token) for token in PADDING)
-        pad = next((each for each in found if each is not None), None)
+        usual = (self._tokenizer.token_to_id(token) for token in PADDING)
+        pad = next((token_id for token_id in usual if token_id is not None), None)
         if pad is None:
-            raise SettingError(f"the tokenizer at {self._where} knows no token to pad short texts with ({', '.join(PADDING)})")
+            raise SettingError(f"the tokenizer at {self._where} has no token to pad short texts with ({', '.join(PADDING)})")
         return int(pad)
 
     def __repr__(self) -> str:
-        return f"Words({self._where}, {self.size} tokens)"
+        return f"TokenizerAlphabet({self._where}, {self.size} tokens)"
 
     @property
     def size(self) -> int:
@@ -111,12 +124,16 @@ class Words:
     def rows(self, texts: Sequence[str], length: int) -> Array:
         self._tokenizer.enable_truncation(length)
         x = np.full((len(texts), length), self._pad, dtype=np.int64)
-        for row, found in zip(x, self._tokenizer.encode_batch(list(texts)), strict=True):
-            row[: len(found.ids)] = found.ids
+        for row, encoded in zip(x, self._tokenizer.encode_batch(list(texts)), strict=True):
+            row[: len(encoded.ids)] = encoded.ids
         self._tokenizer.no_truncation()
         return x
 
 
 def alphabet_of(tokenizer: str) -> Alphabet:
-    """Of a tokenizer's place; characters where there is none. Errors: SettingError."""
-    return Words(tokenizer) if tokenizer else Characters()
+    """Return the alphabet of the tokenizer at this path, or of characters if the path is empty.
+
+    Raises:
+        SettingError: As in `TokenizerAlphabet`.
+    """
+    return TokenizerAlphabet(tokenizer) if tokenizer else Characters()

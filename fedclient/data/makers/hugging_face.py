@@ -1,4 +1,4 @@
-"""A Hugging Face dataset as `save_to_disk` writes it, read by pyarrow alone: columns with numbers, text or images."""
+"""Reader of Hugging Face datasets as `save_to_disk` writes them, with pyarrow: columns with numbers, text or images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ _TEST = ("test", "testing", "validation", "valid", "val")
 
 
 def recognises(path: Path) -> bool:
+    """Return whether a Hugging Face dataset lies at `path`."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
 def read(path: Path) -> tuple[DataTable, DataTable | None]:
-    """(training, test or None). Numbers that stand for named classes become the names. Errors: ShardError, SettingError."""
+    """Return the training part and the test part, if there is one. Numbers of named classes become the names.
+
+    Raises:
+        ShardError: The files cannot be read, or no split is for training.
+        SettingError: pyarrow is not installed.
+    """
     if not (path / "dataset_dict.json").is_file():
         return _table(path), None
     splits: list[str] = _json(path / "dataset_dict.json").get("splits", [])
@@ -36,7 +42,7 @@ def _table(path: Path) -> DataTable:
         import pyarrow
     except ImportError:
         raise SettingError(f"{path} is a Hugging Face dataset, which pyarrow reads: pip install 'attune-fl[tables]'") from None
-    files = [path / Path(str(each["filename"])).name for each in _json(path / "state.json").get("_data_files", [])]
+    files = [path / Path(str(file["filename"])).name for file in _json(path / "state.json").get("_data_files", [])]
     try:
         if sum(file.stat().st_size for file in files) > MAX_BINARY_BYTES:
             raise ShardError(f"{path} holds more than {MAX_BINARY_BYTES >> 30} GiB, the limit; save a part of it")

@@ -1,4 +1,4 @@
-"""From a site's own files to a shard on disk."""
+"""Making of a shard on disk from a site's own files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attune.common.plan import Label
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.files import plain_suffix, read_text
 from attune.fedclient.data.makers import hugging_face, images
-from attune.fedclient.data.makers.alphabets import Alphabet, alphabet_of
+from attune.fedclient.data.makers.alphabets import alphabet_of
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.samples import SPLIT, answers_of, training_and_test
+from attune.fedclient.data.samples import SPLIT, outputs_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
-from attune.fedclient.data.source import DataSource, declared, of_table
+from attune.fedclient.data.source import DataSource, source_of_table, with_outputs
 from attune.fedclient.data.table import DataTable, is_table, read_table
 from attune.fedclient.read_options import ReadOptions
 
@@ -28,11 +28,16 @@ FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a H
 
 
 def make(path: Path, options: MakeOptions, out: Path) -> Shard:
-    """Writes the shard of what lies at `path` to the folder `out`; returns it. Errors: ShardError and its kin, SettingError,
-    DiskFull."""
+    """Make a shard from the files at `path`, write it to the folder `out`, and return it.
+
+    Raises:
+        ShardError: The files cannot be read or used, or `out` is not empty. Subclasses of ShardError as in `load_shard`.
+        SettingError: The options do not fit the files, or a package that reads them is not installed.
+        DiskFull: The disk has no space for the shard.
+    """
     source = _read(path, options)
     if options.classes:
-        source = _declared(source, options)
+        source = _with_classes(source, options)
     shard = make_shard(path, path.name, source.train, source.test, source.meta, source.groups, test_groups=source.test_groups)
     _write(out, source)
     return shard
@@ -43,7 +48,7 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
         raise ShardError(f"there is nothing at {path}; give {FORMS}")
     if path.is_file() and is_table(path):
         table = read_table(path)
-        return _of_cells(table, None, options, options.text) if options.text else of_table(table, options.table)
+        return _of_cells(table, None, options, options.text) if options.text else source_of_table(table, options.table)
     if hugging_face.recognises(path):
         train, test = hugging_face.read(path)
         return _of_dataset(train, test, options)
@@ -53,23 +58,23 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
         return images.read(path, options)
     if _is_text(path):
         return _windows(path, options)
-    raise ShardError(f"{path} has no form of which a shard can be made; give {FORMS}")
+    raise ShardError(f"{path} has no form that a shard can be made from; give {FORMS}")
 
 
 def _of_dataset(train: DataTable, test: DataTable | None, options: MakeOptions) -> DataSource:
-    """A column of images or of text is what a model sees; without one all columns are numbers."""
+    """Return the samples of a dataset's column with images or text, or of all its columns as numbers."""
     pictured = next((name for name, cells in train.cells.items() if _is_image(cells)), "")
     if options.text or pictured:
         return _of_cells(train, test, options, options.text or pictured)
     if test is None:
-        return of_table(train, options.table)
+        return source_of_table(train, options.table)
     both = {name: [*train.cells[name], *test.cells.get(name, [])] for name in train.names}
     both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
-    return of_table(DataTable(train.path, both), options.table)
+    return source_of_table(DataTable(train.path, both), options.table)
 
 
 def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, column: str) -> DataSource:
-    """Samples of one column, text or images, each with its class."""
+    """Return the samples of one column, text or images, with their labels."""
     if test is None:
         train, test = training_and_test(train, options.table)
     both = [table for table in (train, test) if table is not None]
@@ -80,30 +85,26 @@ def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, co
     else:
         alphabet = alphabet_of(options.tokenizer)
         meta = Meta(kind="tokens", vocabulary=alphabet.size)
-        values = [_texts(table, column, alphabet, options) for table in both]
-    parts = [(x, _answers(table, options.table)) for x, table in zip(values, both, strict=True)]
-    return DataSource(parts[0], parts[1] if len(parts) > 1 else None, declared(meta, train, options.table))
+        values = [alphabet.rows(table.text(column), options.length) for table in both]
+    parts = [(x, _outputs(table, options.table)) for x, table in zip(values, both, strict=True)]
+    return DataSource(parts[0], parts[1] if len(parts) > 1 else None, with_outputs(meta, train, options.table))
 
 
 def _images(table: DataTable, column: str, options: MakeOptions) -> Array:
     cells = table.cells[column]
     where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
-    return images.stacked([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
+    return images.decode_images([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
 
 
-def _texts(table: DataTable, column: str, alphabet: Alphabet, options: MakeOptions) -> Array:
-    return alphabet.rows(table.text(column), options.length)
-
-
-def _answers(table: DataTable, options: ReadOptions) -> Array:
-    return options.classes_of(answers_of(table, options), str(table.path))
+def _outputs(table: DataTable, options: ReadOptions) -> Array:
+    return options.classes_of(outputs_of(table, options), str(table.path))
 
 
 def _is_image(cells: Any) -> bool:
     return len(cells) > 0 and isinstance(cells[0], dict) and {"bytes", "path"} <= cells[0].keys()
 
 
-def _declared(source: DataSource, options: MakeOptions) -> DataSource:
+def _with_classes(source: DataSource, options: MakeOptions) -> DataSource:
     if options.table.task != "classes":
         raise SettingError(f"--classes: the task is {options.table.task}; the columns of --label name what is predicted")
     if source.meta.classes is not None:
@@ -139,9 +140,13 @@ def _is_text(path: Path) -> bool:
 
 
 def _windows(path: Path, options: MakeOptions) -> DataSource:
-    """x (N, T) and y (N, T), the token that follows each; what does not fill a window is left out.
+    """Return the windows of a text: tokens x, (N, T), and the tokens that follow each of them as y, (N, T).
 
-    Errors: ShardError; SettingError for a tokenizer that cannot be.
+    A rest that does not fill a window is left out.
+
+    Raises:
+        ShardError: The file cannot be read, or is shorter than one window.
+        SettingError: The tokenizer cannot be used.
     """
     alphabet, length = alphabet_of(options.tokenizer), options.length
     tokens_L = alphabet.stream(read_text(path))

@@ -1,4 +1,4 @@
-"""What a user says of files that are to become a shard."""
+"""Options of `fedclient shard`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ LENGTH = 128
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """table: of samples in columns. text: the column with text. length: characters of a sample of text, or tokens of the
-    tokenizer, whose place this is. size: (H, W) to which images are brought; none: they are alike. grey: one channel. classes:
-    all that may occur in the federation."""
+    """Options of `fedclient shard`, checked.
+
+    Attributes:
+        table: How the columns of a table or dataset are read.
+        text: Name of the column with text, if any.
+        length: Characters or tokens of a sample of text.
+        size: (H, W) of all images; None if they have one size already.
+        grey: Whether images become grey, with one channel.
+        classes: All classes that may occur in the federation, if declared.
+        tokenizer: Path of the tokenizer; empty for characters.
+    """
 
     table: ReadOptions
     text: str = ""
@@ -30,7 +38,11 @@ class MakeOptions:
     def of(
         cls, table: ReadOptions, text: str, length: int, size: str, grey: bool, classes: str, tokenizer: str = ""
     ) -> MakeOptions:
-        """From what was typed. Errors: SettingError."""
+        """Parse the options as they were typed.
+
+        Raises:
+            SettingError: `size` is not a height and width.
+        """
         match = _SIZE.fullmatch(size)
         if size and match is None:
             raise SettingError(f"--size takes height and width such as 32x32, not {size!r}")

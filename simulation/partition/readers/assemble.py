@@ -14,7 +14,7 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.source import filled
+from attune.fedclient.data.source import fill_gaps
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 
@@ -51,12 +51,12 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
         )
     train_x, test_x = (_shaped(x, options.shape, raw.name) for x in (train_x, test_x))
     if options.missing == "median":
-        train_x, test_x = filled(train_x, test_x, raw.name)
+        train_x, test_x = fill_gaps(train_x, test_x, raw.name)
     kind = kinds.infer(train_x, f"x of {raw.name}")
     parts = []
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"
-        y = labels.plain(options.classes_of(y, raw.name), len(x), f"y of {where}")
+        y = labels.plain_labels(options.classes_of(y, raw.name), len(x), f"y of {where}")
         x = kinds.canonical(x, kind, f"x of {where}")
         _check_finite(x, kind, f"x of {where}")
         parts.append((x, y))

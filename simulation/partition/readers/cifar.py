@@ -8,7 +8,7 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_BINARY_BYTES, listed, read_bytes
+from attune.fedclient.data.files import MAX_BINARY_BYTES, files_in, read_bytes
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 
@@ -21,7 +21,7 @@ def recognises(path: Path) -> bool:
     """Return whether the folder holds CIFAR in one of its versions. `read` refuses the pickled one with a reason."""
     if not path.is_dir():
         return False
-    names = {file.name for file in listed(path)}
+    names = {file.name for file in files_in(path)}
     binary = "train.bin" in names or "data_batch_1.bin" in names
     return binary or bool(_PICKLED & names) or names >= _PICKLED_100
 
@@ -32,7 +32,7 @@ def read(path: Path, options: ReadOptions) -> Raw:
     Raises:
         ShardError: A file is damaged, or only the pickled version is there.
     """
-    names = [file.name for file in listed(path)]
+    names = [file.name for file in files_in(path)]
     if "train.bin" in names:
         return _hundred(path)
     batches = sorted(name for name in names if name.startswith("data_batch_") and name.endswith(".bin"))

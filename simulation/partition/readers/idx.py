@@ -8,7 +8,7 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_BINARY_BYTES, listed, read_bytes
+from attune.fedclient.data.files import MAX_BINARY_BYTES, files_in, read_bytes
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 
@@ -17,7 +17,7 @@ _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: "
 
 def recognises(path: Path) -> bool:
     """Return whether this reader can read the path, by names or a first line."""
-    return path.is_dir() and any("idx" in file.name and "ubyte" in file.name for file in listed(path))
+    return path.is_dir() and any("idx" in file.name and "ubyte" in file.name for file in files_in(path))
 
 
 def read(path: Path, options: ReadOptions) -> Raw:
@@ -38,7 +38,7 @@ def read(path: Path, options: ReadOptions) -> Raw:
 
 
 def _only(folder: Path, words: tuple[str, ...], what: str) -> Path:
-    files = [file for file in listed(folder) if "ubyte" in file.name and what in file.name]
+    files = [file for file in files_in(folder) if "ubyte" in file.name and what in file.name]
     files = [file for file in files if any(word in file.name for word in words)]
     if len(files) != 1:
         held = f"{len(files)} files ({', '.join(file.name for file in files)})" if files else "no file"

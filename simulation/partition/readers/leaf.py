@@ -10,7 +10,7 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_TEXT_BYTES, listed, plain_suffix, read_bytes
+from attune.fedclient.data.files import MAX_TEXT_BYTES, files_in, plain_suffix, read_bytes
 from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
@@ -65,7 +65,7 @@ def read(path: Path, options: ReadOptions) -> Raw:
 
 
 def _json(folder: Path) -> list[Path]:
-    return [path for path in listed(folder) if plain_suffix(path) == ".json"] if folder.is_dir() else []
+    return [path for path in files_in(folder) if plain_suffix(path) == ".json"] if folder.is_dir() else []
 
 
 def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attune.common.errors import ShardError
-from attune.fedclient.data.files import MAX_TEXT_BYTES, listed, plain_suffix, read_text
+from attune.fedclient.data.files import MAX_TEXT_BYTES, files_in, plain_suffix, read_text
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Corpus, corpus
 
@@ -26,7 +26,7 @@ def recognises(path: Path) -> bool:
     """Return whether this reader can read the path, by names or a first line."""
     if path.is_file():
         return plain_suffix(path) == ".txt" or (plain_suffix(path) == ".tsv" and _is_lines(_head(path)))
-    return path.is_dir() and any(plain_suffix(file) == ".txt" for file in listed(path))
+    return path.is_dir() and any(plain_suffix(file) == ".txt" for file in files_in(path))
 
 
 def read(path: Path, options: ReadOptions) -> Corpus:
@@ -39,7 +39,7 @@ def read(path: Path, options: ReadOptions) -> Corpus:
     if path.is_file() and plain_suffix(path) == ".tsv":
         _gather(lines, "", _table(path, read_text(path)))
     else:
-        files = [path] if path.is_file() else [file for file in listed(path) if plain_suffix(file) == ".txt"]
+        files = [path] if path.is_file() else [file for file in files_in(path) if plain_suffix(file) == ".txt"]
         left = MAX_TEXT_BYTES
         for file in files:
             text = read_text(file, left)

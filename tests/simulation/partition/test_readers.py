@@ -311,7 +311,7 @@ def test_csv_with_numbers_as_classes(tmp_path: Path):
         ("a,a\n1,2\n", {}, ShardError, "each differently"),
         ("", {}, ShardError, "name every column"),
         ("a,y\n", {}, ShardError, "no samples"),
-        ("a,y\n1,\n", {}, ShardError, "1 samples of .* have nothing"),
+        ("a,y\n1,\n", {}, ShardError, "1 samples of .* have no class"),
         ("a,y\n1,2\n", {"apart": ["a"]}, ShardError, "no column left"),
         ("a,y\n1,2.5\n", {}, ShardError, "no integers"),
         ('a,y\n"1,2\n' + "x" * 200_000, {}, ShardError, "not a table"),
