@@ -27,7 +27,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.memory import MemoryOrders
 from attune.simulation.federation import NOWHERE
-from attune.simulation.shards import named
+from attune.simulation.shards import shards_by_name
 from benchmarks.machine import machine
 
 DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20
@@ -83,7 +83,7 @@ def learners(shards: Data) -> list[Learner]:
         TrainSettings(**TRAIN),
     )
     options = DeviceOptions(Path(), NOWHERE, device="cpu")
-    return [make_learner(plan, shard, name, MemoryOrders, options) for name, shard in named(shards).items()]
+    return [make_learner(plan, shard, name, MemoryOrders, options) for name, shard in shards_by_name(shards).items()]
 
 
 @click.command()

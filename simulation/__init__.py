@@ -1,1 +1,1 @@
-"""Whole federations in one process: the server's and the devices' own code, joined by calls instead of a network."""
+"""Whole federations in one process: the code of the server and of the devices, joined by calls instead of a network."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*'); of a benchmark its data set."
+    "--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*'); for a benchmark, its data set."
 )
 @table_options
 @click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 @click.option(
     "--executor",
     type=click.Choice(NAMES),
-    help="How devices are carried out: one by one, side by side, or spread over processes.",
+    help="How devices train: one by one (sequential), together (stacked), the faster of both (auto), in processes, or on Ray.",
 )
 @click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")
 @click.option(
-    "--home", type=click.Path(path_type=Path, file_okay=False), help="Keep all state in this folder, and go on from it."
+    "--home", type=click.Path(path_type=Path, file_okay=False), help="Keep all state in this folder, and continue from it."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Write the results of each method below this folder."
@@ -60,19 +60,19 @@ def simulate(
     label: str,
     **table: Any,
 ) -> None:
-    """Whole federations in this process, without a network: every method on the same shards, side by side."""
+    """Run whole federations in this process, without a network, and compare methods on the same shards."""
     if benchmark is not None:
-        by_recipe(benchmark, data, out or Path("benchmark-out"), seed)
+        run_recipe(benchmark, data, out or Path("benchmark-out"), seed)
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
     from attune.simulation.simulate import simulate as run
-    from attune.simulation.trial import try_executors as tried
+    from attune.simulation.trial import try_executors as measure_executors
 
     settings, results = load_settings(config, assignments, {}), {}
     names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
     if try_executors:
-        click.echo(repr(tried(data, names[0], model, seed, settings, label=label, table=table)))
+        click.echo(repr(measure_executors(data, names[0], model, seed, settings, label=label, table=table)))
         return
     for method in names:
         click.echo(f"{method} ...", err=True)
@@ -93,12 +93,16 @@ def simulate(
         )
         if out is not None:
             results[method].save(out / method)
-    for line in side_by_side(results):
+    for line in comparison(results):
         click.echo(line)
 
 
-def by_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> None:
-    """Runs a recipe, prints its table and writes rows and picture into `out`. Errors: click.UsageError for missing data."""
+def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> None:
+    """Run a recipe, print its table, and write rows and a picture into `out`.
+
+    Raises:
+        click.UsageError: The recipe needs a data set and has none, or the reverse.
+    """
     from attune.simulation.recipes import catalogue, picture
     from attune.simulation.recipes.run import run
 
@@ -115,9 +119,11 @@ def by_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> 
     click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")
 
 
-def side_by_side(results: Mapping[str, Result]) -> list[str]:
-    """A row for each device with its accuracy by each method, by the model that the method leads to; then the means, what
-    constant answers reach, and which methods are no better.
+def comparison(results: Mapping[str, Result]) -> list[str]:
+    """Return a table of accuracies: a line for each device, a column for each method.
+
+    Accuracies are those of the model that the method leads to. Below the devices follow the means, the mean accuracy of
+    constant answers, and the methods that are no better than constant answers.
     """
     tables = {method: {row.device: row for row in result.table()} for method, result in results.items()}
     devices = sorted(set().union(*tables.values()))
@@ -129,9 +135,9 @@ def side_by_side(results: Mapping[str, Result]) -> list[str]:
         lines.append(f"{device:<{width}}  {samples:>7}" + "".join(cells))
     means = {method: result.table().mean("accuracy") for method, result in results.items()}
     constants = {method: result.table().mean("constant") for method, result in results.items()}
-    for name, found in (("mean", means), ("constant", constants)):
-        if any(value is not None for value in found.values()):
-            lines.append(f"{name:<{width}}  {'':>7}" + "".join(_cell(method, value) for method, value in found.items()))
+    for name, averages in (("mean", means), ("constant", constants)):
+        if any(value is not None for value in averages.values()):
+            lines.append(f"{name:<{width}}  {'':>7}" + "".join(_cell(method, value) for method, value in averages.items()))
     beaten = [
         m for m, mean in means.items() if mean is not None and (constant := constants[m]) is not None and mean <= constant
     ]

@@ -1,4 +1,4 @@
-"""Executors by name, and which one a simulation goes on with."""
+"""Choice of the executor of a simulation, by name or from the record of an earlier start."""
 
 from __future__ import annotations
 
@@ -11,49 +11,55 @@ from attune.fedclient.work.inline import Executor
 from attune.fedclient.work.processes.pool import POOLS, Pool
 from attune.fedclient.work.together import SideBySide
 from attune.simulation.executor_names import AUTO, NAMES, STACKED
-from attune.simulation.worlds import begun, reconciled, record
+from attune.simulation.simulation_state import has_record, reconcile_executor, write_record
 
 if TYPE_CHECKING:
     from attune.fedclient.work.stacked.advice import Advice
 
 
 def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | Pool | None:
-    """What carries cohorts out; None: one device after the other. The choice is kept in `folder`, if there is one.
+    """Return the executor of cohorts, or None for one device after the other.
 
-    workers: processes of a pool, which the caller must close; None: one for each processor.
-    Errors: SettingError for an unknown name; HomeMismatch if the simulation in `folder` was begun with another one.
+    Args:
+        given: Name of an executor, or an executor.
+        folder: Folder of the simulation, if it has one; it keeps the choice.
+        workers: Number of processes of a pool, which the caller must close. None: one for each processor.
+
+    Raises:
+        SettingError: The name is unknown, or the simulation in `folder` needs an executor that must be handed over again.
+        HomeMismatch: The simulation in `folder` was begun with another executor.
     """
     name = given if isinstance(given, str) or given is None else type(given).__name__
     if isinstance(given, str) and given not in NAMES:
         raise SettingError(f"unknown executor {given!r}{nearest(given, NAMES)}")
     if folder is not None:
         if name != AUTO:
-            name = reconciled(folder, name)
-            if not begun(folder):
-                record(folder, name)
-        elif begun(folder):
-            name = reconciled(folder, None)
+            name = reconcile_executor(folder, name)
+            if not has_record(folder):
+                write_record(folder, name)
+        elif has_record(folder):
+            name = reconcile_executor(folder, None)
         if given in (None, AUTO) and name not in NAMES:
             raise SettingError(f"the simulation in {folder} was begun with an executor of its own, {name}: hand it over again")
     if given is not None and not isinstance(given, str):
         return given
     if name == AUTO:
-        return SideBySide("auto", partial(_settled, folder))
+        return SideBySide("auto", partial(_record_advice, folder))
     if name is not None and name in POOLS:
         return POOLS[name](workers)
     return SideBySide() if name == STACKED else None
 
 
 def importable(model: object) -> bool:
-    """Whether devices in other processes can find this model."""
-    from attune.simulation.own_models import name_of
+    """Return whether devices in other processes can import this model."""
+    from attune.simulation.own_models import model_name
 
     try:
-        return model is None or bool(name_of(model, durable=False, spread=True))  # type: ignore[arg-type]
+        return model is None or bool(model_name(model, durable=False, spread=True))  # type: ignore[arg-type]
     except SettingError:
         return False
 
 
-def _settled(folder: Path | None, advice: Advice) -> None:
+def _record_advice(folder: Path | None, advice: Advice) -> None:
     if folder is not None:
-        record(folder, advice.executor, str(advice))
+        write_record(folder, advice.executor, str(advice))

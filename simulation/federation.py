@@ -1,4 +1,4 @@
-"""A federation on one event loop: the coordinator and the devices are those of the network; what joins them are calls."""
+"""A federation on one event loop: the coordinator and the devices are those of the network, but calls join them."""
 
 from __future__ import annotations
 
@@ -33,49 +33,63 @@ from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.stores.uploads import Uploads
 from attune.fedserver.web.serving import PageAddress
 from attune.simulation.progress import Watcher, orders_of
-from attune.simulation.server import InProcess
-from attune.simulation.watching import watched
-from attune.simulation.worlds import World
+from attune.simulation.server import InProcessServer
+from attune.simulation.simulation_state import SimulationState
+from attune.simulation.watching import serve_page
 
-FEDERATION = "simulation"  # what a plan calls it; over the network this is the fingerprint of an authority
+FEDERATION = "simulation"  # the federation's name in a plan; over the network it is the fingerprint of an authority
 NOWHERE = ServerAddress("this process", 1)
-FOREVER = 253370764800.0  # unix time at which a certificate ends that nobody asks for
+FOREVER = 253370764800.0  # unix time at which the certificates of the simulation expire; they are never checked
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What a federation came to."""
+class FederationOutcome:
+    """State of a finished federation.
 
-    found: Snapshot
+    Attributes:
+        snapshot: The server's ledger at the end.
+        reported: Devices that have answered the open orders.
+        troubles: Lines about what went wrong.
+        results: The last result of each device.
+    """
+
+    snapshot: Snapshot
     reported: frozenset[str]
     troubles: Sequence[str]
-    results: Mapping[str, Result]  # the last of each device
+    results: Mapping[str, Result]
 
 
 @dataclass
-class Heard(Console):
-    """The console of one device. Its lines are for people beside a device; here they are counted."""
+class CountingConsole(Console):
+    """Console of one simulated device. It prints no lines; it counts orders, and keeps the last result."""
 
     watcher: Watcher
     last: Result | None = None
     said: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        """Nobody sits there."""
+        """No-op: nobody reads the lines of a simulated device."""
 
     def result(self, result: Result) -> None:
-        self.watcher.carried_out()
+        self.watcher.order_done()
 
     def kept(self, message: str, result: Result, path: Path | None) -> None:
         self.last = result
 
 
 class Federation:
-    """Devices by name, each with its data; `common` has the options that are the same for all.
+    """Server and devices of a simulation.
 
-    overrides: the settings that were given. stopped: whether what is at work is to be given up. executor: of cohorts, or
-    where the learners are; None: one order after the other. awake_bytes: what learners that wait may hold in memory.
-    page: where it is served.
+    Args:
+        shards: Data of each device, by its name.
+        overrides: Settings that were given.
+        common: Options of all devices.
+        state: Storage of the server and of the devices.
+        watcher: Shows the progress.
+        stopped: Returns whether the work must be given up.
+        executor: Executor of cohorts, or the pool of processes with the learners. None: one order after the other.
+        awake_bytes: Most bytes that waiting learners may hold in memory.
+        page: Address of the dashboard, if it is served.
     """
 
     def __init__(
@@ -83,7 +97,7 @@ class Federation:
         shards: Mapping[str, LazyShard],
         overrides: Mapping[str, Any],
         common: DeviceOptions,
-        world: World,
+        state: SimulationState,
         watcher: Watcher,
         stopped: Callable[[], bool],
         executor: Executor | Pool | None,
@@ -91,13 +105,17 @@ class Federation:
         page: PageAddress | None = None,
     ) -> None:
         self._shards, self._overrides, self._common = shards, overrides, common
-        self._world, self._watcher, self._stopped = world, watcher, stopped
+        self._state, self._watcher, self._stopped = state, watcher, stopped
         self._executor, self._awake_bytes, self._page = executor, awake_bytes, page
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
 
-    async def run(self) -> Ended:
-        """To the end. Errors: AttuneError of whoever could not go on."""
-        ledger = self._world.storage.ledger
+    async def run(self) -> FederationOutcome:
+        """Run the federation to its end.
+
+        Raises:
+            AttuneError: The server or a device cannot go on.
+        """
+        ledger = self._state.storage.ledger
         try:
             settings = await self._settings()
             await self._enrol()
@@ -105,20 +123,25 @@ class Federation:
             await coordinator.start()
             self._watcher.begin(orders_of(settings, len(self._shards), coordinator.round.record.round))
             try:
-                with watched(self._page, coordinator, self._world):
+                with serve_page(self._page, coordinator, self._state):
                     results = await self._live(coordinator)
             finally:
                 self._watcher.end()
                 await coordinator.stop()
-            found = await ledger.snapshot()
-            reported = coordinator.inbox.names(*found.record.open_orders)
-            return Ended(found, frozenset(reported), coordinator.troubles.lines, results)
+            snapshot = await ledger.snapshot()
+            reported = coordinator.inbox.names(*snapshot.record.open_orders)
+            return FederationOutcome(snapshot, frozenset(reported), coordinator.troubles.lines, results)
         finally:
-            await self._world.storage.close()
+            await self._state.storage.close()
 
     async def _settings(self) -> ResolvedSettings:
-        """What is set now, over what this federation was begun with. Errors: HomeMismatch, SettingError."""
-        ledger = self._world.storage.ledger
+        """Return the given settings, merged over those that this federation was begun with.
+
+        Raises:
+            HomeMismatch: A given setting differs from a recorded one that may not change.
+            SettingError: A setting is wrong.
+        """
+        ledger = self._state.storage.ledger
         merged = planning.reconcile((await ledger.snapshot()).overrides, dict(self._overrides))
         settings = planning.resolve(merged)
         await ledger.set_overrides(merged)
@@ -126,12 +149,12 @@ class Federation:
 
     async def _enrol(self) -> None:
         for name in sorted(self._shards):
-            if await self._world.storage.ledger.device(name) is None:
-                await self._world.storage.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
+            if await self._state.storage.ledger.device(name) is None:
+                await self._state.storage.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
 
     def _coordinator(self, settings: ResolvedSettings) -> Coordinator:
-        """Its clock stands still: one thing is done after the other, so nobody is late and nothing runs out."""
-        ledger, blobs, executors = self._world.storage.ledger, self._world.storage.blobs, InlineExecutors()
+        """Make the coordinator. Its clock stands still, so that no device is late and no order expires."""
+        ledger, blobs, executors = self._state.storage.ledger, self._state.storage.blobs, InlineExecutors()
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
         return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True))
 
@@ -143,19 +166,19 @@ class Federation:
         return Cohorts(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
 
     async def _live(self, coordinator: Coordinator) -> dict[str, Result]:
-        """All devices, until each has its model."""
+        """Run all devices until each has its model, and return the last result of each."""
         with self._worker(coordinator) as worker:
-            return await self._lived(coordinator, worker)
+            return await self._run_devices(coordinator, worker)
 
-    async def _lived(self, coordinator: Coordinator, worker: Worker) -> dict[str, Result]:
-        ledger, blobs = self._world.storage.ledger, self._world.storage.blobs
+    async def _run_devices(self, coordinator: Coordinator, worker: Worker) -> dict[str, Result]:
+        ledger, blobs = self._state.storage.ledger, self._state.storage.blobs
         members = Members(coordinator, ledger)
-        updates = Updates(coordinator, members, Uploads(self._world.storage), ledger, InlineExecutors())
-        server = InProcess(members, updates, coordinator, blobs, self._troubled, worker.look)
-        consoles = {name: Heard(self._watcher) for name in self._shards}
+        updates = Updates(coordinator, members, Uploads(self._state.storage), ledger, InlineExecutors())
+        server = InProcessServer(members, updates, coordinator, blobs, self._fail, worker.look)
+        consoles = {name: CountingConsole(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
-                Device(self._common, shard, self._world.stores[name], LocalLink(name, server), consoles[name], worker).run()
+                Device(self._common, shard, self._state.stores[name], LocalLink(name, server), consoles[name], worker).run()
             )
             for name, shard in self._shards.items()
         ]
@@ -172,14 +195,14 @@ class Federation:
             await asyncio.gather(*lives, failure, whole, return_exceptions=True)
         return {name: console.last for name, console in consoles.items() if console.last is not None}
 
-    def _troubled(self, name: str, reason: str) -> None:
+    def _fail(self, name: str, reason: str) -> None:
         if not self._trouble.done():
             self._trouble.set_result(FederationFailed(f"{name}: {reason}"))
 
     async def _failure(self, coordinator: Coordinator) -> AttuneError:
-        """What keeps the federation from its end, as soon as there is something."""
-        finished, unusable = (asyncio.ensure_future(each.wait()) for each in (coordinator.finished, coordinator.unusable))
-        planless = coordinator.planless  # nobody else comes, with whom there could be a plan
+        """Wait for an error that keeps the federation from its end, and return it."""
+        finished, unusable = (asyncio.ensure_future(event.wait()) for event in (coordinator.finished, coordinator.unusable))
+        planless = coordinator.planless  # if no plan is possible now, none ever will be: no other device joins
         waits: set[asyncio.Future[Any]] = {self._trouble, finished, unusable, planless}
         try:
             while not (self._trouble.done() or planless.done()) and coordinator.error is None:

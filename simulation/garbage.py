@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept from looking at everything again and again while many small objects come and go."""
+"""Less frequent garbage collection, for code that makes and drops many small objects."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OBJECTS = 50_000  # that are new, before a look at the new ones; Python's own number is 700
+OBJECTS = 50_000  # new objects before a collection of the youngest generation; Python's default is 700
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
-    """Inside, what exists already is not looked at, and new objects seldom. Nothing of it stays afterwards.
+def rare_collection() -> Iterator[None]:
+    """Make garbage collection rare during the block, and skip the objects that exist at its beginning.
 
-    A round makes some hundred objects a device, nearly none of them in cycles. To look at all of torch's and Python's own
-    took a fifth of a round of small models.
+    A round makes some hundred objects for each device, and few of them are in cycles. With Python's defaults, looking at all
+    objects of torch and Python again and again took a fifth of a round of small models.
     """
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     if before[0]:

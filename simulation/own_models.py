@@ -1,4 +1,4 @@
-"""Model code that was handed over as an object: under a name by which the model registry finds it in this process alone."""
+"""Models that were given as objects. Each gets a name by which the model registry finds it, in this process only."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from attune.common.errors import SettingError
 from attune.common.plan import ModelSpec
 
 Factory = Callable[[ModelSpec], nn.Module]
-_HERE: dict[str, Factory] = {}
+_MODELS: dict[str, Factory] = {}
 
 
 def __getattr__(name: str) -> Factory:
-    """What the registry asks this module for."""
-    if name in _HERE:
-        return _HERE[name]
-    raise AttributeError(f"{name} was handed to a simulation of another process: it cannot be found by name")
+    """Return the model of this name, for the registry, which looks it up as an attribute of this module."""
+    if name in _MODELS:
+        return _MODELS[name]
+    raise AttributeError(f"{name} was given to a simulation in another process, so it cannot be found by name here")
 
 
-def name_of(model: str | Factory | nn.Module, durable: bool, spread: bool = False) -> str:
-    """The name that settings and plan give to this model.
+def model_name(model: str | Factory | nn.Module, durable: bool, spread: bool = False) -> str:
+    """Return the name of a model for settings and plan.
 
-    A module is copied for every use, with the weights that it has now. durable: the name must hold in a later process too;
-    spread: in a process beside this one, which knows nothing of this one's script. Errors: SettingError.
+    Args:
+        model: A name, a function of a ModelSpec, or a module, which is copied for every use with its present weights.
+        durable: Whether a later process must find the model by this name.
+        spread: Whether other processes must find it now. They do not see the main script of this process.
+
+    Raises:
+        SettingError: The model cannot be found by name where it must be, or is none of the three.
     """
     if isinstance(model, str):
         return model
@@ -35,11 +40,11 @@ def name_of(model: str | Factory | nn.Module, durable: bool, spread: bool = Fals
         return f"{model.__module__}:{model.__qualname__}"
     if durable or spread:
         given = "with a home" if durable else "for devices in other processes"
-        raise SettingError(f"{given}, the model must be a name or a function at the top of a module: it is found by its name")
+        raise SettingError(f"{given}, the model must be a name or a function at the top of a module, to be found by its name")
     if not callable(model):
         raise SettingError(f"model is a {type(model).__name__}; give a name, a function of a ModelSpec, or a torch module")
-    name = f"{type(model).__name__ if isinstance(model, nn.Module) else 'factory'}_{len(_HERE) + 1}"
-    _HERE[name] = _copies(model) if isinstance(model, nn.Module) else model
+    name = f"{type(model).__name__ if isinstance(model, nn.Module) else 'factory'}_{len(_MODELS) + 1}"
+    _MODELS[name] = _copies(model) if isinstance(model, nn.Module) else model
     return f"{__name__}:{name}"
 
 

@@ -1,4 +1,4 @@
-"""How far a simulation is, for whoever waits for it: a bar with an estimate of the time left, or a function of one's own."""
+"""Progress of a simulation: a bar with an estimate of the remaining time, lines on stderr, or a function of the caller."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ if TYPE_CHECKING:
 
 DRAWN_EVERY_S = 0.1
 ORDERS = "orders"
-Tell = Callable[[float], None]
+ProgressFunction = Callable[[float], None]  # takes the share of the work that is done, 0 to 1
 
 
 class Watcher(Protocol):
-    def begin(self, orders: int) -> None:
-        """So many orders will be carried out."""
+    """Display of the progress of a simulation."""
 
-    def carried_out(self) -> None:
-        """One more."""
+    def begin(self, orders: int) -> None:
+        """Begin, with the number of orders that devices will carry out."""
+
+    def order_done(self) -> None:
+        """Count one more order."""
 
     def end(self) -> None: ...
 
 
-def watcher(given: bool | Tell | None) -> Watcher:
-    """A function hears of each share; False is silence; else a bar on a terminal, and elsewhere a line now and then."""
+def watcher(given: bool | ProgressFunction | None) -> Watcher:
+    """Return the display of the progress.
+
+    Args:
+        given: A function that is called with every new share, or False for silence. Otherwise it is a bar on a terminal, and
+            a line now and then elsewhere.
+    """
     if callable(given):
-        return Told(given)
+        return CallbackWatcher(given)
     if given is False:
-        return Told(lambda share: None)
-    return Bar() if sys.stderr.isatty() else Told(_Lines())
+        return CallbackWatcher(lambda share: None)
+    return ProgressBar() if sys.stderr.isatty() else CallbackWatcher(_StderrLines())
 
 
-class _Lines:
-    """On stderr, if it takes long."""
+class _StderrLines:
+    """Lines on stderr, if the simulation takes long."""
 
     def __init__(self) -> None:
         self._estimate = Estimate()
@@ -50,23 +57,25 @@ class _Lines:
             to_stderr(line)
 
 
-class Told:
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._orders, self._done = tell, 1, 0
+class CallbackWatcher:
+    """Watcher that calls a function with the share of the work that is done."""
+
+    def __init__(self, function: ProgressFunction) -> None:
+        self._function, self._orders, self._done = function, 1, 0
 
     def begin(self, orders: int) -> None:
         self._orders = orders
 
-    def carried_out(self) -> None:
+    def order_done(self) -> None:
         self._done += 1
-        self._tell(min(1.0, self._done / self._orders))
+        self._function(min(1.0, self._done / self._orders))
 
     def end(self) -> None:
-        """Nothing is held."""
+        """No-op: there is nothing to close."""
 
 
-class Bar:
-    """On stderr."""
+class ProgressBar:
+    """Watcher that draws a bar on stderr."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -84,7 +93,7 @@ class Bar:
         self._bar.update(self._task, total=orders)
         self._bar.start()
 
-    def carried_out(self) -> None:
+    def order_done(self) -> None:
         self._done += 1
         if time.monotonic() - self._drawn_at >= DRAWN_EVERY_S:
             self._drawn_at = time.monotonic()
@@ -96,7 +105,7 @@ class Bar:
 
 
 def orders_of(settings: ResolvedSettings, devices: int, closed: int) -> int:
-    """How many orders `devices` devices will carry out after `closed` rounds, if all goes well."""
+    """Return the number of orders that `devices` devices will carry out after `closed` rounds, if all goes well."""
     policy, rules = settings.round, settings.rules.policy
     sampled = math.ceil(min(devices, policy.clients or devices) * (1 + policy.over_selection))
     train = devices if policy.train == "all" else min(devices, sampled)

@@ -1,4 +1,4 @@
-"""The server's side of a call in this process: what fedserver.rpc does for gRPC, for fedclient.link.local."""
+"""Server for devices in the same process. It does for fedclient.link.local what fedserver.rpc does for gRPC."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 
-Troubled = Callable[[str, str], None]  # (device, reason)
-Answered = Callable[[], None]
+OnTrouble = Callable[[str, str], None]  # takes the device and the reason
+OnAnswer = Callable[[], None]
 
 
-class InProcess:
-    """Implements fedclient.link.local.LocalServer.
+class InProcessServer:
+    """Implementation of fedclient.link.local.LocalServer.
 
-    troubled: hears of a device that cannot carry out an order, before the round does. answered: is called after each answer.
+    Args:
+        members: The server's members.
+        updates: The server's intake of updates.
+        coordinator: The coordinator of the rounds.
+        blobs: The server's blobs.
+        on_trouble: Called when a device cannot carry out an order, before the round learns of it.
+        on_answer: Called after each answer of a device.
     """
 
     def __init__(
@@ -28,11 +34,11 @@ class InProcess:
         updates: Updates,
         coordinator: Coordinator,
         blobs: Blobs,
-        troubled: Troubled,
-        answered: Answered,
+        on_trouble: OnTrouble,
+        on_answer: OnAnswer,
     ) -> None:
         self._members, self._updates, self._book, self._blobs = members, updates, coordinator.book, blobs
-        self._troubled, self._answered = troubled, answered
+        self._on_trouble, self._on_answer = on_trouble, on_answer
 
     async def connect(self, name: str, hello: Hello) -> Stream:
         return self._members.connect(name, hello)
@@ -44,7 +50,7 @@ class InProcess:
         await self._members.progress(name, order_id, done)
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
-        self._troubled(name, reason)
+        self._on_trouble(name, reason)
         await self._members.trouble(name, order_id, reason)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
@@ -56,7 +62,7 @@ class InProcess:
 
     async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
         sink = await self._updates.open(name, target)
-        skip = sink.offset - target.offset  # what an earlier call has already brought
+        skip = sink.offset - target.offset  # bytes that an earlier call has already brought
         for frame in frames:
             await self._updates.write(name, target, sink, [frame[skip:]])
             skip = max(0, skip - len(frame))
@@ -65,5 +71,5 @@ class InProcess:
 
     async def submit(self, name: str, update: Update) -> bool:
         receipt = await self._updates.submit(name, update)
-        self._answered()
+        self._on_answer()
         return not receipt.late

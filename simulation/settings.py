@@ -1,4 +1,4 @@
-"""The arguments of a simulation as the settings of a federation."""
+"""Settings of a federation from the arguments of a simulation."""
 
 from __future__ import annotations
 
@@ -20,16 +20,27 @@ def overrides(
     settings: Mapping[str, Any],
     config: str | Path | None = None,
 ) -> dict[str, Any]:
-    """In the shape of a federation.toml; what was not given is absent, but for `min_clients`: all devices take part.
+    """Return the given settings in the shape of a federation.toml.
 
-    settings: by section ({"round": {"clients": 5}}) or by dotted names ({"round.clients": 5}). config: a federation.toml; the
-    `min_clients` in it is for its server. Errors: SettingError.
+    `min_clients` is the number of devices, unless `settings` has it. Other settings that were not given are absent.
+
+    Args:
+        devices: Number of devices.
+        method: Name of the method, or its settings with its name.
+        model: Name of the model.
+        rounds: Number of rounds.
+        seed: Seed of every random draw.
+        settings: By section ({"round": {"clients": 5}}) or by dotted names ({"round.clients": 5}).
+        config: Path of a federation.toml. All other arguments win over it; its `min_clients` is ignored.
+
+    Raises:
+        SettingError: A setting is unknown or wrong.
     """
-    filed = load_settings(Path(config), (), {}) if config else {}
-    found = merge(merge(filed, {"round": {"min_clients": devices}}), by_section(settings))
+    from_file = load_settings(Path(config), (), {}) if config else {}
+    merged = merge(merge(from_file, {"round": {"min_clients": devices}}), by_section(settings))
     given: dict[str, Any] = {"method": method if isinstance(method, Mapping) else {"name": method} if method else {}}
     given["model"] = {"name": model} if model else {}
     given["round"] = {"rounds": rounds} if rounds is not None else {}
-    found = merge(found, given | ({} if seed is None else {"seed": seed}))
-    convert(Settings, found, "")
-    return found
+    merged = merge(merged, given | ({} if seed is None else {"seed": seed}))
+    convert(Settings, merged, "")
+    return merged

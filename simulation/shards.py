@@ -1,4 +1,4 @@
-"""What `shards` of a simulation may be: a pattern, folders, arrays or torch data sets; each becomes a device's data."""
+"""Shards of a simulation's devices, from a pattern, folders, arrays or torch data sets."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from attune.fedclient.read_options import PLAIN, ReadOptions
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
 
-def named(given: Shards, table: ReadOptions = PLAIN) -> dict[str, LazyShard]:
-    """Each device's data, by the device's name. table: how tables are read.
+def shards_by_name(given: Shards, table: ReadOptions = PLAIN) -> dict[str, LazyShard]:
+    """Return the shard of each device, by the device's name.
 
-    Errors: ShardError, SettingError for what cannot name a device, and for columns that are not there.
+    Args:
+        given: As in `attune.simulate`.
+        table: The task, and how tables are read.
+
+    Raises:
+        ShardError: There are no shards, or one cannot be read or used.
+        SettingError: A device cannot have this name, or a column does not exist.
     """
     if isinstance(given, Mapping):
-        found = {check_name(name): shard_of(name, value, table) for name, value in given.items()}
+        by_name = {check_name(name): shard_of(name, value, table) for name, value in given.items()}
     else:
         paths = shards.expand([str(path) for path in ([given] if isinstance(given, (str, Path)) else given)])
-        found = {name: LazyShard.on_disk(path, table) for name, path in zip(shards.labels(paths), paths, strict=True)}
-    if not found:
+        by_name = {name: LazyShard.on_disk(path, table) for name, path in zip(shards.labels(paths), paths, strict=True)}
+    if not by_name:
         raise ShardError("there are no shards: a federation needs the data of at least one device")
-    return found
+    return by_name

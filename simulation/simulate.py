@@ -1,4 +1,4 @@
-"""`attune.simulate`: a whole federation in this process, with the same bits as over the network."""
+"""`attune.simulate`: a whole federation in this process, whose models have the same bits as over the network."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attune.simulation import settings as given_settings
 from attune.simulation.executor_names import SPREAD
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
-from attune.simulation.garbage import seldom_collected
-from attune.simulation.own_models import name_of
-from attune.simulation.progress import Tell, watcher
+from attune.simulation.garbage import rare_collection
+from attune.simulation.own_models import model_name
+from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import Result
-from attune.simulation.shards import Shards, named
-from attune.simulation.watching import Shown, place_of
-from attune.simulation.worlds import world
+from attune.simulation.shards import Shards, shards_by_name
+from attune.simulation.simulation_state import open_state
+from attune.simulation.watching import Dashboard, page_address
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,50 +45,67 @@ def simulate(
     baseline: Literal["local"] | None = None,
     home: str | Path | None = None,
     executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = None,
-    progress: bool | Tell | None = None,
+    progress: bool | ProgressFunction | None = None,
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
     threads: int = 1,
     awake_bytes: int = AWAKE_BYTES,
     train: Train | None = None,
     evaluate: Evaluate | None = None,
-    dashboard: Shown = None,
+    dashboard: Dashboard = None,
     label: str = "",
     task: str = "classes",
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
     config: str | Path | None = None,
 ) -> Result:
-    """Trains a federation of one device a shard, from the first round to every device's own model.
+    """Train a federation with one device for each shard, from the first round to every device's own model.
 
-    shards: a pattern ("shards/*"), a folder or several, or name -> (x, y) arrays, (train_x, train_y, test_x, test_y), a torch
-    Dataset or (train, test) of those. method: a name, or a description as in [method] of federation.toml. model: a name,
-    "package.module:factory", a function of a ModelSpec, or a module, whose weights everybody starts from.
-    settings: as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}; `min_clients` is all devices. config: a
-    federation.toml, below all that is given here.
-    baseline: "local" also trains a model on each device alone, to compare with. keep: as `fedclient --keep`.
-    home: a folder for all state: an interrupted simulation is gone on with by calling this again, and ends with the same bits.
-    executor: how the orders of a cohort are carried out: "sequential" (one after the other, the default), "stacked" (side by
-    side: faster for small models, and the same to rounding), "auto" (tries both, and stays with the faster one),
-    "processes" (each device in one of several processes: faster for large models, the bits of "sequential"), "ray" (the same
-    in workers of a Ray cluster), or an object
-    that is given all of them. A home keeps the one that it was begun with. workers: how many processes; None: one for each
-    processor.
-    progress: None or True for a bar on a terminal and lines now and then elsewhere, False for silence, or a function that is
-    told each share done.
-    train(model, data, context), evaluate(model, data): every device's own training and scores (docs/own-training.md).
-    label: where shards are tables (.csv, .parquet), the column with the classes; table: their other options, by the names that
-    `fedclient` gives them, such as {"columns": "age,dose"}.
-    task: "regression" or "multilabel" where y is numbers (N,) or (N, K), or labels (N, K) of 0 and 1 (docs/shards.md). Folders
-    may say it in their meta.json.
-    awake_bytes: what devices that wait may hold in memory; others are made again when their turn comes.
-    dashboard: True, a port or "HOST:PORT": a page to watch in a browser while it runs; its address is said on stderr.
-    threads: of all computations. Thread counts alike, the bits are those of a federation over the network with these settings.
+    With the same number of threads, the models have the same bits as those of a federation over the network with these
+    settings, unless the executor is "stacked".
 
-    Errors: AttuneError; KeyboardInterrupt once everything has ended in order.
+    Args:
+        shards: A pattern ("shards/*"), one or several folders, or a mapping from names to data. Data are arrays (x, y) or
+            (train_x, train_y, test_x, test_y), a torch Dataset, or two of them (train, test).
+        method: Name of the method, or its settings as in [method] of federation.toml.
+        model: A name, "package.module:factory", a function of a ModelSpec, or a module, whose weights all devices start from.
+        rounds: Number of rounds.
+        seed: Seed of every random draw.
+        settings: As in federation.toml, such as {"method.sigma": 50, "round.clients": 5}. `min_clients` is the number of
+            devices by default.
+        baseline: "local" also trains a model on each device alone, to compare with.
+        home: Folder for all state. To continue an interrupted simulation, call this again with the same folder; it ends with
+            the same bits.
+        executor: How the devices of a cohort train. "sequential" (default): one after the other. "stacked": together, which
+            is faster for small models, and the same to rounding. "auto": tries both, and keeps the faster one. "processes":
+            each device in one of several processes, which is faster for large models, and has the bits of "sequential".
+            "ray": likewise, in the workers of a Ray cluster. Or an object that carries out whole cohorts. A home keeps the
+            executor that it was begun with.
+        progress: None or True for a bar on a terminal, and lines now and then elsewhere. False for silence. Or a function
+            that is called with every new share of the work that is done, 0 to 1.
+        keep: As `fedclient --keep`.
+        device: Where torch computes, such as "cpu" or "cuda".
+        threads: Number of threads of all computations.
+        awake_bytes: Most bytes that waiting devices may hold in memory. Others are made again when their turn comes.
+        train: Own training of every device, train(model, data, context); see docs/own-training.md.
+        evaluate: Own scores of every device, evaluate(model, data).
+        dashboard: True, a port or "HOST:PORT": serve a page to watch the simulation in a browser. stderr shows its address.
+        label: If shards are tables (.csv, .parquet), the column with the classes.
+        task: "regression" if y is numbers, (N,) or (N, K); "multilabel" if y is labels of 0 and 1, (N, K); see
+            docs/shards.md. Folders may say it in their meta.json.
+        table: Other options of tables, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
+        workers: Number of processes; None: one for each processor.
+        config: Path of a federation.toml. The other arguments win over it.
+
+    Returns:
+        The result, with tables, models and pictures.
+
+    Raises:
+        AttuneError: An argument is wrong, or the federation cannot go on.
+        KeyboardInterrupt: The user has stopped it. All state is safe.
     """
-    members = named(shards, ReadOptions.of(label, **{"task": task, **table}))
-    name = None if model is None else name_of(model, home is not None, executor in SPREAD)
+    members = shards_by_name(shards, ReadOptions.of(label, **{"task": task, **table}))
+    name = None if model is None else model_name(model, home is not None, executor in SPREAD)
     overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings, config)
     common = DeviceOptions(
         Path(),
@@ -97,18 +114,18 @@ def simulate(
         threads=threads,
         keep=keep,
         baseline=baseline,
-        allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # our own caller names it
+        allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # the caller of this function chose it
         allow_plugins=installed(),
         hooks=Hooks(train, evaluate),
     )
-    page = place_of(dashboard)
-    seen, folder = watcher(progress), None if home is None else Path(home).expanduser()
-    with world(members, folder) as place:
-        how = executor_of(executor, folder, workers)
+    page = page_address(dashboard)
+    shown, folder = watcher(progress), None if home is None else Path(home).expanduser()
+    with open_state(members, folder) as state:
+        chosen = executor_of(executor, folder, workers)
 
         async def run(stopped: Stopped) -> Result:
-            ended = await Federation(members, overrides, common, place, seen, stopped, how, awake_bytes, page).run()
-            return Result(ended, place, how)
+            outcome = await Federation(members, overrides, common, state, shown, stopped, chosen, awake_bytes, page).run()
+            return Result(outcome, state, chosen)
 
-        with how if isinstance(how, Pool) else nullcontext(), seldom_collected():
+        with chosen if isinstance(chosen, Pool) else nullcontext(), rare_collection():
             return run_alone(run)

@@ -1,4 +1,4 @@
-"""A row for each device, in a form that prints well and that pandas takes."""
+"""Table of a simulation's result: a row for each device, for printing and for pandas."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 @dataclass(frozen=True)
 class Row:
-    """Accuracies are fractions of the device's own test part; None: there is no such model, or no test part. Of other
-    tasks they are R2 or label accuracy (common.task), and R2 has no interval.
+    """One device's accuracies on its own test part.
 
-    accuracy: of the model that the method leads to, which is one of the three; interval: its 95 %. constant: of a constant
-    answer, the best for the training part. verdict: the model against the others.
+    Accuracies are fractions, or None if there is no such model or no test part. In other tasks than classes they are R2 or
+    label accuracy (common.task).
+
+    Attributes:
+        device: Name of the device.
+        samples: Number of training samples.
+        local: Accuracy of the model that the device trained alone.
+        common: Accuracy of the model that all devices share.
+        personalized: Accuracy of the device's own model.
+        accuracy: Accuracy of the model that the method leads to, which is one of these three.
+        constant: Accuracy of the constant answer that is best for the training part.
+        interval: 95 % interval of `accuracy`; None for R2.
+        verdict: Whether the method's model is better than the others.
     """
 
     device: str
@@ -32,7 +42,7 @@ class Row:
 
 
 class Table(Sequence[Row]):
-    """Rows by the devices' names."""
+    """Rows of all devices, sorted by name."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = tuple(rows)
@@ -47,19 +57,19 @@ class Table(Sequence[Row]):
         return iter(self._rows)
 
     def __repr__(self) -> str:
-        """Columns under each other, and a line of means."""
+        """Return an aligned table with a line of means at the end."""
         names = [field.name for field in fields(Row)]
         lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:7])]]
         widths = [max(len(line[at]) for line in lines if at < len(line)) for at in range(len(names))]
         return "\n".join(_line(line, widths) for line in lines)
 
     def mean(self, column: str) -> float | None:
-        """Of an accuracy over the devices that have it; every device counts the same."""
-        found = [value for row in self._rows if (value := getattr(row, column)) is not None]
-        return sum(found) / len(found) if found else None
+        """Return the mean of a column of accuracies over the devices that have a value, or None if there are none."""
+        values = [value for row in self._rows if (value := getattr(row, column)) is not None]
+        return sum(values) / len(values) if values else None
 
     def to_pandas(self) -> Any:
-        """A DataFrame, for which pandas must be installed; the interval becomes two columns, low and high."""
+        """Return a DataFrame, in which the interval has two columns, low and high. Needs pandas."""
         import pandas
 
         rows = [asdict(row) | dict(zip(("low", "high"), row.interval or (None, None), strict=True)) for row in self._rows]
@@ -67,19 +77,19 @@ class Table(Sequence[Row]):
 
 
 def row_of(name: str, result: Result) -> Row:
-    """A device's row, from the result of its last order."""
-    found = result.accuracies
-    own, samples = found[result.own], result.test_samples or 0
+    """Return a device's row, from the result of its last order."""
+    accuracies, samples = result.accuracies, result.test_samples or 0
+    accuracy = accuracies[result.own]
     comparisons = comparisons_of(result)
     return Row(
         device=name,
         samples=result.samples,
-        local=found.get("local"),
-        common=found.get("common"),
-        personalized=found.get("personalized"),
-        accuracy=own,
+        local=accuracies.get("local"),
+        common=accuracies.get("common"),
+        personalized=accuracies.get("personalized"),
+        accuracy=accuracy,
         constant=result.accuracy_constant,
-        interval=None if own is None or not samples else interval_of(own, samples, result.task),
+        interval=None if accuracy is None or not samples else interval_of(accuracy, samples, result.task),
         verdict=finding_of(comparisons) if comparisons else None,
     )
 

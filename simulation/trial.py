@@ -1,4 +1,4 @@
-"""`attune.try_executors`: how long a round takes with each executor on this machine, and which one to take."""
+"""`attune.try_executors`: measurement of the time of a round with each executor, and a recommendation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attune.fedclient.read_options import ReadOptions
 from attune.simulation.executor_names import PROCESSES, SEQUENTIAL, STACKED
 from attune.simulation.executors import importable
 from attune.simulation.settings import Method
-from attune.simulation.shards import Shards, named
+from attune.simulation.shards import Shards, shards_by_name
 from attune.simulation.simulate import NO_SETTINGS, simulate
 
 if TYPE_CHECKING:
@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 
     from attune.simulation.own_models import Factory
 
-ROUNDS = 3  # of a trial; the first one, in which everything is made, does not count
+ROUNDS = 3  # rounds of a trial; the first one, in which models and data are prepared, does not count
 TRIED = (SEQUENTIAL, STACKED, PROCESSES)
 TRAINING_ALONE = {"round": {"evaluate_every": 0, "evaluate_each_last": 0}}
 
 
 @dataclass(frozen=True)
-class Tried:
-    """round_s: seconds of a round. bits: whether they are those of the network. one_by_one: what was not stacked, and why."""
+class ExecutorTiming:
+    """Measurement of one executor.
+
+    Attributes:
+        executor: Name of the executor.
+        round_s: Seconds of a round.
+        bits: Whether the results have the same bits as over the network.
+        one_by_one: Reasons why some work was not stacked.
+    """
 
     executor: str
     round_s: float
@@ -37,17 +44,17 @@ class Tried:
 
 @dataclass(frozen=True)
 class Trial:
-    """A row for each executor, in the order in which they were tried."""
+    """Measurements of all executors, in the order in which they were tried."""
 
-    rows: Sequence[Tried]
+    rows: Sequence[ExecutorTiming]
 
     @property
     def recommended(self) -> str:
-        """The fastest."""
+        """Name of the fastest executor."""
         return min(self.rows, key=lambda row: row.round_s).executor
 
     def __repr__(self) -> str:
-        """A table and the recommendation."""
+        """Return a table and the recommendation."""
         slowest = max(row.round_s for row in self.rows)
         lines = [f"{'executor':<12}{'a round':>10}{'speed':>8}  results"]
         for row in self.rows:
@@ -68,17 +75,18 @@ def try_executors(
     label: str = "",
     table: Mapping[str, Any] = NO_SETTINGS,
 ) -> Trial:
-    """Trains a few rounds with each executor and throws the results away. Arguments and errors as for `simulate`.
+    """Train a few rounds with each executor, and return their times. The models are thrown away.
 
-    What else this machine does meanwhile is in the times. A model that other processes cannot import is not tried there.
+    Arguments and errors are those of `attune.simulate`. Other work on this machine makes the times longer. The executor
+    "processes" is left out if other processes cannot import the model.
     """
     settings = merge(by_section(settings), TRAINING_ALONE)
     names = [name for name in TRIED if name != PROCESSES or importable(model)]
     read = {"label": label, "table": table}
-    return Trial([_tried(name, shards, method, model, seed, settings, threads, workers, read) for name in names])
+    return Trial([_measure(name, shards, method, model, seed, settings, threads, workers, read) for name in names])
 
 
-def _tried(
+def _measure(
     executor: Any,
     shards: Shards,
     method: Method | None,
@@ -88,14 +96,14 @@ def _tried(
     threads: int,
     workers: int | None,
     read: Mapping[str, Any],
-) -> Tried:
+) -> ExecutorTiming:
     answered: list[float] = []
-    found = simulate(
+    result = simulate(
         shards, method, model, ROUNDS, seed, settings,
         executor=executor, threads=threads, workers=workers, progress=lambda share: answered.append(time.perf_counter()),
         **read,
     )  # fmt: skip
-    devices = len(named(shards, ReadOptions.of(read["label"], **read["table"])))
+    devices = len(shards_by_name(shards, ReadOptions.of(read["label"], **read["table"])))
     cohort = (len(answered) - devices) // ROUNDS  # all devices evaluate after the last round
     round_s = (answered[ROUNDS * cohort - 1] - answered[cohort - 1]) / (ROUNDS - 1)
-    return Tried(executor, round_s, executor != STACKED, tuple(found.one_by_one))
+    return ExecutorTiming(executor, round_s, executor != STACKED, tuple(result.one_by_one))

@@ -1,4 +1,4 @@
-"""The page of a simulation that runs: the same as a server's, without buttons."""
+"""Dashboard of a running simulation: the same page as a server's, without buttons."""
 
 from __future__ import annotations
 
@@ -11,28 +11,36 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.web import serving
 from attune.fedserver.web.serving import PageAddress
 from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
-from attune.simulation.worlds import World
+from attune.simulation.simulation_state import SimulationState
 
-Shown = bool | int | str | None
-HERE = "this process"  # instead of the address at which devices find a server
+Dashboard = bool | int | str | None
+HERE = "this process"  # shown in place of the address at which devices find a server
 
 
-def place_of(given: Shown) -> PageAddress | None:
-    """True: a free port of this machine alone. Errors: SettingError."""
+def page_address(given: Dashboard) -> PageAddress | None:
+    """Return the address of the page, or None if it is not served. True is a free port, for this machine only.
+
+    Raises:
+        SettingError: The address is not a port or HOST:PORT.
+    """
     if given is None or given is False or given == "off":
         return None
     return PageAddress() if given is True else PageAddress.parse(str(given))
 
 
 @contextlib.contextmanager
-def watched(place: PageAddress | None, coordinator: Coordinator, world: World) -> Iterator[None]:
-    """Serves the page during the block, and says on stderr where. Errors: PortInUse."""
-    if place is None:
+def serve_page(address: PageAddress | None, coordinator: Coordinator, state: SimulationState) -> Iterator[None]:
+    """Serve the page during the block, and print its address on stderr.
+
+    Raises:
+        PortInUse: The port is in use.
+    """
+    if address is None:
         yield
         return
-    listener, token = serving.bind(place), serving.new_token()
+    listener, token = serving.bind(address), serving.new_token()
     with listening() as feed:
-        source = LedgerSource("simulation", world.storage, RunningServer(coordinator, HERE, feed))
-        with serving.serving(listener, place.host, token, source):
+        source = LedgerSource("simulation", state.storage, RunningServer(coordinator, HERE, feed))
+        with serving.serving(listener, address.host, token, source):
             click.echo(f"dashboard {serving.url_of(listener, token)}", err=True)
             yield

@@ -1,1 +1,1 @@
-"""`fedserver new`: a small project to edit, which runs at once. Its files lie in `project/`, as they are written."""
+"""`fedserver new`: a small project that runs at once and is there to be edited. Its files lie in `project/`."""

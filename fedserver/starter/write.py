@@ -1,4 +1,4 @@
-"""Writes the files of a new project into a folder."""
+"""Writer of a new project's files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ FILES = Path(__file__).parent / "project"
 
 
 def write_project(folder: Path) -> list[Path]:
-    """The files written, in the order in which to read them. Errors: SettingError for a folder that has something in it."""
+    """Write the files of a new project, and return their paths in the order in which to read them.
+
+    Raises:
+        SettingError: The folder exists and is not empty.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already and is not empty; nothing was written: choose another name")
     folder.mkdir(parents=True, exist_ok=True)

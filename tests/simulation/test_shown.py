@@ -45,11 +45,11 @@ def test_a_bar_counts_orders_and_estimates_the_time_left(monkeypatch: pytest.Mon
     now = 100.0
     monkeypatch.setattr("rich.console.monotonic", lambda: now)
     monkeypatch.setattr(progress, "DRAWN_EVERY_S", 0.0)
-    bar = progress.Bar()
+    bar = progress.ProgressBar()
     bar.begin(10)
     for _ in range(4):
         now += 2.0
-        bar.carried_out()
+        bar.order_done()
     seen = io.StringIO()
     Console(file=seen, width=100).print(bar._bar.get_renderable())
     bar.end()

@@ -9,14 +9,18 @@ from torch import nn
 
 import attune
 from attune.simulation import trial
-from attune.simulation.trial import Trial, Tried
+from attune.simulation.trial import ExecutorTiming, Trial
 from tests.simulation.test_command import run, shards
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 
 def test_the_fastest_is_recommended() -> None:
     found = Trial(
-        [Tried("sequential", 2.0, True), Tried("stacked", 0.5, False, ("it drops units",)), Tried("processes", 1.0, True)]
+        [
+            ExecutorTiming("sequential", 2.0, True),
+            ExecutorTiming("stacked", 0.5, False, ("it drops units",)),
+            ExecutorTiming("processes", 1.0, True),
+        ]
     )
     assert found.recommended == "stacked"
     assert repr(found).splitlines() == [
@@ -42,7 +46,7 @@ def test_a_round_is_from_the_end_of_the_one_before_to_its_own_end(
 
 
 def test_a_module_is_not_tried_where_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_tried", lambda executor, *arguments: Tried(executor, 1.0, True))
+    monkeypatch.setattr(trial, "_measure", lambda executor, *arguments: ExecutorTiming(executor, 1.0, True))
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     assert [row.executor for row in attune.try_executors(CLOUDS, "fedavg", model).rows] == ["sequential", "stacked"]
     assert [row.executor for row in attune.try_executors(CLOUDS, "fedavg", "mlr").rows] == list(trial.TRIED)

@@ -1,4 +1,4 @@
-"""The tables: one file for each site, in `data/`. Put your own there."""
+"""Tables of the sites: one file for each site, in `data/`. Put your own files there."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ LABEL = "ill"  # the column with the classes; all other columns are features
 
 
 def sites() -> dict[str, str]:
-    """Each site's table, by the site's name."""
+    """Return the path of each site's table, by the site's name."""
     if not FOLDER.exists():
         make_up(FOLDER)
     return {path.stem: str(path) for path in sorted(FOLDER.glob("*.csv"))}
 
 
 def make_up(folder: Path) -> None:
-    """Three sites measure the same eight things. What makes people ill has much in common, and differs a little."""
+    """Make up tables of three sites. All have the same eight features, and similar, but not equal, rules for who is ill."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     common = rng.normal(size=(8, 3))

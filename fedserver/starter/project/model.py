@@ -1,4 +1,4 @@
-"""The network, and how a site trains it. Any torch module will do."""
+"""The network, and its training on a site. Any torch module will do."""
 
 from collections import OrderedDict
 from math import prod
@@ -9,13 +9,16 @@ from torch.nn.functional import cross_entropy
 
 
 def network(spec):
-    """spec.shape: of one sample; spec.classes: how many there are. The last layer is called head: methods look for it."""
+    """Return the network for samples of shape spec.shape with spec.classes classes.
+
+    The last layer must be called head, because methods look for it by this name.
+    """
     body = nn.Linear(prod(spec.shape), 32)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), body=body, act=nn.ReLU(), head=nn.Linear(32, spec.classes)))
 
 
 def train(model, data, context):
-    """One site's training in one round. Without this function Attune trains by itself: SGD on cross-entropy."""
+    """Train on one site in one round, and return the last loss. Without this function, Attune uses SGD on cross-entropy."""
     settings = context.settings
     optimizer = torch.optim.AdamW(context.parameters(), lr=settings.lr)
     for epoch in range(settings.local_epochs):

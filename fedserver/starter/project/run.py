@@ -1,4 +1,4 @@
-"""Starts everything: a simulation in this process, or the server and the devices of a real federation."""
+"""Start of everything: a simulation in this process, or the server and the devices of a real federation."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CONFIG = HERE / "federation.toml"
-HOMES = HERE / "homes"  # what server and devices must not forget
+HOMES = HERE / "homes"  # the state of server and devices
 os.environ.setdefault("ATTUNE_HOME", str(HOMES))
 
 import attune
@@ -17,22 +17,22 @@ import model
 
 
 def simulate() -> None:
-    """All sites in this process, without a network."""
+    """Run all sites in this process, without a network."""
     result = attune.simulate(data.sites(), config=CONFIG, train=model.train, label=data.LABEL, baseline="local", progress=True)
     print(result.table())
 
 
 def serve(port: int) -> None:
-    """The server. It prints what a device has to be told, and ends after the last round."""
+    """Run the server. It prints the token that devices need, and ends after the last round."""
     attune.serve(config=CONFIG, port=port, join_uses=100, exit_when_done=True)
 
 
 def device(site: str, server: str, token: str | None) -> None:
-    """One site. It trains until the federation is over, and keeps its model."""
+    """Run one site. It trains until the federation is over, and keeps its model."""
     client = attune.Client(
         server,
         data.sites()[site],
-        model=model.network,  # code that the server names runs here only if it is this
+        model=model.network,  # the only model code that the server may name to run here
         train=model.train,
         label=data.LABEL,
         name=site,
@@ -44,13 +44,13 @@ def device(site: str, server: str, token: str | None) -> None:
 
 
 def network(port: int) -> None:
-    """The server and a device for each site: processes of this machine, joined by the network."""
+    """Run the server and a device for each site as processes of this machine, joined by the network."""
     run = [sys.executable, "-u", __file__]
     server = subprocess.Popen([*run, "serve", "--port", str(port)], stdout=subprocess.PIPE, text=True)
     devices = []
     for line in server.stdout:
         print("server:", line, end="")
-        if "fedclient join" in line:  # it listens now
+        if "fedclient join" in line:  # the server listens now
             devices = [subprocess.Popen([*run, "device", site, "--server", f"localhost:{port}"]) for site in data.sites()]
     sys.exit(max(process.wait() for process in (server, *devices)))
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
         if call is device:
             command.add_argument("site")
             command.add_argument("--server", default="localhost:50051", metavar="HOST:PORT")
-            command.add_argument("--token", help="that the server has printed; not needed on its own machine")
+            command.add_argument("--token", help="the token that the server has printed; not needed on the server's machine")
         else:
             command.add_argument("--port", type=int, default=50051)
     given = vars(parser.parse_args())

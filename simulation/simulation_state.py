@@ -1,4 +1,4 @@
-"""Where a simulated federation lies: in memory, or in one folder from which it goes on after an interruption."""
+"""State of a simulated federation: in memory, or in a folder from which it continues after an interruption."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
 
-class World(Protocol):
-    """The server's storage, and the store of each device."""
+class SimulationState(Protocol):
+    """Storage of the server, and the store of each device."""
 
     @property
     def storage(self) -> Storage: ...
 
     @property
     def stores(self) -> Mapping[str, Store]:
-        """The store of each device, by its name."""
+        """Store of each device, by its name."""
         ...
 
     def model(self, name: str) -> Model:
@@ -42,27 +42,27 @@ class World(Protocol):
         ...
 
 
-class InMemory:
-    """A world without files."""
+class MemoryState:
+    """State without files."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.storage = MemoryStorage()
         self.stores = {name: MemoryStore() for name in names}
 
     def __repr__(self) -> str:
-        return f"InMemory({len(self.stores)} devices)"
+        return f"MemoryState({len(self.stores)} devices)"
 
     def model(self, name: str) -> Model:
         from attune.fedclient.model.artifact import Model
 
-        if (found := self.stores[name].model) is None:
+        if (finished := self.stores[name].model) is None:
             raise NoModel(f"{name} has no finished model: the federation has not come to its end")
-        return Model(*found)
+        return Model(*finished)
 
 
 @dataclass(frozen=True)
-class InFolder:
-    """The same homes as over the network: `server`, and `devices/NAME`; without keys, for nobody calls."""
+class FolderState:
+    """State in the homes `server` and `devices/NAME`, as over the network, but without keys."""
 
     storage: Storage
     homes: Mapping[str, Home]
@@ -77,56 +77,67 @@ class InFolder:
         return Model.load(self.homes[name].model)
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """simulation.json: what this folder was begun with, beside the settings that the ledger has."""
+class ExecutorRecord(msgspec.Struct, frozen=True):
+    """Content of simulation.json: the executor of this folder's simulation. Its settings are in the ledger.
+
+    Attributes:
+        executor: Name of the executor.
+        why: Measurements that led to the choice, if executors were tried.
+    """
 
     executor: str
-    why: str = ""  # of one that was tried: what it came to
+    why: str = ""
 
 
-def reconciled(folder: Path, executor: str | None) -> str:
-    """The executor of the simulation in `folder`: as recorded, else this one, else one device after the other.
+def reconcile_executor(folder: Path, executor: str | None) -> str:
+    """Return the recorded executor of the simulation in `folder`, or else the given one, or else "sequential".
 
-    Errors: HomeMismatch, if another one is recorded.
+    Raises:
+        HomeMismatch: Another executor is recorded than the given one, or the record is damaged.
     """
     path = folder / "simulation.json"
     if not path.exists():
         return executor or SEQUENTIAL
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+        recorded = msgspec.json.decode(path.read_bytes(), type=ExecutorRecord)
     except msgspec.DecodeError as error:
         raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use a new home") from None
-    if executor not in (None, kept.executor):
-        raise HomeMismatch(f"the simulation in {folder} was begun with the executor {kept.executor!r}, not {executor!r}")
-    return kept.executor
+    if executor not in (None, recorded.executor):
+        raise HomeMismatch(f"the simulation in {folder} was begun with the executor {recorded.executor!r}, not {executor!r}")
+    return recorded.executor
 
 
-def begun(folder: Path) -> bool:
-    """Whether the executor of the simulation in `folder` is recorded."""
+def has_record(folder: Path) -> bool:
+    """Return whether the executor of the simulation in `folder` is recorded."""
     return (folder / "simulation.json").exists()
 
 
-def record(folder: Path, executor: str, why: str = "") -> None:
-    """Written once the folder is this process's own."""
-    write_file(folder / "simulation.json", msgspec.json.encode(Kept(executor, why)), PUBLIC)
+def write_record(folder: Path, executor: str, why: str = "") -> None:
+    """Record the executor. Call it while this process has the folder's lock."""
+    write_file(folder / "simulation.json", msgspec.json.encode(ExecutorRecord(executor, why)), PUBLIC)
 
 
 @contextmanager
-def world(names: Iterable[str], folder: Path | None) -> Iterator[World]:
-    """In memory without a folder. A folder is locked while it is used. Errors: HomeBusy, HomeMismatch."""
+def open_state(names: Iterable[str], folder: Path | None) -> Iterator[SimulationState]:
+    """Open the state of the devices with these names, in memory if there is no folder. A folder is locked during the block.
+
+    Raises:
+        HomeBusy: Another process uses the folder.
+        HomeMismatch: The folder is damaged.
+    """
     if folder is None:
-        yield InMemory(names)
+        yield MemoryState(names)
         return
     from attune.fedserver.home import ServerHome
 
     server = ServerHome(folder / "server")
     homes = {name: Home(folder / "devices" / name) for name in names}
-    with ExitStack() as held:
-        held.enter_context(server.locked())
+    with ExitStack() as locks:
+        locks.enter_context(server.locked())
         server.create()
         for home in homes.values():
-            held.enter_context(home.locked())
+            locks.enter_context(home.locked())
         storage = server.open()
         storage.check_ledger()
         storage.blobs.sweep()
-        yield InFolder(storage, homes)
+        yield FolderState(storage, homes)
