@@ -34,7 +34,7 @@ develop: .venv/developed
 
 # What the oldest Python does not have. `str.decode` and `long` are other things here: names of our own, and torch's.
 OLDEST := --quiet --no-tips --violations --target=3.10- --exclude str.decode --exclude long --exclude-regex '/pb/' \
-	__init__.py common fedserver fedclient simulation tests benchmarks examples docs
+	__init__.py common fedserver fedclient simulation contrib tests benchmarks examples docs
 
 check: develop
 	$(BIN)/ruff format --check .

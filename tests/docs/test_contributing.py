@@ -14,9 +14,8 @@ import torch
 
 from attune.common import plugins
 from attune.common.methods import registry
-from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.methods.method import assign
 from attune.common.models.registry import build, default_spec
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 
 PAGE = "CONTRIBUTING.md"
 
@@ -34,23 +33,15 @@ def execute(name: str, code: str) -> types.ModuleType:
     return module
 
 
-def test_the_method_is_found_and_its_test_passes(example: Any, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_method_is_found_and_only_its_head_travels(example: Any, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = execute("lg_fedavg", example("lg_fedavg.py"))
     line = re.search(r'`attune.register\("(\w+)", "([\w-]+)", (\w+)\)`', page(PAGE).text)
     assert line is not None
     monkeypatch.setitem(plugins._registered[line[1]], line[2], getattr(module, line[3]))
     assert registry.get("lg-fedavg") is module.LG_FEDAVG
-    tests = execute("test_lg_fedavg", example("tests/methods/test_lg_fedavg.py"))
-    tests.test_only_the_head_travels()
-
-
-def test_the_aggregator_gives_the_median(example: Any) -> None:
-    median = execute("attune.fedserver.lab.aggregators.median", example("fedserver/lab/aggregators/median.py")).Median
-    aggregator = median(MeanSettings(), MemoryVault(), 0, {"layer": ["w"]})
-    aggregator.start({"w": torch.zeros(3)})
-    rows = {"a": [1.0, 5.0, -2.0], "b": [2.0, 4.0, 1e9], "c": [9.0, 6.0, -3.0]}
-    aggregator.close_round([PartUpdate(name, 1.0, {"w": torch.tensor(row)}) for name, row in rows.items()])
-    assert aggregator._vault.read(aggregator.slot("a"))["w"].tolist() == [2.0, 5.0, -2.0]
+    parts = assign(registry.get("lg-fedavg"), build(default_spec("tabular", (4,), 3, 0, "dnn", {}), seed=0))
+    assert {name for name, part in parts.items() if part == "shared"} == {"head.weight", "head.bias"}
+    assert set(parts.values()) == {"shared", "private"}
 
 
 @pytest.fixture
