@@ -1,0 +1,241 @@
+"""The chain of transforms: everything that happens to an update between training and aggregation.
+
+A transform has three hooks. On a device the transforms run in the order of the chain, on a cohort too; on arrival they run in
+reverse, because what was done last on the device is undone first. Tensors are lazy: a hook returns an update whose tensors are
+computed at each access, so that an arriving update is read once and only one piece of it is in memory.
+
+No torch here: the server reads which transforms a federation has, and what each excludes, without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import msgspec
+
+from attune.common.errors import SettingError, UpdateRefused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attune.common.wire.header import Manifest
+    from attune.common.wire.lazy import TensorSource
+
+
+@dataclass(frozen=True)
+class PartUpdate:
+    """One part of one device's update; `tensors` may be read or computed at each access."""
+
+    client: str
+    weight: float  # m_i: training samples, or at most so many as count
+    tensors: Mapping[str, Tensor]
+    absent: int = 0  # how many more of its cohort have no vote
+    facts: Mapping[str, float] = field(default_factory=dict)  # what transforms found out when it arrived, such as "norm"
+
+    def sealed(self, by: str) -> PartUpdate:
+        """Return the update as one that only the transform `by` can read: alone, its values mean nothing."""
+        return replace(self, tensors=SealedTensors(self.tensors, self.client, by))
+
+
+class SealedTensors(Mapping[str, "Tensor"]):
+    """Tensors whose values cannot be read one update at a time. The names are known; reading raises UpdateRefused."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], client: str, by: str) -> None:
+        self._tensors, self._client, self.by = tensors, client, by
+
+    def __getitem__(self, name: str) -> Tensor:
+        raise UpdateRefused(f"the update of {self._client} is sealed by {self.by}: only the sum of its cohort can be read")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def opened(self, by: str) -> Mapping[str, Tensor]:
+        """Return the tensors as they were sealed, to the transform that sealed them."""
+        if by != self.by:
+            raise UpdateRefused(f"{by} cannot open the update of {self._client}, which is sealed by {self.by}")
+        return self._tensors
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A round's updates of one part.
+
+    A transform may replace all updates by a single one that stands for their sum: its weight is the sum of the weights, and
+    its tensors are the weighted mean.
+    """
+
+    part: str
+    updates: tuple[PartUpdate, ...]
+
+
+@dataclass
+class DeviceContext:
+    """What a transform may know on the device.
+
+    Attributes:
+        before: The part as the device received it, from which its training began; None if it began from its own state.
+        change: Whether the update holds the change from `before`, instead of values.
+        owed: What the last update lost by rounding, by tensor.
+        errors: What this update loses by rounding; transforms add to it.
+        seed: Return the seed for a purpose, of this device and round.
+    """
+
+    client: str
+    part: str
+    round: int
+    encoding: str
+    change: bool
+    before: Mapping[str, Tensor] | None
+    owed: Mapping[str, Tensor]
+    seed: Callable[[str], int]
+    errors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class ArrivalContext:
+    """What a transform may know when an update arrives at the server.
+
+    Attributes:
+        who: The update as errors name it.
+        manifest: Dtype and shape of each tensor of the part.
+        before: What the server holds of the device's part, from which its training began; None if changes are handed in.
+        served: Whether the device's order served that value.
+        max_norm: The largest L2 norm of a change; 0: no limit.
+        facts: What transforms find out; kept with the update until its cohort is aggregated.
+        at_end: Called when all tensors were read. Each may refuse the update.
+    """
+
+    client: str
+    part: str
+    who: str
+    encoding: str
+    manifest: Manifest
+    before: TensorSource | None
+    served: bool
+    max_norm: float = 0.0
+    facts: dict[str, float] = field(default_factory=dict)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass
+class RoundContext:
+    """What a transform may know when a cohort is aggregated.
+
+    Attributes:
+        before: Return what the server holds of a device's part; None if changes are handed in.
+        votes: Whether updates outvote one another. What is fitted to each newcomer alone has no vote.
+        bounded: Devices whose change is above the bound, with how many median norms it is; transforms add to it.
+        without_vote: Devices whose updates do not count; transforms add to it.
+    """
+
+    part: str
+    round: int
+    before: Callable[[str], TensorSource | None]
+    votes: bool = True
+    bounded: dict[str, float] = field(default_factory=dict)
+    without_vote: set[str] = field(default_factory=set)
+
+
+class Transform(Protocol):
+    """One step that changes, checks or bounds updates."""
+
+    name: str
+    excludes: frozenset[str]  # names of transforms that it cannot be combined with
+
+    def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        """Clip, add noise, encode or mask an update before it is handed in."""
+        ...
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        """Decode or check an update. It may be refused at once: UpdateRefused or WireError."""
+        ...
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        """Bound updates against the others, add noise to their sum, or unmask it."""
+        ...
+
+
+class Unchanged:
+    """A transform that changes nothing: the base of those that need only some of the hooks."""
+
+    name = ""
+    excludes: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
+    def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        return update
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        return update
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        return cohort
+
+
+class Chain:
+    """Transforms in order, from the first on the device to the one that is nearest to the wire."""
+
+    def __init__(self, transforms: Iterable[Transform]) -> None:
+        self.transforms = tuple(transforms)
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(transform.name for transform in self.transforms)})"
+
+    def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        for transform in self.transforms:
+            update = transform.on_device(update, context)
+        return update
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        for transform in reversed(self.transforms):
+            update = transform.on_arrival(update, context)
+        return update
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        for transform in self.transforms:
+            cohort = transform.on_cohort(cohort, context)
+        return cohort
+
+
+class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of a transform, [transforms.NAME]; a subclass adds its own.
+
+    `implementation` is the class, or "package.module:Class", which is called with the name and the settings.
+    """
+
+    implementation: ClassVar[str | type] = ""
+    excludes: ClassVar[frozenset[str]] = frozenset()  # names of transforms that it cannot be combined with
+    on_devices: ClassVar[bool] = True  # False: it has no hook on devices, so that they need not have it
+
+    parts: tuple[str, ...] = ()  # to which it applies; empty: to all that devices hand in
+
+    def applies_to(self, part: str) -> bool:
+        """Whether the transform is in the chain of this part."""
+        return not self.parts or part in self.parts
+
+
+def check_combination(part: str, excludes: Mapping[str, frozenset[str]], present: Sequence[str]) -> None:
+    """Check that no two transforms of a part exclude each other.
+
+    Args:
+        part: As errors name it.
+        excludes: The names that each transform excludes, by its own name.
+        present: The names of all transforms in the part's chain.
+
+    Raises:
+        SettingError: It names both.
+    """
+    for name, excluded in excludes.items():
+        for other in present:
+            if other in excluded and name in present and other != name:
+                raise SettingError(f"the transforms {name} and {other} cannot be combined ({part})")
