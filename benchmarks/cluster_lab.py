@@ -17,11 +17,12 @@ import msgspec
 import numpy as np
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver import cluster_environment
-from attune.fedserver.lab.aggregators.base import Aggregator, Block, PartUpdate
+from attune.fedserver.lab.aggregators.base import Aggregator, Block
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier, cluster_maker
 from attune.fedserver.lab.cluster.cluster_worker import pack_updates

@@ -15,10 +15,11 @@ import click
 import msgspec
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.attention import attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from benchmarks.hypernetwork import BLOCK, BLOCKS

@@ -16,8 +16,9 @@ import click
 import msgspec
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from benchmarks.machine import machine
 from benchmarks.mcsa import COPY, cpu_s

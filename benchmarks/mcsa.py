@@ -22,12 +22,13 @@ import click
 import msgspec
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver import malloc
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.folder import FolderBlobs

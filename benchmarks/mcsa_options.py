@@ -21,9 +21,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, MeanSettings
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
-from attune.fedserver.lab.aggregators.base import Aggregator, Block, MemoryVault, PartUpdate, Tensors
+from attune.fedserver.lab.aggregators.base import Aggregator, Block, MemoryVault, Tensors
 from attune.fedserver.lab.aggregators.gram import gram, stack
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.aggregators.mixing import GRAM

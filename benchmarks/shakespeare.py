@@ -27,6 +27,7 @@ from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
@@ -36,7 +37,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Trainer
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from benchmarks.machine import machine
 

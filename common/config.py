@@ -168,6 +168,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round: dict[str, Any] = {}
     # The section [server].
     server: dict[str, Any] = {}
+    # The sections [transforms.NAME]: transforms on updates, each with its settings.
+    transforms: dict[str, dict[str, Any]] = {}
 
 
 def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:

@@ -106,4 +106,6 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     targets: Scale | None = None  # regression only
     run: str = ""  # which of several runs over one enrolled fleet; empty: the first
     plugins: dict[str, str] = {}  # distribution -> version of each package whose code devices run
+    transforms: dict[str, dict[str, Any]] = {}  # name -> settings, of each transform on updates beyond the usual ones
+    device_transforms: list[str] = []  # those of them that devices run
     returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in

@@ -10,6 +10,7 @@ EXTRAS = {"zstd": "zstandard"}  # encodings that need an optional package
 # Encodings of parts besides plain safetensors; attune.common.wire.encodings implements them.
 ENCODINGS = ("bf16", "int8", *(name for name, package in EXTRAS.items() if find_spec(package)))
 RELATIVE = ("int8",)  # encodings of a change from the served value
+REWRITTEN = ("int8", "zstd")  # encodings whose blobs the server replaces by the plain values
 PACKED = "zstd"  # the encoding of served values, where it makes them smaller
 PER_PART = "per-part"  # a device that lists this can write each part in its own encoding
 CHANGE = "change"  # a device that lists this accepts a served value as a change from what it holds (BlobRef.smaller)

@@ -33,7 +33,7 @@ def check_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None:
     check_allowed(plan.plugins, options.allow_plugins)
     check_installed(plan.plugins)
     # What the plan says it uses is not taken on trust: no other package's code is loaded for a name that the server gives.
-    for package in packages_on_devices(plan.method, plan.method_options, plan.model.name):
+    for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
         if package.name not in plan.plugins:
             raise WireError(f"the server's plan uses the plug-in {package.name}, which it does not list; update the server")
     return before

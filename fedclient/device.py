@@ -32,9 +32,11 @@ from attune.common.errors import (
     WireError,
 )
 from attune.common.exchange.messages import Hello, Order
+from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import Plan, run_name
+from attune.common.plan import Plan, Profile, run_name
+from attune.common.protocol import SPOKEN
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.allowed import check_plan
@@ -164,7 +166,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(Hello(_software(), msgspec.json.encode(self.shard.profile)), handle)
+            await self.link.control(_hello(self.shard.profile), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -368,6 +370,12 @@ class Device:
         if self.slot is None:
             raise AttuneError("an order was started before the plan was known")
         return self.slot
+
+
+def _hello(profile: Profile) -> Hello:
+    """Return what this device says first. Transforms of plug-ins are among what it can do; the plan must be allowed yet."""
+    transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
+    return Hello(_software(), msgspec.json.encode(profile), (*SPOKEN, *transforms))
 
 
 @functools.cache

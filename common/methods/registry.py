@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attune.common.errors import SettingError
+from attune.common.exchange.registry import packages_of
 from attune.common.methods import averaged, divided, generated, mixed, own_models
 from attune.common.methods.method import ConfiguredMethod, Method, configure, custom_method
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
@@ -93,8 +94,10 @@ def configured_on_device(plan: Plan) -> ConfiguredMethod:
     return _kept(plan, _ON_DEVICE, plan.returns)
 
 
-def packages_on_devices(method: str, method_options: Mapping[str, Any], model: str) -> Iterator[Package]:
-    """Yield the packages whose code devices run: that of the model, of the method's row, of its objective and predictor.
+def packages_on_devices(
+    method: str, method_options: Mapping[str, Any], model: str, transforms: Iterable[str] = ()
+) -> Iterator[Package]:
+    """Yield the packages whose code devices run: of the model, the method's row, its objective and predictor, the transforms.
 
     A package is yielded before any code of it is loaded, so that the caller can refuse it by not going on.
 
@@ -102,10 +105,12 @@ def packages_on_devices(method: str, method_options: Mapping[str, Any], model: s
         method: The method's name.
         method_options: The rest of the [method] table.
         model: The model's name.
+        transforms: The names of the transforms that devices run.
 
     Raises:
         SettingError: As `method_from_options`.
     """
+    yield from packages_of(transforms)
     for package in (MODELS.package_of(model), METHODS.package_of(method)):
         if package is not None:
             yield package

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from attune.common.wire import int8, planes
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest, TensorSpec
+from attune.common.wire.lazy import TensorSource
 from attune.common.wire.tensors import DTYPES, Tensors
 
 _NARROW = {"bf16": ("F32", "BF16", torch.bfloat16)}
@@ -71,21 +72,81 @@ def decoded(
     manifest: Manifest,
     base: Mapping[str, torch.Tensor] | None,
     who: str,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """What `encode` was given, or stands for it, one tensor after the other, with the dtypes and shapes of `manifest`.
+) -> TensorSource:
+    """Return what `encode` was given, or stands for it, with the dtypes and shapes of `manifest`, decoded at each access.
 
-    written: as it came, with the manifest `found`; each tensor is read once. base: as there. Errors: Malformed, before the
-    first tensor for what can be seen by then; KeyError as `encoded_manifest`.
+    Args:
+        written: The tensors as they came.
+        found: Their manifest.
+        encoding: As there.
+        manifest: That of the values.
+        base: As there.
+        who: The tensors' origin, for errors.
+
+    Raises:
+        Malformed: At once for what can be seen by then, and at an access.
+        KeyError: As `encoded_manifest`.
     """
-    expected, held = encoded_manifest(manifest, encoding), base or {}
+    expected = encoded_manifest(manifest, encoding)
     packed = {n for n, spec in found.items() if encoding == "zstd" and n in expected and planes.is_packed(spec, expected[n])}
     check_manifest(found, expected | {name: found[name] for name in packed}, who)
     if encoding == "int8":
-        yield from _restored(written, manifest, held, who)
-        return
-    for name, spec in manifest.items():
-        tensor = written[name]
-        yield name, planes.unpacked(tensor, spec, held.get(name), who) if name in packed else tensor.to(DTYPES[spec.dtype])
+        return _Restored(written, manifest, base or {}, who)
+    return _Unpacked(written, manifest, base or {}, who, packed)
+
+
+class _Unpacked(TensorSource):
+    """Values of which those in `packed` are as zstd writes them, and the others in another dtype at most."""
+
+    def __init__(
+        self,
+        written: Mapping[str, torch.Tensor],
+        manifest: Manifest,
+        base: Mapping[str, torch.Tensor],
+        who: str,
+        packed: Collection[str],
+    ) -> None:
+        self._written, self._manifest, self._base = written, manifest, base
+        self._who, self._packed = who, packed
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor, spec = self._written[name], self._manifest[name]
+        if name not in self._packed:
+            return tensor.to(DTYPES[spec.dtype])
+        return planes.unpacked(tensor, spec, self._base.get(name), self._who)
+
+
+class _Restored(TensorSource):
+    """Values as their change in int8 leads to them."""
+
+    def __init__(
+        self, written: Mapping[str, torch.Tensor], manifest: Manifest, base: Mapping[str, torch.Tensor], who: str
+    ) -> None:
+        self._written, self._manifest, self._base = written, manifest, base
+        self._scale_K = written[int8.SCALES] if int8.SCALES in written else torch.empty(0)
+        int8.check_scales(self._scale_K, who)
+        self._starts: dict[str, int] = {}
+        start = 0
+        for name, spec in sorted(manifest.items()):
+            self._starts[name] = start
+            start += int8.blocks_of(spec) if spec.dtype == "F32" else 0
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        spec = self._manifest[name]
+        if spec.dtype != "F32":
+            return self._written[name]
+        start = self._starts[name]
+        scale_K = self._scale_K[start : start + int8.blocks_of(spec)]
+        change = int8.restored(self._written[name].reshape(-1), scale_K).view(spec.shape)
+        return _on(self._base.get(name), change)
 
 
 def _changes(
@@ -110,22 +171,6 @@ def _changes(
     if scales:
         written[int8.SCALES] = torch.cat(scales)
     return Written(written, errors)
-
-
-def _restored(
-    file: Mapping[str, torch.Tensor], manifest: Manifest, base: Mapping[str, torch.Tensor], who: str
-) -> Iterator[tuple[str, torch.Tensor]]:
-    scale_K = file[int8.SCALES] if int8.SCALES in file else torch.empty(0)
-    int8.check_scales(scale_K, who)
-    start = 0
-    for name, spec in sorted(manifest.items()):
-        if spec.dtype != "F32":
-            yield name, file[name]
-            continue
-        end = start + int8.blocks_of(spec)
-        change = int8.restored(file[name].reshape(-1), scale_K[start:end]).view(spec.shape)
-        yield name, _on(base.get(name), change)
-        start = end
 
 
 def _on(base: torch.Tensor | None, change: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from attune.common.wire.header import (
     layout_in,
     layout_of,
 )
+from attune.common.wire.lazy import TensorSource
 from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.opened import Opened
 from attune.common.wire.tensors import DTYPES, Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
@@ -128,12 +129,16 @@ def _write_all(where: Path | Callable[[int], Target], tensors: Mapping[str, torc
         return writer.close()
 
 
-class TensorFile(Opened, Mapping[str, torch.Tensor]):
+class TensorFile(Opened, TensorSource):
     """A blob of tensors, of which each access reads one, afresh. Iteration is in the order of the blob.
 
     Reads by position, not through a memory map, so resident memory is what is in use. Several threads may read.
     Owns its source. Errors: those of parse_header.
     """
+
+    @property
+    def stored(self) -> bool:
+        return True
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""

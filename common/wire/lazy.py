@@ -40,7 +40,7 @@ class TensorSource(Mapping[str, torch.Tensor]):
         return self[name].reshape(-1)[start:end]
 
     def blocks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (start, elements) of a tensor in C order, flat, `count` at a time; a block is gone when the next is asked for."""
+        """Yield (start, elements) of a tensor, flat, `count` at a time; a block is gone when the next is asked for."""
         tensor_N = self[name].reshape(-1)
         for start in range(0, len(tensor_N), count):
             yield start, tensor_N[start : start + count]

@@ -17,7 +17,10 @@ import torch
 
 from attune.common import hardware
 from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
+from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.messages import BlobRef, Order
+from attune.common.exchange.registry import settings_of, transforms_for
+from attune.common.exchange.transform import Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
 from attune.common.methods.method import assign
 from attune.common.methods.registry import configured_on_device
@@ -27,7 +30,6 @@ from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.common.protocol import ENCODINGS, RELATIVE
 from attune.common.seeds import derive
-from attune.common.wire.encodings import Written, encode
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
@@ -77,6 +79,7 @@ class Learner:
         self.part_of = assign(method, model)
         self.own = baselines.own_name(method, self.part_of)
         has_rival = self.own == "personalized" and baselines.has_common(self.part_of, configured.objective)
+        self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
         self.returns: dict[str, str] = {kind: part.returns for kind, part in configured.aggregators.items()}
         objective, predictor = objective_for(configured), predictor_for(configured)
         self.dial = dial_of(configured.dial, self.part_of, components(model))
@@ -186,10 +189,10 @@ class Learner:
         trained = self.trained
         if order.work == "train" and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
-        written = {part: self._written(part, names, theta, received, order) for part, names in returns.items()}
-        parts, owed = {part: each.tensors for part, each in written.items()}, dict(self.owed)
-        for each in written.values():
-            owed |= each.errors
+        parts, owed = {}, dict(self.owed)
+        for part, names in returns.items():
+            parts[part], errors = self._written(part, names, theta, received, order)
+            owed |= errors
         beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained), (OWED, owed)) if tensors}
         if cancelled():
             raise Cancelled("this work was replaced")
@@ -255,13 +258,21 @@ class Learner:
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
         return common
 
-    def _written(self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order) -> Written:
-        """What is handed in of a part. The server reads it beside what this order served of it."""
-        encoding = order.encodings.get(part, "")
-        if self.returns[part] == "change":
-            return encode({name: theta[name] - received[name] for name in names}, encoding, None, self.owed)
-        base = received if any(ref.part == part for ref in order.downloads) else None
-        return encode({name: theta[name] for name in names}, encoding, base, self.owed)
+    def _written(
+        self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order
+    ) -> tuple[Tensors, Tensors]:
+        """Return what is handed in of a part, and what it lacks of what should arrive.
+
+        The server reads it beside what this order served of it.
+        """
+        change = self.returns[part] == "change"
+        before = received if change or any(ref.part == part for ref in order.downloads) else None
+        values = {name: theta[name] - received[name] if change else theta[name] for name in names}
+        encoding, seed = order.encodings.get(part, ""), self._seeds(order.round)
+        context = DeviceContext(self.name, part, order.round, encoding, change, before, self.owed, seed)
+        chain = Chain([*transforms_for(part, self.transforms), PartEncoding()])
+        update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
+        return dict(update.tensors), context.errors
 
     def trial(self) -> Jobs[Trained]:
         """Training as an order's would be, to see how long it takes: nothing comes of it."""

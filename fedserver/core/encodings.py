@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attune.common.config import RoundSettings
 from attune.common.errors import SettingError, nearest
+from attune.common.exchange.registry import SPOKEN_AS
+from attune.common.exchange.transform import TransformSettings, check_combination
+from attune.common.methods.method import PartKind
+from attune.common.methods.settings.aggregators import AggregatorSettings
 from attune.common.protocol import ENCODINGS, EXTRAS, PACKED, PER_PART, RELATIVE
 
 
@@ -21,6 +25,12 @@ class Encodings:
 
     handed_in: Mapping[str, str]
     packed: Sequence[str]
+    transforms: Mapping[str, TransformSettings] = field(default_factory=dict)
+
+    @property
+    def on_devices(self) -> list[str]:
+        """The transforms that devices must have."""
+        return [name for name, settings in self.transforms.items() if settings.on_devices]
 
     def asked(self, part: str, served: bool) -> str:
         """Return the encoding that a device is asked to use for a part.
@@ -54,10 +64,33 @@ class Encodings:
                     f"{name} cannot write parts as {encoding} ({setting} of this federation): update fedclient"
                     + (f", and install {EXTRAS[encoding]} beside it" if encoding in EXTRAS else "")
                 )
+        for transform in self.on_devices:
+            if f"{SPOKEN_AS}{transform}" not in known:
+                raise SettingError(
+                    f"{name} does not have the transform {transform} of this federation: install the package that offers it"
+                )
         if len(set(self.handed_in.values())) > 1 and PER_PART not in known:
             raise SettingError(
                 f"{name} cannot write each part in its own encoding (round.encodings of this federation): update fedclient"
             )
+
+    def check_combinations(self, aggregators: Mapping[PartKind, AggregatorSettings], max_norm: float) -> None:
+        """Check, part by part, that no transform excludes another one.
+
+        Raises:
+            SettingError: It names both.
+        """
+        for part, settings in aggregators.items():
+            steps = {
+                self.handed_in[part]: self.handed_in[part],
+                "sample-bound": settings.bound_samples,
+                "change-bound": settings.bound,
+                "votes": settings.no_vote,
+                "norm-limit": max_norm,
+            }
+            chosen = {name: each for name, each in self.transforms.items() if each.applies_to(part)}
+            present = [*(name for name, used in steps.items() if used), *chosen]
+            check_combination(part, {name: each.excludes for name, each in chosen.items()}, present)
 
     def _needed(self) -> Iterable[tuple[str, str]]:
         """Return (the setting that asks for it, the encoding), each encoding once."""
@@ -68,8 +101,10 @@ class Encodings:
         return [(setting, encoding) for encoding, setting in asked.items()]
 
 
-def encodings_of(settings: RoundSettings, parts: Iterable[str]) -> Encodings:
-    """Return the encodings of a run; `parts` are those of its method, private ones included.
+def encodings_of(
+    settings: RoundSettings, parts: Iterable[str], transforms: Mapping[str, TransformSettings] | None = None
+) -> Encodings:
+    """Return the encodings and transforms of a run; `parts` are those of its method, private ones included.
 
     Raises:
         SettingError: The settings name a part that the method does not have.
@@ -78,5 +113,9 @@ def encodings_of(settings: RoundSettings, parts: Iterable[str]) -> Encodings:
     for part in settings.encodings:
         if part not in travel:
             raise SettingError(f"round.encodings.{part}: this method hands in no such part{nearest(part, travel)}")
+    for name, transform in (transforms or {}).items():
+        for part in transform.parts:
+            if part not in travel:
+                raise SettingError(f"transforms.{name}.parts: this method hands in no part {part!r}{nearest(part, travel)}")
     handed_in = {part: settings.encodings.get(part, settings.encoding) for part in travel}
-    return Encodings(handed_in, [part for part in travel if PACKED in (handed_in[part], settings.served)])
+    return Encodings(handed_in, [part for part in travel if PACKED in (handed_in[part], settings.served)], transforms or {})

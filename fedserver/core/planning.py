@@ -10,6 +10,7 @@ import msgspec
 
 from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
+from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
@@ -39,6 +40,7 @@ class ResolvedSettings:
     server: ServerSettings
     data: DataSettings
     seed: int
+    transforms: dict[str, dict[str, Any]]  # name -> settings
     adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
 
     @property
@@ -65,6 +67,7 @@ class ResolvedSettings:
             "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
         }
+        sections |= {f"transforms.{name}": {"in force": True, **values} for name, values in self.transforms.items()}
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
             "seed": self.seed
         }
@@ -95,8 +98,10 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
-    encodings = encodings_of(rounds, method.kinds)
+    transforms, server = dict(full.get("transforms", {})), convert(ServerSettings, full.get("server", {}), "server.")
+    encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
+    encodings.check_combinations(configured.aggregators, server.max_update_norm)
     return ResolvedSettings(
         configured=configured,
         method_options=options,
@@ -105,9 +110,10 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         train=convert(TrainSettings, full.get("train", {}), "train."),
         round=rounds,
         encodings=encodings,
-        server=convert(ServerSettings, full.get("server", {}), "server."),
+        server=server,
         data=convert(DataSettings, full.get("data", {}), "data."),
         seed=int(full.get("seed", 0)),
+        transforms=transforms,
         adaptation=adaptation_of(configured, rounds.adapt),
     )
 
@@ -174,8 +180,10 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         task=first.task,
         targets=scale_of_targets(profiles),
         run=run,
+        transforms=settings.transforms,
+        device_transforms=settings.encodings.on_devices,
     )
-    packages = packages_on_devices(plan.method, plan.method_options, spec.name)
+    packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}
     plan = msgspec.structs.replace(plan, plugins=plugins, returns=returns_of(settings.configured))
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -56,9 +55,9 @@ class Smaller(msgspec.Struct, frozen=True):
     base: str = ""
 
 
-@dataclass(frozen=True)
-class AcceptedUpdate:
-    """One accepted update: the report, and a blob for each part that was handed in."""
+class AcceptedUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One accepted update: the report, and for each part that was handed in a blob and the facts found on arrival."""
 
     row: Report
     parts: Mapping[str, Blob]
+    facts: Mapping[str, Mapping[str, float]] = {}

@@ -13,6 +13,7 @@ from attune.common.errors import AttuneError, DiskFull, LimitExceeded, OrderClos
 from attune.common.exchange.messages import Order, Receipt, Update, UploadTarget
 from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
+from attune.common.protocol import REWRITTEN
 from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
@@ -25,6 +26,7 @@ from attune.fedserver.federation.journal import Stage
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.troubles import can_pass
 from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.ports.lab import Arrived
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.stores.uploads import Sink, Uploads
 
@@ -139,10 +141,11 @@ class Updates:
             blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
             here |= blobs
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
-            values = await self._unpacked(name, order, blobs)
-            await asyncio.gather(self._check_blobs(name, values), self._executors.disk(self._uploads.sync, values.values()))
+            arrived = await self._arrive(name, order, blobs)
+            values = {part: each.blob for part, each in arrived.items()}
+            facts = {part: each.facts for part, each in arrived.items() if each.facts}
             with self._told_of_full_disk():
-                await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values)
+                await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values, facts)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -156,12 +159,18 @@ class Updates:
         await self._executors.disk(self._uploads.discard, {*blobs.values(), *values.values()})
         return row
 
-    async def _unpacked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Blob]:
-        """The values that the blobs stand for: what is checked, kept and aggregated."""
+    async def _arrive(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:
+        """Have the parts decoded and checked. What is kept as it came is made durable meanwhile."""
+        kept = [blob for part, blob in blobs.items() if order.encodings.get(part, "") not in REWRITTEN]
+        arrived, _ = await asyncio.gather(self._checked(name, order, blobs), self._executors.disk(self._uploads.sync, kept))
+        return arrived
+
+    async def _checked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:
         lab, served = self._coordinator.lab, {ref.part for ref in order.downloads}
+        max_norm = self._coordinator.settings.server.max_update_norm
         with self._told_of_full_disk():
             return {
-                part: await lab.unpack(name, part, blob, order.encodings.get(part, ""), part in served)
+                part: await lab.arrive(name, part, blob, order.encodings.get(part, ""), part in served, max_norm)
                 for part, blob in blobs.items()
             }
 
@@ -177,11 +186,6 @@ class Updates:
                 with self._told_of_full_disk():
                     await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
                 _arrived(order_id)
-
-    async def _check_blobs(self, name: str, blobs: Mapping[str, Blob]) -> None:
-        max_norm = self._coordinator.settings.server.max_update_norm
-        for part, blob in blobs.items():
-            await self._coordinator.lab.check(name, part, blob, max_norm)
 
 
 def _arrived(order: OrderId) -> None:

@@ -7,20 +7,17 @@ of columns are bounded each by itself. What is within its bound keeps every bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median_low
 
 import torch
 
-from attune.common.wire.blobs import Readable
-from attune.common.wire.checks import squared_norm
-from attune.common.wire.files import TensorFile
-from attune.common.wire.header import Manifest
-from attune.common.wire.tensors import DTYPES
-from attune.fedserver.lab.decoded import Decoded
+from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, Unchanged
+from attune.common.wire.lazy import TensorSource, TensorView
+from attune.fedserver.lab.checks import NORM, change_norm, measured
 
 LEAST = 3  # updates of which there is a median that one of them does not decide
-BLOCK = 1 << 18  # numbers at a time, which stay in the cache
 
 
 def middle(sizes: Iterable[float]) -> float:
@@ -51,47 +48,81 @@ def weights(samples: Mapping[str, float], multiple: float) -> dict[str, float]:
     return {name: min(count, most) for name, count in samples.items()}
 
 
-def change_norm(update: TensorFile, served: TensorFile | None) -> float:
-    """The L2 norm of an update's change from what was served (None: it is the change), over all floating tensors."""
-    total = 0.0
-    for name, spec in update.manifest.items():
-        if DTYPES[spec.dtype].is_floating_point:
-            for start, block_N in update.blocks(name, BLOCK):
-                wide_N = block_N.double()
-                total += squared_norm(wide_N if served is None else wide_N - served.span(name, start, start + len(wide_N)))
-    return math.sqrt(total)
+class SampleBound(Unchanged):
+    """No update weighs more than `multiple` median sample counts of its cohort; 0: no bound."""
+
+    name = "sample-bound"
+
+    def __init__(self, multiple: float) -> None:
+        self._multiple = multiple
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        weight = weights({update.client: update.weight for update in cohort.updates}, self._multiple)
+        return replace(cohort, updates=tuple(replace(update, weight=weight[update.client]) for update in cohort.updates))
 
 
-class Bounded(Decoded):
+class ChangeBound(Unchanged):
+    """No change is larger than `multiple` median norms of its cohort, and none above `no_vote` medians counts; 0: neither.
+
+    `said_above`: how many medians a change must have for the operator to hear of it. Clipping meets half of a cohort, round
+    after round.
+    """
+
+    name = "change-bound"
+
+    def __init__(self, multiple: float, no_vote: float, said_above: float) -> None:
+        self._multiple, self._no_vote, self._said_above = multiple, no_vote, said_above
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        """Take the norm now, while the round waits for others."""
+        return measured(update, context) if self._multiple else update
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        if not self._multiple:
+            return cohort
+        counted = [update for update in cohort.updates if update.weight > 0]
+        over = multiples({update.client: self._norm(update, context) for update in counted}, self._multiple)
+        without = {name for name, medians in over.items() if context.votes and 0 < self._no_vote < medians}
+        context.without_vote |= without
+        for name, medians in over.items():
+            if medians > self._said_above:
+                context.bounded[name] = max(context.bounded.get(name, 0.0), medians)
+        kept = [update for update in cohort.updates if update.client not in without]
+        return replace(cohort, updates=tuple(self._bounded(update, over, len(without), context) for update in kept))
+
+    def _norm(self, update: PartUpdate, context: RoundContext) -> float:
+        """Return the norm that was taken on arrival, or take it now: an older version kept none with the update."""
+        if NORM in update.facts:
+            return update.facts[NORM]
+        tensors = update.tensors
+        assert isinstance(tensors, TensorSource)  # noqa: S101 (it lies in a blob)
+        return change_norm(tensors, context.before(update.client))
+
+    def _bounded(self, update: PartUpdate, over: Mapping[str, float], absent: int, context: RoundContext) -> PartUpdate:
+        if update.client not in over:
+            return replace(update, absent=absent)
+        tensors = update.tensors
+        assert isinstance(tensors, TensorSource)  # noqa: S101 (it lies in a blob)
+        bounded = Bounded(tensors, context.before(update.client), factor(over[update.client], self._multiple))
+        return replace(update, tensors=bounded, absent=absent)
+
+
+class Bounded(TensorView):
     """served + factor * (update - served), tensor by tensor as it is read; integers stay as they are.
 
     served: None where devices hand in changes.
     """
 
-    def __init__(self, source: Readable, manifest: Manifest, served: TensorFile | None, factor: float) -> None:
-        super().__init__(source, manifest)
+    def __init__(self, source: TensorSource, served: TensorSource | None, factor: float) -> None:
+        super().__init__(source)
         self._served, self._factor = served, factor
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = super().__getitem__(name)
-        return self._bounded(name, tensor.view(-1), 0).view(tensor.shape)
-
-    def span(self, name: str, start: int, end: int) -> torch.Tensor:
-        return self._bounded(name, super().span(name, start, end), start)
-
-    def blocks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-        for start, block_N in super().blocks(name, count):
-            yield start, self._bounded(name, block_N, start)
-
-    def read_into(self, name: str, out_N: torch.Tensor) -> None:
-        out_N.copy_(self[name].view(-1))
-
-    def _bounded(self, name: str, tensor_N: torch.Tensor, start: int) -> torch.Tensor:
-        """Computed in float64: what is to be bounded may be near the end of its own range."""
-        if not tensor_N.is_floating_point():
-            return tensor_N
-        wide_N = tensor_N.double()
+    def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
+        """Return the bounded values, computed in float64: what is to be bounded may be near the end of its own range."""
+        if not piece_N.is_floating_point():
+            return piece_N
+        wide_N = piece_N.double()
         if self._served is None:
-            return (wide_N * self._factor).to(tensor_N.dtype)
+            return (wide_N * self._factor).to(piece_N.dtype)
         served_N = self._served.span(name, start, start + len(wide_N)).double()
-        return (served_N + (wide_N - served_N) * self._factor).to(tensor_N.dtype)
+        return (served_N + (wide_N - served_N) * self._factor).to(piece_N.dtype)

@@ -8,7 +8,9 @@ from functools import partial
 from itertools import product
 from typing import get_args
 
-from attune.common.errors import UpdateRefused
+from attune.common.exchange.encodings import PartEncoding
+from attune.common.exchange.registry import settings_of, transforms_for
+from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, PartUpdate, RoundContext, TransformSettings
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import PartKind, assign
 from attune.common.methods.registry import configured_in
@@ -17,25 +19,23 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
-from attune.common.wire.checks import check_finite, check_manifest, is_finite
-from attune.common.wire.encodings import AS_THEY_LIE, decoded, encoded_manifest
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
+from attune.common.wire.lazy import Cast, TensorSource
 from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.aggregators.base import Aggregator, PartUpdate, Tensors, write
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
-from attune.fedserver.lab.bounds import Bounded, change_norm, factor, multiples, weights
+from attune.fedserver.lab.bounds import ChangeBound, SampleBound
 from attune.fedserver.lab.build import Maker, aggregators_for, made
-from attune.fedserver.lab.decoded import Decoded
+from attune.fedserver.lab.checks import FiniteCheck, NormLimit, ShapeCheck, read_through
 from attune.fedserver.lab.packing import Packing
 from attune.fedserver.lab.recipe import StateRecipe
 from attune.fedserver.lab.vault import NotFinite, StateVault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
-from attune.fedserver.ports.lab import Outcome, Served
+from attune.fedserver.ports.lab import Arrived, Outcome, Served
 
-CHECKED_NUMBERS = 1 << 18  # of an update at a time: what is in the cache is checked fastest
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
 
@@ -71,7 +71,8 @@ class Engine:
         self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
         self._settings = configured.aggregators
-        self._norms: dict[tuple[str, str, str], float] = {}  # of (part, client, digest) since the present state became true
+        transforms = settings_of(plan.transforms)
+        self._chains = {part: self._chain(part, transforms) for part in self._aggregators}
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # of them, who did not count in some part
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
@@ -79,11 +80,9 @@ class Engine:
         self._next_recipe: StateRecipe | None = None  # of the staged one
         self._tried = False  # a round was closed, maybe in part, and not committed
         self.manifests: dict[PartKind, Manifest] = {}
-        self._encoded: dict[PartKind, list[Manifest]] = {}  # what may be handed in beside it
         for part, aggregator in self._aggregators.items():
             own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
             self.manifests[part] = manifest_of(own)
-            self._encoded[part] = [encoded_manifest(self.manifests[part], encoding) for encoding in AS_THEY_LIE]
             if not slots:
                 aggregator.start(own)
         self._generated: dict[tuple[str, str], Blob] = {}
@@ -91,6 +90,14 @@ class Engine:
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
         self._keeps_generated = False  # somebody asks for changes from it
         self._packing = Packing(blobs, self._write_served)
+
+    def _chain(self, part: PartKind, transforms: Mapping[str, TransformSettings]) -> Chain:
+        """Return what happens to updates of a part: what bounds them against others, checks, the user's, and the encoding."""
+        settings = self._settings[part]
+        said_above = max(settings.bound, settings.bound_change)  # clipping meets half of a cohort, round after round
+        bounds = [SampleBound(settings.bound_samples), ChangeBound(settings.bound, settings.no_vote, said_above)]
+        checks = [NormLimit(), FiniteCheck(), ShapeCheck()]
+        return Chain([*bounds, *checks, *transforms_for(part, transforms), PartEncoding()])
 
     def max_bytes(self) -> dict[str, int]:
         """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
@@ -162,50 +169,25 @@ class Engine:
             if base is not None:
                 yield (self._generated[part, client] if slot is None else vault.blob(slot)), base
 
-    def unpack(self, client: str, part: PartKind, blob: Blob, encoding: str, served: bool) -> Blob:
-        """The values that a blob in an encoding stands for, as a blob beside it that is not durable yet.
-
-        A blob that can be read as it lies stays. served: whether the client was served a value that it may be a change from.
-        Errors: WireError.
-        """
-        if encoding in AS_THEY_LIE:
-            return blob
+    def arrive(
+        self, client: str, part: PartKind, blob: Blob, encoding: str = "", served: bool = True, max_norm: float = 0.0
+    ) -> Arrived:
+        """As the port: decode an update and check it, in one pass over its tensors."""
         who, manifest = f"{client}'s {part} update", self.manifests[part]
         with ExitStack() as stack:
-            update = stack.enter_context(TensorFile(self._blobs.open(blob)))
-            base = self._base(client, part, stack) if served else None
-            create = partial(self._blobs.create, f"{blob.name}.{encoding}", durable=False)
+            file, before = self._opened(blob, stack), self._base(client, part, stack)
+            context = ArrivalContext(client, part, who, encoding, manifest, before, served, max_norm)
+            tensors = self._chains[part].on_arrival(PartUpdate(client, 0.0, file), context).tensors
+            if isinstance(tensors, TensorSource) and tensors.stored:
+                read_through(tensors)
+                _end(context)
+                return Arrived(blob, context.facts)
+            create = partial(self._blobs.create, f"{blob.name}.{encoding or 'values'}", durable=False)
             writer = stack.enter_context(TensorWriter(create, manifest))
-            for name, tensor in decoded(update, update.manifest, encoding, manifest, base, who):
-                writer.put(name, tensor)
-            return writer.close()
-
-    def check(self, client: str, part: PartKind, blob: Blob, max_norm: float) -> None:
-        """Refuses an update that could harm the state. Errors: WireError, UpdateRefused, each naming device and tensor.
-
-        `max_norm` limits the L2 norm of the change from what was served; 0: no limit.
-        """
-        who = f"{client}'s {part} update"
-        with TensorFile(self._blobs.open(blob)) as update:
-            if update.manifest not in self._encoded[part]:
-                check_manifest(update.manifest, self.manifests[part], who)
-            for name in update:
-                for _, block_N in update.blocks(name, CHECKED_NUMBERS):
-                    if not is_finite(block_N):
-                        check_finite(name, update[name], who)
-        if self._settings[part].bound:
-            self._norm(client, part, blob)  # now, while the round waits for others
-        if max_norm and (norm := self._norm(client, part, blob)) > max_norm:
-            raise UpdateRefused(f"{who} changes the weights by a norm of {norm:.3g}; the limit is {max_norm:.3g}")
-
-    def _norm(self, client: str, part: PartKind, blob: Blob) -> float:
-        """Of the change from what was served, computed once."""
-        key = (part, client, blob.digest)
-        if key not in self._norms:
-            with ExitStack() as stack:
-                update = stack.enter_context(TensorFile(self._blobs.open(blob)))
-                self._norms[key] = change_norm(update, self._base(client, part, stack))
-        return self._norms[key]
+            for name in writer.layout.manifest:
+                writer.put(name, tensors[name])
+            _end(context)
+            return Arrived(writer.close(), context.facts)
 
     def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
         """What a client's values of a part were before its training; None where it hands in their change."""
@@ -294,24 +276,16 @@ class Engine:
     def _updates(
         self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
     ) -> list[PartUpdate]:
-        """A cohort's updates of a part, bounded against one another; where it `votes`, without those that have none."""
-        settings, updates = self._settings[part], []
-        weight = weights({name: float(entry.row.samples or 0) for name, entry in entries.items()}, settings.bound_samples)
-        counted = [name for name in sorted(entries) if weight[name] > 0] if settings.bound else []
-        over = multiples({name: self._norm(name, part, entries[name].parts[part]) for name in counted}, settings.bound)
-        without = {name for name, medians in over.items() if votes and 0 < settings.no_vote < medians}
-        self._without_vote |= without
-        told = max(settings.bound, settings.bound_change)  # clipping meets half of a cohort, round after round
-        for name, medians in over.items():
-            if medians > told:
-                self._bounded[name] = max(self._bounded.get(name, 0.0), medians)
-        for name, entry in sorted((name, entry) for name, entry in entries.items() if name not in without):
-            source, manifest = self._blobs.open(entry.parts[part]), self.manifests[part]
-            decoded = stack.enter_context(Decoded(source, manifest))
-            if name in over:
-                decoded = Bounded(source, manifest, self._base(name, part, stack), factor(over[name], settings.bound))
-            updates.append(PartUpdate(name, weight[name], decoded, len(without)))
-        return updates
+        """A cohort's updates of a part as its aggregator gets them."""
+        context = RoundContext(part, self._closed + 1, lambda client: self._base(client, part, stack), votes, self._bounded)
+        cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
+        cohort = self._chains[part].on_cohort(cohort, context)
+        self._without_vote |= context.without_vote
+        return list(cohort.updates)
+
+    def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
+        values = Cast(self._opened(entry.parts[part], stack), self.manifests[part])
+        return PartUpdate(name, float(entry.row.samples or 0), values, facts=entry.facts.get(part, {}))
 
     def _take_back(self) -> None:
         """What was staged and not committed is forgotten, as by a restart: the round is closed again from the durable state."""
@@ -350,4 +324,10 @@ class Engine:
         old = (*self._generated_before.values(), *self._generated.values(), *self._cold_start.values(), *self._packing.take())
         gone = {blob.name for blob in old} - {blob.name for blob in kept.values()}
         self._served.remove([name for name in sorted(gone) if name.startswith(SERVED)])
-        self._generated, self._generated_before, self._cold_start, self._admitted, self._norms = {}, kept, {}, {}, {}
+        self._generated, self._generated_before, self._cold_start, self._admitted = {}, kept, {}, {}
+
+
+def _end(context: ArrivalContext) -> None:
+    """Let what has seen all of an update have its say."""
+    for check in context.at_end:
+        check()

@@ -14,7 +14,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Outcome, Served, Started
+from attune.fedserver.ports.lab import Arrived, Outcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.lab.build import Maker
@@ -108,11 +108,10 @@ class ThreadLab:
     async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
         return await self._executors.worker(self._started.changes, clients, cast(Sequence[PartKind], parts))
 
-    async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
-        return await self._executors.worker(self._started.unpack, client, cast(PartKind, part), blob, encoding, served)
-
-    async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
-        await self._executors.worker(self._started.check, client, cast(PartKind, part), blob, max_norm)
+    async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
+        return await self._executors.worker(
+            self._started.arrive, client, cast(PartKind, part), blob, encoding, served, max_norm
+        )
 
     async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
         return await self._executors.worker(self._started.aggregate, entries, founders)

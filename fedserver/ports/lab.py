@@ -29,6 +29,19 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Arrived:
+    """A part of an update that may be accepted.
+
+    Attributes:
+        blob: The values: the blob that came, or one made beside it that is not durable yet.
+        facts: What was found out while it was read, such as the norm of its change.
+    """
+
+    blob: Blob
+    facts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A round's next state, written beside the present one: true once its slots are committed.
 
@@ -73,17 +86,20 @@ class Lab(Protocol):
         """
         ...
 
-    async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
-        """The values that a blob in this encoding stands for: the blob itself, or one made beside it that is not durable yet.
+    async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
+        """Decode and check an update's part that has just come in.
 
-        served: whether the client's order served a value that it may be a change from. Errors: WireError, naming the device.
-        """
-        ...
+        Args:
+            client: The device.
+            part: The part of the update.
+            blob: Its bytes as they came.
+            encoding: The encoding that the device's order asked for.
+            served: Whether that order served a value from which the blob may be the change.
+            max_norm: The largest L2 norm of the change; 0: no limit.
 
-    async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
-        """Refuses an update that could harm the state; max_norm limits the L2 norm of the change, 0: no limit.
-
-        Errors: WireError, UpdateRefused, each naming device and tensor.
+        Raises:
+            WireError: It cannot be read, or does not fit; names device and tensor.
+            UpdateRefused: It could harm the state; names the device.
         """
         ...
 

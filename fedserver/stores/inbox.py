@@ -28,7 +28,9 @@ class Inbox:
         self._blobs = blobs
         self._closed = 0  # the last round of training whose updates are in the state
 
-    def accept(self, order: OrderId, row: Report, parts: Mapping[str, Blob]) -> None:
+    def accept(
+        self, order: OrderId, row: Report, parts: Mapping[str, Blob], facts: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
         """Keep the parts, and make the whole durable. Accepting twice keeps the first.
 
         Raises:
@@ -42,7 +44,7 @@ class Inbox:
             for part, blob in parts.items():
                 kept[part] = self._blobs.keep(blob, f"{INBOX}{order}/{part}.safetensors")
             fail_at(SERVER, order.round, "inbox-renamed")
-            self._blobs.put(_entry_name(order), msgspec.json.encode(AcceptedUpdate(row, kept)))
+            self._blobs.put(_entry_name(order), msgspec.json.encode(AcceptedUpdate(row, kept, facts or {})))
         except BaseException:
             self._blobs.remove([blob.name for blob in kept.values()])
             raise

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import (
     AmpSettings,
     AttentionSettings,
@@ -16,7 +17,7 @@ from attune.common.methods.settings.aggregators import (
     MeanSettings,
 )
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, PartUpdate, Tensors, Vault
+from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Vault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp

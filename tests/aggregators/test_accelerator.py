@@ -10,10 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attune.common.errors import SettingError
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, HypernetworkSettings
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _HeadRound
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.gram import gram
 
 
@@ -144,6 +145,10 @@ def test_other_precisions(dtype):
     assert W_SD.dtype == dtype
     expected = torch.tensor(oracle(X_SD.double().tolist(), 10.0)[1], dtype=torch.float64)
     assert close(W_SD, expected, X_SD.double(), tolerance=max(float(torch.finfo(dtype).eps), 1e-12))
+
+
+def update(name: str, x: list[float]) -> PartUpdate:
+    return PartUpdate(name, 1, {"x": torch.tensor(x)})
 
 
 def test_state_is_kept_by_name_for_who_is_not_in_the_cohort():

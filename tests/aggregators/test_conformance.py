@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from attune.common.errors import UpdateRefused
+from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.files import TensorFile, read_tensors, write_tensors
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from tests.aggregators.conftest import KINDS, SHAPES
 

@@ -7,10 +7,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 
 SHAPES = {"a.weight": (7, 5), "a.bias": (7,), "b.weight": (3, 7), "steps": ()}
 UNITS = {"a": ["a.weight", "a.bias"], "b": ["b.weight"], "steps": ["steps"]}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from tests.server.bench import Bench, plan

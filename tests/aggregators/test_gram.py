@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators import gram as subject
 from attune.fedserver.lab.aggregators.attention import Mcsa, cosines
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.gram import BLOCK, EXACT, gram, mix_
 
 

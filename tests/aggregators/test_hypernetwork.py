@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import linear, normalize, relu
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.fedserver.lab.aggregators import hypernetwork
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate, Tensors
+from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
 from attune.fedserver.lab.aggregators.hypernetwork import FORWARD_ROWS, Hypernetwork
 from attune.fedserver.lab.aggregators.network import features, heads_of
 

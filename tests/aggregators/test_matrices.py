@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators import matrices
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.stored import MATRICES, read_matrices
 

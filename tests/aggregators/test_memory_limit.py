@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings, MeanSettings
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import Aggregator, PartUpdate
+from attune.fedserver.lab.aggregators.base import Aggregator
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.folder import FolderBlobs

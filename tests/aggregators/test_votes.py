@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings, HeurAmpSettings, HypernetworkSettings, MeanSettings
 from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from attune.fedserver.lab.aggregators.similarity import HeurAmp
 from attune.fedserver.lab.aggregators.stored import MATRICES, UNIT

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.fedserver.lab.aggregators.base import PartUpdate
+from attune.common.exchange.transform import PartUpdate
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from tests.aggregators.test_attention import close, matrices, oracle, rows_of
 from tests.cluster.conftest import SHAPES, Played, rounds, update

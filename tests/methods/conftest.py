@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import Method, assign, configure
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
@@ -19,7 +20,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, extras_of
 from attune.fedclient.work.objectives.network import Network
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.build import aggregators_for
 
 Data = tuple[np.ndarray, np.ndarray]

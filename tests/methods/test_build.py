@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import assign, configure
 from attune.common.methods.registry import get, names
 from attune.common.models.structure import tensors_of
 from attune.fedserver.lab.aggregators.attention import Mcsa
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.build import aggregators_for

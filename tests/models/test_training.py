@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
@@ -16,7 +17,7 @@ from attune.common.models.structure import components, tensors_of
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.model import Model
 from attune.fedclient.work.trainer import Trainer
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import Mean
 
 CASES = [

@@ -25,7 +25,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Lab, Outcome, Served, Started
+from attune.fedserver.ports.lab import Arrived, Lab, Outcome, Served, Started
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
@@ -63,11 +63,8 @@ class FarLab:
     async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
         return sent(await self._lab.changes(sent(clients, list[str]), sent(parts, list[str])), dict[str, Smaller])
 
-    async def unpack(self, client: str, part: str, blob: Blob, encoding: str, served: bool) -> Blob:
-        return sent(await self._lab.unpack(client, part, sent(blob, Blob), encoding, served), Blob)
-
-    async def check(self, client: str, part: str, blob: Blob, max_norm: float) -> None:
-        await self._lab.check(client, part, sent(blob, Blob), max_norm)
+    async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
+        return sent(await self._lab.arrive(client, part, sent(blob, Blob), encoding, served, max_norm), Arrived)
 
     async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
         return sent(await self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str])), Outcome)
@@ -111,12 +108,14 @@ async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
         served = await lab.serve(["ann", "bob"])
         digests += [blob.digest for parts in served.values() for blob in parts.values()]
         for client, parts in served.items():
-            order, found = OrderId("train", number, client), {}
+            order, found, facts = OrderId("train", number, client), {}, {}
             for part, blob in parts.items():
                 trained = {name: tensor * 0.5 + number for name, tensor in read_tensors(blobs.open(blob)).items()}
-                found[part] = upload(blobs, inbox, uploads, order, part, trained)
-                await lab.check(client, part, found[part], 1e9)
-            inbox.accept(order, Report(round=number, work="train", client=client, samples=number + len(client)), found)
+                uploaded = upload(blobs, inbox, uploads, order, part, trained)
+                arrived = await lab.arrive(client, part, uploaded, "", True, 1e9)
+                found[part], facts[part] = arrived.blob, arrived.facts
+            row = Report(round=number, work="train", client=client, samples=number + len(client))
+            inbox.accept(order, row, found, facts)
         entries = inbox.entries("train", number)
         own = [part for part in started.max_bytes if part != "shared"]
         adapting = number == 3 and own

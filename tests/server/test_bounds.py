@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from attune.common.wire.files import TensorFile
+from attune.common.wire.lazy import Cast
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.lab import bounds
 from attune.fedserver.lab.recipe import name_of
@@ -204,8 +206,9 @@ def test_a_bounded_file_reads_the_same_whole_in_spans_and_in_blocks(bench):
     update = tiny.write(
         "uploads/new", {name: torch.arange(float(np.prod(spec.shape))).view(spec.shape) for name, spec in manifest.items()}
     )
-    base = bounds.TensorFile(tiny.blobs.open(served))
-    with bounds.Bounded(tiny.blobs.open(update), manifest, base, 0.25) as found:
+    base = TensorFile(tiny.blobs.open(served))
+    with TensorFile(tiny.blobs.open(update)) as file:
+        found = bounds.Bounded(Cast(file, manifest), base, 0.25)
         for name in found:
             whole = found[name].view(-1)
             oracle = 2 + (np.arange(whole.numel(), dtype=np.float64) - 2) / 4

@@ -68,7 +68,7 @@ def test_the_next_state_is_that_of_the_decoded_updates(tmp_path, method: str) ->
                 if not encoding:
                     written = {name: tensor.float() for name, tensor in written.items()}
                 parts[part] = tiny.write(f"inbox/{client}/{part}", written)
-                tiny.engine.check(client, part, parts[part], 1e9)
+                tiny.engine.arrive(client, part, parts[part], "bf16", max_norm=1e9)
             entries[client] = AcceptedUpdate(Report(round=1, work="train", client=client, samples=3), parts)
         outcome = tiny.engine.aggregate(entries)
         states.append([(slot.part, slot.key, slot.digest) for slot in outcome.slots])
@@ -202,7 +202,7 @@ def test_what_is_smaller_is_sent_in_its_place_and_what_is_not_stays(tmp_path) ->
     assert list(found) == [wide.digest] and found[wide.digest].size < wide.size
     assert tiny.engine.pack([wide]) == found, "it is made once"
     sent = tiny.read(found[wide.digest])
-    [(_, tensor)] = decoded(sent, manifest_of(sent), "zstd", manifest_of(tiny.read(wide)), None, "the server")
+    [tensor] = decoded(sent, manifest_of(sent), "zstd", manifest_of(tiny.read(wide)), None, "the server").values()
     assert torch.equal(tensor, tiny.read(wide)["w"])
     tiny.engine.settle()
     assert tiny.blobs.names("serve/") == ["serve/tight", "serve/wide"], "and goes with the state"

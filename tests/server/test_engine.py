@@ -9,7 +9,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.methods.registry import configured_in
 from attune.fedserver.core.adaptation import adaptation_of
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.lab import engine
+from attune.fedserver.lab import checks
 from attune.fedserver.lab.recipe import name_of
 from tests.raising import malformed
 from tests.server.bench import Bench, plan
@@ -85,7 +85,7 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
 def checked_in(request, monkeypatch):
     """Updates are checked a few numbers at a time, so that tensors of these sizes have several blocks."""
     if request.param:
-        monkeypatch.setattr(engine, "CHECKED_NUMBERS", request.param)
+        monkeypatch.setattr(checks, "BLOCK", request.param)
 
 
 def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path, checked_in):
@@ -101,7 +101,7 @@ def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path, checked_in
     for kind, tensors in wrong.items():
         update = tiny.write("uploads/update", tensors)
         with malformed(kind, match=f"kiel's shared update.*{name}"):
-            tiny.engine.check("kiel", "shared", update, 0.0)
+            tiny.engine.arrive("kiel", "shared", update, max_norm=0.0)
 
 
 def test_one_number_in_the_last_block_is_found_and_counted_once(bench, checked_in):
@@ -110,7 +110,7 @@ def test_one_number_in_the_last_block_is_found_and_counted_once(bench, checked_i
     name = max(update, key=lambda key: update[key].numel())
     update[name].view(-1)[-1] = float("inf")
     with malformed("not-finite", match=f"{name}.*0 NaN and 1 infinite of {update[name].numel()} values"):
-        tiny.engine.check("kiel", "shared", tiny.write("uploads/update", update), 0.0)
+        tiny.engine.arrive("kiel", "shared", tiny.write("uploads/update", update), max_norm=0.0)
 
 
 def test_the_norm_that_is_limited_is_of_the_change(bench, tmp_path, checked_in):
@@ -119,9 +119,9 @@ def test_the_norm_that_is_limited_is_of_the_change(bench, tmp_path, checked_in):
     count = sum(tensor.numel() for tensor in served.values())
     update = tiny.write("uploads/update", {name: tensor + 2.0 for name, tensor in served.items()})
     norm = 2.0 * count**0.5
-    tiny.engine.check("a", "shared", update, norm * 1.001)
+    tiny.engine.arrive("a", "shared", update, max_norm=norm * 1.001)
     with pytest.raises(UpdateRefused, match="norm"):
-        tiny.engine.check("a", "shared", update, norm * 0.999)
+        tiny.engine.arrive("a", "shared", update, max_norm=norm * 0.999)
 
 
 def test_no_answer_may_be_much_larger_than_the_part(bench):

@@ -145,13 +145,13 @@ def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothi
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
         data, lab = order.downloads[0].data, server.coordinator.lab
         target = UploadTarget(order.id, "shared", digest_of(data), len(data))
-        work, sinks = server.coordinator.lab.check, list[Sink]()
+        work, sinks = server.coordinator.lab.arrive, list[Sink]()
 
         async def again(*arguments: Any) -> Any:
             sinks.append(await updates.open("a", target))
             return await work(*arguments)
 
-        monkeypatch.setattr(lab, "check", again)
+        monkeypatch.setattr(lab, "arrive", again)
         assert await updates.submit("a", update(order, data)) == Receipt()
         await updates.complete("a", target, *sinks)
 
@@ -164,14 +164,14 @@ def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
     async def scenario(server: Server) -> None:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
         data, lab = order.downloads[0].data, server.coordinator.lab
-        work = server.coordinator.lab.check
+        work = server.coordinator.lab.arrive
 
         async def other(*arguments: Any) -> Any:
-            monkeypatch.setattr(lab, "check", work)
+            monkeypatch.setattr(lab, "arrive", work)
             (await updates.open("a", UploadTarget(order.id, "shared", digest_of(b"other"), 5))).close()
             return await work(*arguments)
 
-        monkeypatch.setattr(lab, "check", other)
+        monkeypatch.setattr(lab, "arrive", other)
         with pytest.raises(UnknownBlob, match="sends shared again"):
             await updates.submit("a", update(order, data))
         assert await updates.submit("a", update(order, data)) == Receipt()

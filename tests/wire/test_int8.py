@@ -117,7 +117,7 @@ def test_the_reader_has_what_the_writer_says_that_arrives(tmp_path: Path, based:
 
 def refused(tmp_path: Path, spoilt: Tensors) -> str:
     with on_file(tmp_path, spoilt) as file, pytest.raises(Malformed) as caught:
-        list(decoded(file, file.manifest, "int8", manifest_of(some(1)), None, "kiel"))
+        list(decoded(file, file.manifest, "int8", manifest_of(some(1)), None, "kiel").values())
     assert "kiel" in str(caught.value)
     return str(caught.value.kind)
 

@@ -160,5 +160,5 @@ def test_bytes_that_are_no_fewer_than_the_tensor_has_are_no_packed_tensor() -> N
     tensors = {"w": weights()}
     for wrong in (torch.zeros(weights().nbytes, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)):
         with pytest.raises(Malformed) as caught:
-            list(decoded({"w": wrong}, manifest_of({"w": wrong}), "zstd", manifest_of(tensors), None, "kiel"))
+            list(decoded({"w": wrong}, manifest_of({"w": wrong}), "zstd", manifest_of(tensors), None, "kiel").values())
         assert caught.value.kind == "wrong-dtype"

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedserver.lab.aggregators.base import PartUpdate, Vault
+from attune.fedserver.lab.aggregators.base import Vault
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.mixing import Mixing

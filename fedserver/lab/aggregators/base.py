@@ -11,20 +11,11 @@ from typing import Protocol
 import torch
 
 from attune.common.errors import UpdateRefused
-from attune.common.wire.files import TensorFile
+from attune.common.exchange.transform import PartUpdate
+from attune.common.wire.lazy import TensorSource
 from attune.common.wire.tensors import DTYPES, Manifest, layout_of, manifest_of
 
 Tensors = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class PartUpdate:
-    """What one device handed in for one part; `tensors` may load from disk at each access."""
-
-    client: str
-    weight: float  # m_i: training samples
-    tensors: Mapping[str, torch.Tensor]
-    absent: int = 0  # how many more of its cohort have no vote
 
 
 class Writer(Protocol):
@@ -149,12 +140,12 @@ def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
 
 def manifest_in(tensors: Mapping[str, torch.Tensor]) -> Manifest:
     """Dtype and shape of each tensor; of a file without reading them."""
-    return tensors.manifest if isinstance(tensors, TensorFile) else manifest_of(tensors)
+    return tensors.manifest if isinstance(tensors, TensorSource) else manifest_of(tensors)
 
 
 def read_into(tensors: Mapping[str, torch.Tensor], name: str, out_N: torch.Tensor) -> None:
     """The numbers of a tensor in C order into `out_N`, in its dtype; a file's own are read there without another copy."""
-    if isinstance(tensors, TensorFile) and DTYPES[tensors.manifest[name].dtype] == out_N.dtype:
+    if isinstance(tensors, TensorSource) and DTYPES[tensors.manifest[name].dtype] == out_N.dtype:
         tensors.read_into(name, out_N)
     else:
         out_N.copy_(tensors[name].reshape(-1))

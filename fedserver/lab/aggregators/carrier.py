@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
-from attune.fedserver.lab.aggregators.base import Blockwise, PartUpdate, Put, Tensors, Unit
+from attune.common.exchange.transform import PartUpdate
+from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit
 
 Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for it, and the next values of its blocks
 

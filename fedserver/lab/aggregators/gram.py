@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.tensors import DTYPES
-from attune.fedserver.lab.aggregators.base import PartUpdate, manifest_in, read_into
+from attune.fedserver.lab.aggregators.base import manifest_in, read_into
 
 BLOCK = 4_096  # columns of a product in float32: a cosine is then within 2e-7, measured for S from 2 to 50
 EXACT = 65_536  # fewer columns than these are multiplied in float64: their few blocks would not average the error out

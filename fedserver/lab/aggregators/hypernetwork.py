@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import PartUpdate, Tensors, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import Tensors, Vault, cohort, write
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of

@@ -11,19 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.wire.header import Manifest
-from attune.fedserver.lab.aggregators.base import (
-    Aggregator,
-    Block,
-    Blockwise,
-    PartUpdate,
-    Put,
-    Tensors,
-    Unit,
-    Vault,
-    manifest_in,
-)
+from attune.fedserver.lab.aggregators.base import Aggregator, Block, Blockwise, Put, Tensors, Unit, Vault, manifest_in
 from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carried, in_turn
 from attune.fedserver.lab.build import AggregatorSpec, Maker, made
 from attune.fedserver.lab.cluster.cluster_worker import PackedTensors, pack, pack_updates, unpack

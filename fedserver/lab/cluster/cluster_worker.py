@@ -12,9 +12,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.tensors import DTYPES, Tensors, manifest_of, views
-from attune.fedserver.lab.aggregators.base import Blockwise, MemoryVault, PartUpdate, read_into
+from attune.fedserver.lab.aggregators.base import Blockwise, MemoryVault, read_into
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.parcels import Parcel
 

@@ -1,0 +1,36 @@
+"""Transforms by name, with their typed settings: those of this package, and those of plug-ins (attune.common.plugins)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from attune.common.config import convert
+from attune.common.exchange.transform import Transform, TransformSettings
+from attune.common.plugins import Package, PluginRegistry, implementation_of
+
+TRANSFORMS: PluginRegistry[type[TransformSettings]] = PluginRegistry("transforms", TransformSettings, {})
+SPOKEN_AS = "transform:"  # before the name of a transform, in what a device says that it can do
+
+
+def settings_of(transforms: Mapping[str, Any]) -> dict[str, TransformSettings]:
+    """Return the typed settings of each transform by name, in the order of the table [transforms].
+
+    Raises:
+        SettingError: For an unknown transform or setting, or a value that cannot be.
+    """
+    return {
+        name: convert(TRANSFORMS.require(name, "transform"), values, f"transforms.{name}.")
+        for name, values in transforms.items()
+    }
+
+
+def transforms_for(part: str, settings: Mapping[str, TransformSettings]) -> list[Transform]:
+    """Make the transforms of a part, in order."""
+    chosen = [(name, each) for name, each in settings.items() if each.applies_to(part)]
+    return [cast(Any, implementation_of(type(each), name))(name, each) for name, each in chosen]
+
+
+def packages_of(names: Iterable[str]) -> list[Package]:
+    """Return the packages that offer these transforms; loads no code of them."""
+    return [package for name in names if (package := TRANSFORMS.package_of(name)) is not None]
