@@ -78,7 +78,7 @@ class Cohort:
 
 @dataclass
 class DeviceContext:
-    """What a transform may know on the device.
+    """Facts that a transform may use on the device.
 
     Attributes:
         before: The part as the device received it, from which its training began; None if it began from its own state.
@@ -101,7 +101,7 @@ class DeviceContext:
 
 @dataclass
 class ArrivalContext:
-    """What a transform may know when an update arrives at the server.
+    """Facts that a transform may use when an update arrives at the server.
 
     Attributes:
         who: The update as errors name it.
@@ -127,7 +127,7 @@ class ArrivalContext:
 
 @dataclass
 class RoundContext:
-    """What a transform may know when a cohort is aggregated.
+    """Facts that a transform may use when a cohort is aggregated.
 
     Attributes:
         before: Return what the server holds of a device's part; None if changes are handed in.
@@ -220,7 +220,7 @@ class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     parts: tuple[str, ...] = ()  # to which it applies; empty: to all that devices hand in
 
     def applies_to(self, part: str) -> bool:
-        """Whether the transform is in the chain of this part."""
+        """Return whether the transform is in the chain of this part."""
         return not self.parts or part in self.parts
 
 

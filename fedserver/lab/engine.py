@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from typing import get_args
 
-from attune.common.exchange.encodings import PartEncoding
+from attune.common.exchange.part_encoding import PartEncoding
 from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, PartUpdate, RoundContext, TransformSettings
 from attune.common.faults import SERVER, fail_at
