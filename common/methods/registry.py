@@ -111,7 +111,7 @@ def packages_on_devices(
         SettingError: As `method_from_options`.
     """
     yield from packages_of(transforms)
-    for package in (MODELS.package_of(model), METHODS.package_of(method)):
+    for package in (MODELS.package_of(model), METHODS.package_of(method) if method != CUSTOM else None):
         if package is not None:
             yield package
     row = method_from_options({**method_options, "name": method}, aggregators_elsewhere=True)
