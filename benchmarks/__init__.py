@@ -1,1 +1,1 @@
-"""Measurements against real processes: figures are written down as they come out."""
+"""Measurements of real processes. Figures are written down as they come out."""

@@ -1,9 +1,10 @@
-"""Adapters on a frozen body beside the full model: bytes of a round, what the server holds, accuracy.
+"""Adapters on a frozen body compared with the full model: bytes of a round, the server's state, and accuracy.
 
-`python -m benchmarks.adapters --data fashion_mnist.npz --out benchmarks/results/adapters.json` (needs peft): the body is a
+`python -m benchmarks.adapters --data fashion_mnist.npz --out benchmarks/results/adapters.json` (needs peft). The body is a
 Vision Transformer that is trained here first, on images of five classes that no device holds. Twelve devices hold images of the
-other five classes, two or three of them each. LoRA of rank 4 on the projections of every attention, and a head. The rate is the
-same for all unless `--rates` names several: then it is chosen for each method and kind of model on a seed that is not reported.
+other five classes, two or three classes each. The adapters are LoRA of rank 4 on the projections of every attention, and a
+head. The learning rate is the same for all, unless `--rates` names several: then it is chosen for each method and kind of model
+on a seed that is not reported.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _vit(spec: ModelSpec) -> nn.Module:
 
 
 def _with_body(spec: ModelSpec) -> nn.Module:
-    """The body, frozen, with a new head that is trained."""
+    """Return the body, frozen, with a new head that is trained."""
     model = _vit(ModelSpec("vit", "images", spec.shape, BODY_CLASSES))
     load_body(model, os.environ[BODY])
     model.head = nn.Linear(VIT["width"], spec.classes)
@@ -57,7 +58,7 @@ def _with_body(spec: ModelSpec) -> nn.Module:
 
 
 def adapters(spec: ModelSpec) -> nn.Module:
-    """The body with LoRA on every attention's projections."""
+    """Return the body with LoRA on every attention's projections."""
     from peft import LoraConfig, inject_adapter_in_model
 
     model = _with_body(spec)
@@ -67,17 +68,17 @@ def adapters(spec: ModelSpec) -> nn.Module:
 
 
 def head(spec: ModelSpec) -> nn.Module:
-    """The body as it is."""
+    """Return the frozen body with a new head."""
     return _with_body(spec)
 
 
 def full(spec: ModelSpec) -> nn.Module:
-    """The same body, of which everything is trained."""
+    """Return the same body with all its weights trained."""
     return _with_body(spec).requires_grad_(True)
 
 
 def new(spec: ModelSpec) -> nn.Module:
-    """The same architecture with new weights."""
+    """Return the same architecture with new weights."""
     return _vit(spec)
 
 
@@ -85,7 +86,11 @@ KINDS: dict[str, Callable[[ModelSpec], nn.Module]] = {"adapters": adapters, "hea
 
 
 def train_body(x: Any, y: Any, where: Path) -> float:
-    """Trains it on images (N, 28, 28) uint8 with labels from 0 on and writes it; its accuracy on the last tenth, held out."""
+    """Train the body on images (N, 28, 28) uint8 with labels from 0, and write it.
+
+    Returns:
+        Its accuracy on the last tenth, which is held out.
+    """
     torch.manual_seed(0)
     model = _vit(ModelSpec("vit", "images", (28, 28, 1), BODY_CLASSES))
     x, y = torch.from_numpy(x).float().div(255)[:, None], torch.from_numpy(y).long()
@@ -102,7 +107,7 @@ def train_body(x: Any, y: Any, where: Path) -> float:
 
 
 def make_shards(x: Any, y: Any, seed: int) -> Shards:
-    """Of the classes that the body has not seen: two or three of them a device, no image on two of them."""
+    """Write shards with the classes that the body has not seen: two or three for each device, and no image on two devices."""
     draw, used = np.random.default_rng(seed), np.zeros(len(y), dtype=bool)
     classes, shards = np.unique(y), {}
     for number in range(DEVICES):
@@ -115,7 +120,7 @@ def make_shards(x: Any, y: Any, seed: int) -> Shards:
 
 
 def measure(kind: str, method: str, rate: float, shards: Shards, seed: int) -> dict[str, float]:
-    """One federation."""
+    """Measure one federation."""
     home, began = Path(tempfile.mkdtemp(prefix="attune-adapters-")), time.process_time()
     settings: dict[str, Any] = {"train.lr": rate, "train.local_epochs": 2, "train.batch_size": 20}
     try:
@@ -132,14 +137,14 @@ def measure(kind: str, method: str, rate: float, shards: Shards, seed: int) -> d
 
 
 def rate_of(kind: str, method: str, rates: Sequence[float], shards_of: Callable[[int], Shards]) -> float:
-    """The best of several on a seed that is not reported."""
+    """Return the best of several rates on a seed that is not reported."""
     if len(rates) == 1:
         return rates[0]
     return max(rates, key=lambda rate: measure(kind, method, rate, shards_of(CHOSEN_ON), CHOSEN_ON)["accuracy"])
 
 
 def row_of(kind: str, method: str, rates: Sequence[float], shards_of: Callable[[int], Shards]) -> dict[str, Any]:
-    """Means over seeds."""
+    """Return one row with means over seeds."""
     rate = rate_of(kind, method, rates, shards_of)
     found = [measure(kind, method, rate, shards_of(seed), seed) for seed in SEEDS]
     return {
@@ -155,7 +160,7 @@ def row_of(kind: str, method: str, rates: Sequence[float], shards_of: Callable[[
 
 
 def sizes(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
-    """Numbers that are trained and that are frozen, of each kind of model."""
+    """Count the trained and the frozen numbers of each kind of model."""
     return {
         kind: {
             "trained": sum(tensor.numel() for tensor in tensors_of(model).values()),
@@ -166,7 +171,7 @@ def sizes(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
 
 
 def state_bytes(home: Path) -> int:
-    """What the server of a simulation with this home holds at its end."""
+    """Return the bytes of the server's state at the end of the simulation with this home."""
     return sum(slot.size for slot in ServerHome(home / "server").snapshot().slots)
 
 
@@ -175,7 +180,7 @@ def state_bytes(home: Path) -> int:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The JSON file to write.")
 @click.option("--rates", type=float, multiple=True, help="Learning rates to choose from; 0.1 where none is given.")
 def main(data: Path, out: Path, rates: tuple[float, ...]) -> None:
-    """Trains the body, then every kind of model under every method."""
+    """Train the body, then every kind of model under every method."""
     torch.set_num_threads(1)
     with np.load(data) as file:
         x, y = file["train_x"], file["train_y"]

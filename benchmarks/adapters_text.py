@@ -1,9 +1,9 @@
-"""Adapters on a real sentence encoder, devices with different text: bytes of a round, what the server holds, accuracy.
+"""Adapters on a real sentence encoder, with different text on each device: bytes of a round, the server's state, and accuracy.
 
-`python -m benchmarks.adapters_text --data shakespeare/plays --out benchmarks/results/adapters_text.json`: the body is MiniLM
-out of a package (examples/minilm.py says which, and what to install). The task: from which of ten plays is this speech? Each
-device has speeches of three of them. They become shards as a site's own would: a CSV file, `fedclient shard --tokenizer`. Test
-speeches stand in the last third of their play, so no scene is in both parts. The rates are not tuned.
+`python -m benchmarks.adapters_text --data shakespeare/plays --out benchmarks/results/adapters_text.json`. The body is MiniLM
+from a package (examples/minilm.py says which one, and what to install). The task is to tell from which of ten plays a speech
+is. Each device has speeches of three plays. They become shards as a site's own files would: a CSV file, then `fedclient shard
+--tokenizer`. Test speeches are from the last third of their play, so no scene is in both parts. The rates are not tuned.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Speeches = dict[str, tuple[list[str], list[str]]]  # play -> speeches for traini
 
 
 def speeches_of(data: Path) -> Speeches:
-    """Of the plays with the most speeches: runs of lines of one role with enough words, in the order of the play."""
+    """Return speeches of the plays that have most: runs of lines of one role with enough words, in the order of the play."""
     found: dict[str, list[str]] = {}
     for path in sorted(data.glob("*.txt")):
         lines = groupby(lines_of_play(path.read_text(encoding="ascii")), key=lambda said: said[0])
@@ -56,7 +56,15 @@ def speeches_of(data: Path) -> Speeches:
 
 
 def write_tables(speeches: Speeches, out: Path, devices: int, counts: tuple[int, int], seed: int) -> Iterator[Path]:
-    """A CSV file a device: speech, play, split. No speech on two devices; counts: for training and for testing."""
+    """Write a CSV file for each device: speech, play, split. No speech is on two devices.
+
+    Args:
+        speeches: Speeches of each play.
+        out: Folder for the files.
+        devices: Number of devices.
+        counts: Numbers of speeches for training and for testing.
+        seed: Seed of the draw.
+    """
     draw, plays = np.random.default_rng(seed), list(speeches)
     left = {play: [draw.permutation(len(part)).tolist() for part in speeches[play]] for play in plays}
     for number in range(devices):
@@ -72,7 +80,7 @@ def write_tables(speeches: Speeches, out: Path, devices: int, counts: tuple[int,
 
 
 def make_shards(speeches: Speeches, out: Path, devices: int, counts: tuple[int, int], seed: int) -> list[Path]:
-    """What `fedclient shard --text speech --label play --tokenizer ...` makes of these files."""
+    """Make shards of these files, as `fedclient shard --text speech --label play --tokenizer ...` does."""
     out.mkdir()
     table, classes = ReadOptions.of("play"), ",".join(speeches)
     options = MakeOptions.of(table, "speech", LENGTH, "", False, classes, minilm.place())
@@ -84,7 +92,7 @@ def make_shards(speeches: Speeches, out: Path, devices: int, counts: tuple[int, 
 
 
 def measure(kind: str, method: str, shards: Sequence[Path], rounds: int, seed: int, alone: bool) -> dict[str, Any]:
-    """One federation. alone: also what each device reaches by itself."""
+    """Measure one federation. With `alone`, also measure what each device reaches without the others."""
     home, began = Path(tempfile.mkdtemp(prefix="attune-adapters-text-")), time.process_time()
     settings: dict[str, Any] = {"train.lr": RATES[kind], "train.local_epochs": 2, "train.batch_size": 8}
     settings |= {"method.tune_epochs": TUNED_EPOCHS} if method == "fedavg+ft" else {}
@@ -129,7 +137,7 @@ def built(kind: str) -> nn.Module:
 def main(
     data: Path, out: Path, devices: int, rounds: int, samples: tuple[int, int], runs: Sequence[tuple[str, str, int]]
 ) -> None:
-    """One federation for each --run."""
+    """Run one federation for each --run."""
     torch.set_num_threads(1)
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     found |= {

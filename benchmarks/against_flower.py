@@ -1,9 +1,9 @@
-"""The same exchange with Flower and with Attune in turn: a round in which there is nothing to compute, and the ratio.
+"""The same exchange with Flower and with Attune in turn: the time of a round without computation, and the ratio.
 
 Flower has an environment of its own, named by its python (`pip install flwr` there). Its processes are those of a deployment: a
-SuperLink, a SuperNode for each device, and the run. It runs without TLS, signatures and a database on disk, which favours it;
-Attune with mutual TLS, digests and syncs as always. Both start anew for every repeat, in turn, so that other work on the
-machine meets both.
+SuperLink, a SuperNode for each device, and the run. It runs without TLS, signatures and a database on disk, which favours it.
+Attune runs with mutual TLS, digests and syncs as always. Both start anew for every repeat, in turn, so that other work on the
+machine affects both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def free_port() -> int:
 
 
 def listens(speaker: Speaker, port: int) -> None:
-    """Returns once it listens there. Errors: ProcessEnded."""
+    """Wait until the process listens at the port.
+
+    Raises:
+        ProcessEnded: The process has ended.
+    """
     until = time.monotonic() + READY_S
     while time.monotonic() < until and speaker.process.poll() is None:
         with socket.socket() as trying:
@@ -52,7 +56,11 @@ def listens(speaker: Speaker, port: int) -> None:
 
 
 def flower_rounds_s(python: Path, case: Case) -> list[float]:
-    """Seconds of each round after the first, as Flower's server stamps them. Errors: ProcessEnded, with what was said."""
+    """Return the seconds of each round after the first, by the timestamps of Flower's server.
+
+    Raises:
+        ProcessEnded: A process has ended. The message has its output.
+    """
     tools, port = python.parent, free_port()
     with tempfile.TemporaryDirectory(prefix="flower-") as folder, ExitStack() as stack:
         work = Path(folder)
@@ -82,7 +90,7 @@ def _node(tools: Path, port: int) -> list[str]:
 
 @contextmanager
 def _environment(work: Path, tools: Path) -> Iterator[None]:
-    """Flower's own folder, its commands found, and nobody told that it runs; as before afterwards."""
+    """Set up an environment for Flower during the block: its own folder, its commands on the path, and no telemetry."""
     before = dict(os.environ)
     path = f"{tools}{os.pathsep}{before.get('PATH', '')}"
     os.environ.update({"FLWR_HOME": str(work), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path})
@@ -99,7 +107,7 @@ def flower_version(python: Path) -> str:
 
 
 def compare(python: Path, case: Case, repeats: int) -> dict[str, Any]:
-    """Both in turn; the median over all rounds of all repeats, and how many times as long Flower takes."""
+    """Run both in turn. Return the medians over all rounds of all repeats, and the ratio of Flower's to Attune's."""
     flower: list[float] = []
     ours: list[float] = []
     for _ in range(repeats):
@@ -127,7 +135,7 @@ def compare(python: Path, case: Case, repeats: int) -> dict[str, Any]:
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
 def main(python: Path, clients: int, parameters: int, tensors: int, rounds: int, repeats: int, out: Path | None) -> None:
-    """Runs the same exchange with both in turn and prints the ratio."""
+    """Run the same exchange with both in turn, and print the ratio."""
     on, case = machine(), Case(clients=clients, parameters=parameters, tensors=tensors, rounds=rounds)
     found = compare(python, case, repeats) | {"flower": flower_version(python)}
     click.echo(

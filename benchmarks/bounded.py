@@ -1,8 +1,7 @@
-"""How many honest updates the bound on changes would touch where nobody attacks, by its size: one row a method and split.
+"""Share of honest updates that the norm bound would touch without attackers, by its size: a row for each method and split.
 
-`python -m benchmarks.bounded --out benchmarks/results/bounded.csv`. No bound is ever met; each change
-is counted in medians of its cohort, so all sizes of the bound are judged on the same run. Rows that the file has are not
-measured again.
+`python -m benchmarks.bounded --out benchmarks/results/bounded.csv`. No bound is applied. Each change is measured in medians of
+its cohort, so all sizes of the bound are judged on the same run. Rows that the file has are not measured again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ COLUMNS = ("data", "split", "method", "rounds", "updates", *(f"above_{size:g}" f
 
 
 def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float]:
-    """Of each part that an honest device hands in, in each round: the norm of its change in medians of its cohort."""
+    """Return the norms of changes in medians of their cohort, for each part that an honest device hands in, in each round."""
     found: list[float] = []
     real = bounds.multiples
 
@@ -58,7 +57,7 @@ def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float
 @click.option("--split", "splits", multiple=True, default=tuple(SPLITS))
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(devices: int, rounds: int, methods: tuple[str, ...], splits: tuple[str, ...], out: Path) -> None:
-    """Appends a row to --out as each federation ends."""
+    """Append a row to --out as each federation ends."""
     logging.getLogger("fedserver").setLevel(logging.ERROR)
     done = set()
     if out.exists():

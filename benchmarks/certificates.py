@@ -1,9 +1,9 @@
-"""A federation whose certificates live a minute: whether a round is lost over them. Real processes, TLS and all.
+"""A federation whose certificates live for a minute: does it lose a round? It uses real processes and TLS.
 
     python -m benchmarks.certificates --minutes 10 --out benchmarks/results/certificates.json
 
-A round is lost if it closed without the update of a device. Every update counts as long as nobody's link breaks for longer than
-the round waits, so what is measured is renewal and the change of connections beside training.
+A round is lost if it closed without the update of a device. Every update counts if no link breaks for longer than the round
+waits, so this measures the renewal of certificates and the change of connections beside training.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Whether a device may trust what it keeps (`--keep best`): beside the common model and the one that it trained alone.
+"""Comparison of what a device keeps (`--keep best`) with the common model and with the one that it trained alone.
 
-`python -m benchmarks.choice --data uci_har=PATH --out FILE`: recipes' shards, each method with `--baseline local`; a row for
-each point, seed and method as it ends, and it goes on where it was interrupted. The recipes' own tables are stricter: their
-rivals are whole federations of their own, with `local` and with `fedavg`. Here they are the models between which a device
-chooses. Harmed: kept is worse than one of them by the exact paired test with Holm's correction (5 %), as if test samples were
-independent; by groups: where shards have groups of test samples, each is one piece of evidence.
+`python -m benchmarks.choice --data uci_har=PATH --out FILE`. It uses the recipes' shards, and each method with `--baseline
+local`. It writes a row for each point, seed and method as it ends, and continues where it was interrupted. The recipes' own
+tables are stricter: their rivals are whole federations with `local` and with `fedavg`. Here the rivals are the models between
+which a device chooses.
+
+A device is harmed if the kept model is worse than a rival by the exact paired test with Holm's correction (5 %), as if test
+samples were independent. "By groups" means that each group of test samples, where shards have groups, is one piece of evidence.
 """
 
 from __future__ import annotations
@@ -42,16 +44,17 @@ FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "h
 
 
 def methods(recipe: Recipe) -> tuple[str, ...]:
-    """The mean, attention, and a hypernetwork."""
+    """Return the methods of the comparison: the mean, attention, and a hypernetwork."""
     return ("fedavg", "fedmcsa", "pfedhn" if recipe.entries == SERVED else "fedtp")
 
 
 def figures(
     shards: Sequence[Path], clients: Sequence[Mapping[str, Any]], models: Sequence[Model], local: Sequence[Model]
 ) -> dict[str, Any]:
-    """Means over devices in the order of `shards`; choosing: the share of devices that hold samples out to choose by.
+    """Return means over devices, in the order of `shards`.
 
-    behind: points by which kept is below the better of the two rivals, each of them a mean over devices.
+    `choosing` is the share of devices that hold out samples for the choice. `behind` is the number of points by which the kept
+    model is below the better of the two rivals, all of them means over devices.
     """
     kept = fmean(client["accuracy_kept"] for client in clients)
     rivals = {name: [client[names.accuracy] for client in clients] for name, names in RIVALS.items()}
@@ -70,10 +73,13 @@ def figures(
 
 
 def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model) -> tuple[bool, bool]:
-    """Whether this device is, as if test samples were independent, and by groups of them.
+    """Return whether this device is harmed, as if test samples were independent, and by groups of them.
 
-    local: the model that the device trained alone, which a blend may be without. A device that keeps its own model by itself
-    has compared it already.
+    Args:
+        shard: The device's shard.
+        client: The device's row.
+        model: The model that it keeps.
+        local: The model that the device trained alone. A device that keeps its own model has compared it already.
     """
     if list(model.members) == ["personalized"]:
         pairs = pairs_of(client)
@@ -89,13 +95,13 @@ def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model
 
 
 def holds_out(shard: Path) -> bool:
-    """Whether the device can hold samples out to choose by."""
+    """Return whether the device can hold out samples for the choice."""
     found = load_shard(shard)
     return len(hold_out(strata(found.train_y, found.task), TrainSettings().validation, 0, found.kind, found.groups)[1]) > 0
 
 
 def measured(recipe: Recipe, point: RecipePoint, data: str, seed: int, results: Results) -> None:
-    """The rows of a point that are missing."""
+    """Measure the rows of a point that are missing."""
     key = {"recipe": recipe.name, "series": point.series, "x": f"{point.x:g}", "seed": str(seed)}
     there = {row["method"] for row in results.rows() if key.items() <= row.items()}
     with tempfile.TemporaryDirectory(prefix="attune-choice-") as folder:
@@ -111,7 +117,7 @@ def measured(recipe: Recipe, point: RecipePoint, data: str, seed: int, results: 
 
 
 def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -> Result:
-    """A whole federation. `local` leads to what the others train beside their own, bit by bit (fedclient's Baselines)."""
+    """Run a whole federation. `local` trains the same model, bit by bit, as the baseline of the others."""
     return simulate(
         [str(shard) for shard in shards], method, None, recipe.rounds, seed, dict(recipe.settings), "local",
         executor="stacked", progress=False,
@@ -119,7 +125,10 @@ def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -
 
 
 def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Markdown: a line for each recipe, series and method, over points and seeds. Both: the common model and the one alone."""
+    """Yield a table in Markdown: a line for each recipe, series and method, over points and seeds.
+
+    "Both" stands for the common model and the one trained alone.
+    """
     yield "| recipe | method | runs | devices that choose | kept, above the better of both: mean, least | harmed | by groups |"
     yield "|---|---|---|---|---|---|---|"
     for recipe, series, method in dict.fromkeys((row["recipe"], row["series"], row["method"]) for row in rows):
@@ -140,7 +149,7 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
 def main(data: tuple[str, ...], names: tuple[str, ...], places: tuple[float, ...], seeds: tuple[int, ...], out: Path) -> None:
-    """Runs what is left, and prints the table of all rows."""
+    """Run what is left, and print the table of all rows."""
     results, files, recipes = Results(out, (*KEY, *FIGURES)), named(data), [get(name) for name in names or TRIED]
     for x in places:
         if not any(x == point.x for recipe in recipes for point in recipe.points):

@@ -1,7 +1,8 @@
-"""What `fedserver --lab ray` costs: a call, bytes to workers and back, mixing; and whole rounds beside those of one process.
+"""Costs of `fedserver --lab ray`: a call, bytes to workers and back, mixing, and whole rounds, compared with one process.
 
-`python -m benchmarks.cluster_lab`, with Ray. Terms, not speed-ups: all workers share the cores of one machine. State is in
-memory (no disk); of a round's bytes each is counted once, where it leaves or reaches the server. --lab: more places to measure.
+`python -m benchmarks.cluster_lab`, with Ray. The figures are costs, not speed-ups, since all workers share the cores of one
+machine. State is in memory, without a disk. Each byte of a round is counted once, when it leaves or reaches the server. `--lab`
+names more clusters to measure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TIMES = 3
 
 
 class CountingPool(WorkerPool):
-    """A pool of which all bytes are counted, both ways; what is shared by several calls counts once."""
+    """Pool that counts all bytes in both directions. Data that several calls share count once."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool, self.down, self.up = pool, 0, 0
@@ -67,7 +68,7 @@ class CountedCall:
 
 
 def bytes_in(value: Any) -> int:
-    """Of all arrays in a message."""
+    """Count the bytes of all arrays in a message."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):
@@ -88,7 +89,7 @@ def best_s(work: Callable[[], object], times: int = TIMES) -> float:
 
 
 def terms(pool: WorkerPool) -> dict[str, float]:
-    """Milliseconds of a call, by itself and of 64 at once; seconds for a GiB to a worker and back."""
+    """Measure milliseconds of a single call and of 64 calls at once, and seconds for a GiB to a worker and back."""
     calls = [best_s(lambda: pool.call("versions").result(), 1) for _ in range(50)]
     many = best_s(lambda: [call.result() for call in [pool.call("versions") for _ in range(64)]])
     spec = spec_of("mean", {"x": ["x"]}, robust="median")
@@ -116,7 +117,7 @@ def opened(spec: AggregatorSpec, initial: dict[str, torch.Tensor], pool: WorkerP
 
 
 def rounds(spec: AggregatorSpec, like: dict[str, torch.Tensor], clients: int, pool: WorkerPool | None) -> dict[str, float]:
-    """Seconds of a round, the best of some after a first one; and the bytes of one."""
+    """Measure the seconds of a round (the best of some, after a first one) and its bytes."""
     aggregator, vault = opened(spec, like, pool)
     drawn = ({name: torch.randn(tensor.shape) for name, tensor in like.items()} for _ in range(clients))
     updates = [PartUpdate(f"c{i:03}", 1, tensors) for i, tensors in enumerate(drawn)]
@@ -136,7 +137,7 @@ def rounds(spec: AggregatorSpec, like: dict[str, torch.Tensor], clients: int, po
 
 
 def mixing() -> dict[str, dict[str, float]]:
-    """One process: seconds of a round's partials and applications, and what part of 4 S^2 P operations a second that is."""
+    """Measure mixing in one process: seconds of a round's partials and applications, and 4 S^2 P operations per second."""
     found = {}
     for clients in COHORTS:
         weights = P // COMPONENTS
@@ -174,7 +175,7 @@ def subjects() -> Iterable[tuple[str, tuple[AggregatorSpec, dict[str, torch.Tens
 @click.option("--lab", "labs", multiple=True, metavar="ray://HOST:PORT", help="A cluster that is there, with two workers.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "cluster_lab.json")
 def main(labs: tuple[str, ...], out: Path) -> None:
-    """Measures one process, clusters of this machine with each number of workers, and those given."""
+    """Measure one process, clusters of this machine with each number of workers, and the given clusters."""
     torch.set_num_threads(1)
     cluster_environment.prepare()
     before, found = machine(), dict[str, Any]()

@@ -1,8 +1,8 @@
-"""Do clients whose data are alike get embeddings that are alike? FedTP on CIFAR-100, five clients to a coarse class.
+"""Embeddings of clients with similar data: are they similar? FedTP on CIFAR-100, with five clients for each coarse class.
 
-`python -m benchmarks.coarse --data cifar100.npz --out benchmarks/results`: nobody tells the server about coarse classes. The
-share of clients whose nearest neighbour in embedding space is of their own coarse class, for siblings that share every fine
-class and for siblings that have no class in common (`each=one-class`); a map (t-SNE) of each.
+`python -m benchmarks.coarse --data cifar100.npz --out benchmarks/results`. The server does not know the coarse classes. The
+figure is the share of clients whose nearest neighbour in embedding space has the same coarse class. It is measured for siblings
+that share every fine class, and for siblings that share none (`each=one-class`), with a map (t-SNE) of each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIANTS = {"every class": "equal", "one class each": "one-class"}
 
 
 def write_labels(names: list[str], out: Path) -> dict[str, str]:
-    """`client,label` for `fedserver plot`: shards 5c to 5c + 4 belong to coarse class c."""
+    """Write `client,label` for `fedserver plot`: shards 5c to 5c + 4 belong to coarse class c."""
     coarse = {name: f"{int(name.rpartition('shard')[2]) // SIBLINGS:02}" for name in names}
     with out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("client", "label"), *coarse.items()])
@@ -40,7 +40,7 @@ def write_labels(names: list[str], out: Path) -> dict[str, str]:
 
 
 def nearest_share(export: Path, coarse: dict[str, str]) -> tuple[float, float]:
-    """How often the nearest other client is a sibling, and how often by chance, out of what `fedserver export` wrote."""
+    """Return the share of clients whose nearest neighbour is a sibling, and this share by chance, from an export's files."""
     with ArrayFile(export / "server.safetensors") as file:
         names, z_NE = read_embeddings(file)
     found = neighbours(z_NE, [coarse[name] for name in names])
@@ -51,7 +51,7 @@ def nearest_share(export: Path, coarse: dict[str, str]) -> tuple[float, float]:
 def variant(
     siblings: str, data: Path, rounds: int, samples: int, settings: Sequence[str], seed: int, picture: Path
 ) -> dict[str, Any]:
-    """One federation to its end: a row, and the map of its embeddings."""
+    """Run one federation to its end. Return its row, and draw the map of its embeddings."""
     home, started = Home(Path(tempfile.mkdtemp(prefix="attune-coarse-"))), time.monotonic()
     shards = home.folder / "shards"
     drawn = shortened(data, samples, seed, home.folder / "drawn.npz")
@@ -93,7 +93,7 @@ def variant(
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As of fedserver.")
 def main(data: Path, out: Path, rounds: int, samples: int, seed: int, settings: tuple[str, ...]) -> None:
-    """Runs both variants."""
+    """Run both variants."""
     with table(out / "coarse.csv", COLUMNS) as write:
         for siblings, each in VARIANTS.items():
             row = variant(siblings, data, rounds, samples, settings, seed, out / f"coarse_{each}.png")

@@ -1,8 +1,8 @@
-"""A TCP proxy that stands for a long or narrow link: bytes arrive half a round-trip time later, at a limited rate.
+"""A TCP proxy that simulates a long or narrow link: bytes arrive half a round-trip time later, at a limited rate.
 
-Each connection has a link of its own, with the same rate in both directions, and a bounded buffer before it, as a modem has:
-what comes in faster waits there, behind it nothing is read. It needs no root's tools. What it leaves out: TCP's own slow start
-over that link, loss and jitter. HTTP/2's windows and the protocol's round trips are the real ones.
+Each connection has a link of its own, with the same rate in both directions. A bounded buffer lies before it, as in a modem:
+when it is full, the proxy stops reading. It needs no root rights. TCP's own slow start over that link, loss and jitter are not
+simulated. HTTP/2's windows and the protocol's round trips are the real ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ MODEM_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Way:
-    """rtt_s: added to every round trip. mbit_s: in each direction; 0: no limit. modem_bytes: how much may wait for the link."""
+    """Properties of a link.
+
+    Attributes:
+        rtt_s: Seconds that are added to every round trip.
+        mbit_s: Rate in each direction; 0 for no limit.
+        modem_bytes: Bytes that may wait for the link.
+    """
 
     rtt_s: float = 0.0
     mbit_s: float = 0.0
@@ -45,7 +51,7 @@ class Way:
 
 @dataclass
 class Counted:
-    """What went through a proxy so far. `up`: from those who connected to it."""
+    """Bytes and connections that went through a proxy so far. `up` is the direction away from the connecting side."""
 
     connections: int = 0
     up_bytes: int = 0
@@ -62,7 +68,7 @@ class Modem:
         self._underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(IN_FLIGHT_CHUNKS)
 
     async def pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copies until the end of the stream; propagation holds up no chunk behind another."""
+        """Copy until the end of the stream. The propagation of a chunk does not hold up the next one."""
         with contextlib.suppress(OSError):
             async with aio.TaskGroup() as group:
                 group.create_task(self._take(reader))
@@ -93,7 +99,7 @@ class Modem:
 
 
 class Proxy:
-    """A listening proxy to `port`, on a free port of this machine, until it is closed."""
+    """Proxy to `port` that listens on a free port of this machine until it is closed."""
 
     def __init__(self, port: int, way: Way) -> None:
         self.way, self._to = way, port
@@ -107,7 +113,7 @@ class Proxy:
         return Counted(len(self._modems), up, down)
 
     async def start(self) -> int:
-        """The port that it listens on."""
+        """Start listening, and return the port."""
         listening = self._socket()
         listening.bind(("127.0.0.1", 0))
         self._server = await asyncio.start_server(self._accept, sock=listening, limit=self.way.chunk_bytes)
@@ -118,20 +124,20 @@ class Proxy:
         await self._server.serve_forever()
 
     def close(self) -> None:
-        """No new connections, and an end of those there are."""
+        """Refuse new connections, and end the existing ones."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
             connection.cancel()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A task of our own: of one that asyncio makes here, Python 3.11 logs its cancellation as an error."""
+        """Start a task for a connection. Python 3.11 would log the cancellation of asyncio's own task as an error."""
         connection = asyncio.ensure_future(self._carry(reader, writer))
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its opening to the end of both directions."""
+        """Serve one connection, from its opening to the end of both directions."""
         up, down = Modem(self.way), Modem(self.way)
         self._modems.append((up, down))
         with contextlib.closing(writer), contextlib.suppress(OSError):  # nobody listens there now
@@ -150,7 +156,7 @@ class Proxy:
             raise
 
     def _socket(self) -> socket.socket:
-        """Of a limited link the kernel holds little, or the queue would be in its buffers and not in the modem's."""
+        """Open a socket. With a limited link the kernel's buffer is small, so that the queue is in the modem's buffer."""
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if self.way.mbit_s:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
@@ -160,11 +166,11 @@ class Proxy:
 
 @contextlib.contextmanager
 def through(port: int, way: Way) -> Iterator[tuple[int, Proxy]]:
-    """A proxy to `port` in a thread of this process, so that what went through can be asked; and the port it listens on."""
+    """Run a proxy to `port` in a thread of this process during the block, and yield it with its port."""
     proxy, started = Proxy(port, way), Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]()
 
     async def run() -> None:
-        """Until it is told to end; then asyncio.run ends the connections too."""
+        """Run until the event is set; then asyncio.run ends the connections too."""
         ended = asyncio.Event()
         try:
             started.set_result((await proxy.start(), asyncio.get_running_loop(), ended))
@@ -190,7 +196,7 @@ def through(port: int, way: Way) -> Iterator[tuple[int, Proxy]]:
 @click.option("--mbit-s", type=float, default=0.0, help="Rate in each direction; 0: no limit.")
 @click.option("--modem-bytes", type=int, default=MODEM_BYTES, help="Bytes that may wait for the link.")
 def main(port: int, rtt_ms: float, mbit_s: float, modem_bytes: int) -> None:
-    """Prints the port it listens on, and forwards until it is stopped."""
+    """Print the port of the proxy, and forward until it is stopped."""
 
     async def run() -> None:
         proxy = Proxy(port, Way(rtt_ms / 1000, mbit_s, modem_bytes))

@@ -1,7 +1,7 @@
-"""What the dial gains: recipes of unlike and related devices with a small network, FedMCSA with and without it, and its ends.
+"""Gain of FedMCSA's dial between the mean and training alone: recipes of unlike and of related devices, with a small network.
 
-`python -m benchmarks.dial --out benchmarks/results/dial`; rows for each point and seed as it ends, and it goes on where it was
-interrupted. `judged` is the accuracy of a device's own model, which the dial makes; `mean` that of what it keeps.
+`python -m benchmarks.dial --out benchmarks/results/dial` writes rows for each point and seed as it ends, and continues where it
+was interrupted. `judged` is the accuracy of a device's own model, which the dial makes; `mean` is that of the kept model.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SETTINGS = {"model.name": "dnn", "model.hidden": [50]}
 
 
 def small(name: str, rounds: int) -> Recipe:
-    """The recipe with a network of one layer, the mean, training alone and what lies between them."""
+    """Return the recipe with a network of one layer and the methods between the mean and training alone."""
     recipe = get(name)
     return replace(recipe, entries=ENTRIES, rounds=rounds, settings={**recipe.settings, **SETTINGS})
 
 
 def table(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
-    """A line of markdown for each point: own model / what is kept, means over seeds in %."""
+    """Yield a line of Markdown for each point: own model / kept model, means over seeds in %."""
     labels = [entry.label for entry in recipe.entries]
     yield f"| {recipe.axis} | {' | '.join(labels)} |"
     yield "|---" * (len(labels) + 1) + "|"
@@ -48,7 +48,7 @@ def table(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
 @click.option("--seed", "seeds", multiple=True, type=int, help="Only these.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the CSV files.")
 def main(rounds: int, seeds: tuple[int, ...], out: Path) -> None:
-    """Runs both recipes, or what is left of them."""
+    """Run both recipes, or what is left of them."""
     for name in RECIPES:
         recipe = small(name, rounds)
         for line in table(recipe, run(recipe, None, out, lambda text: click.echo(text, err=True), "stacked", seeds)):

@@ -1,4 +1,4 @@
-"""Processor time of each encoding, on one thread: writing and reading 8 tensors of 2^20 numbers that moved by a hundredth.
+"""Processor time of each encoding on one thread: writing and reading 8 tensors of 2^20 numbers that changed by a hundredth.
 
 `python -m benchmarks.encoding_speed --out benchmarks/results/encoding_speed.json`.
 """
@@ -22,7 +22,7 @@ TENSORS, SIDE, SPREAD, MOVED, REPEATS = 8, 1024, 0.05, 0.01, 3
 
 
 def measure(encoding: str, tensors: Tensors, base: Tensors) -> dict[str, Any]:
-    """The best of some repeats, in milliseconds of processor time for a MiB of plain tensors."""
+    """Return the best of some repeats, in milliseconds of processor time for a MiB of plain tensors."""
     manifest, writes, reads = manifest_of(tensors), [], []
     for _ in range(REPEATS):
         began = time.process_time()
@@ -40,7 +40,7 @@ def measure(encoding: str, tensors: Tensors, base: Tensors) -> dict[str, Any]:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(out: Path) -> None:
-    """Writes a JSON file."""
+    """Write a JSON file."""
     torch.set_num_threads(1)
     random = torch.Generator().manual_seed(0)
     base = {f"layer{n}": torch.randn(SIDE, SIDE, generator=random) * SPREAD for n in range(TENSORS)}

@@ -1,8 +1,8 @@
-"""Accuracy against bytes: the same federations in each encoding, and every byte that passed the sockets counted.
+"""Accuracy against bytes: the same federations with each encoding, and a count of every byte that passed the sockets.
 
-`python -m benchmarks.encodings --fashion fashion_mnist.npz --out benchmarks/results/encodings.csv`. Real processes over mutual
-TLS, a fleet of all devices on one side, with benchmarks.rough's proxy between them: what it counts is TLS, HTTP/2 and all
-control, in both directions. Rows that the file has are not measured again.
+`python -m benchmarks.encodings --fashion fashion_mnist.npz --out benchmarks/results/encodings.csv`. It uses real processes over
+mutual TLS, with all devices in one fleet. The proxy of benchmarks.rough between server and fleet counts TLS, HTTP/2 and all
+control messages in both directions. Rows that the file has are not measured again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ END_S = 120.0  # from the fleet's end to the server's
 
 @dataclass(frozen=True)
 class Task:
-    """method: and its model. partition: of `fedclient partition`, less the data set."""
+    """Task of the benchmark.
+
+    Attributes:
+        method: The method and its model.
+        partition: Options of `fedclient partition` without the data set.
+    """
 
     name: str
     fashion: bool
@@ -67,7 +72,11 @@ TASKS = (
 
 
 def measure(task: Task, encoding: str, seed: int, shards: Path) -> dict[str, Any]:
-    """One federation to its end. Errors: RuntimeError with what its processes said."""
+    """Run one federation to its end.
+
+    Raises:
+        RuntimeError: A process has failed. The message has its output.
+    """
     with tempfile.TemporaryDirectory(prefix="attune-encodings-") as folder:
         home, began = Home(Path(folder)), time.monotonic()
         flags = (*task.flags, "--rounds", task.rounds, "--seed", seed, "--min-clients", task.clients, "--exit-when-done")
@@ -108,7 +117,7 @@ def done(out: Path) -> set[tuple[str, str, str]]:
 @click.option("--seeds", default=2)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(fashion: Path | None, seeds: int, out: Path) -> None:
-    """Appends a row to --out as each federation ends. Without --fashion, the digits alone."""
+    """Append a row to --out as each federation ends. Without --fashion, only the digits are used."""
     finished = done(out)
     chosen = [(task, seed) for seed in range(seeds) for task in TASKS if fashion or not task.fashion]
     with table(out, COLUMNS, append=True) as write:

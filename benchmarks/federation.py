@@ -39,7 +39,7 @@ CLIENT_COLUMNS = (
 
 
 class Home:
-    """One federation's processes below one folder."""
+    """Processes of one federation below one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,11 @@ class Home:
         return f"Home({self.folder})"
 
     def run(self, *words: object) -> str:
-        """A command to its end; its standard output. Errors: RuntimeError with what it said on standard error."""
+        """Run a command to its end, and return its standard output.
+
+        Raises:
+            RuntimeError: The command has failed. The message has its standard error.
+        """
         command = [str(BIN / str(words[0])), *map(str, words[1:])]
         try:
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -61,7 +65,11 @@ class Home:
 
     @contextmanager
     def server(self, *flags: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-        """Its address and process, while the block runs. Errors: RuntimeError with its log if it does not start."""
+        """Run the server during the block, and yield its address and process.
+
+        Raises:
+            RuntimeError: The server does not start. The message has its log.
+        """
         command = [str(BIN / "fedserver"), "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
         with (self.folder / "server.log").open("w") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
@@ -76,29 +84,29 @@ class Home:
             process.wait()
 
     def log(self) -> str:
-        """What the server has said."""
+        """Return the log of the server."""
         return (self.folder / "server.log").read_text()
 
     def status(self) -> dict[str, Any]:
-        """`fedserver status --json`."""
+        """Return the object that `fedserver status --json` prints."""
         return dict(json.loads(self.run("fedserver", "status", "--json")))
 
     def export(self) -> Path:
-        """The folder of `fedserver export`."""
+        """Return the folder that `fedserver export` writes."""
         out = self.folder / "export"
         self.run("fedserver", "export", "--out", out)
         return out
 
     def metrics(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv."""
+        """Return the rows of metrics.csv."""
         return list(csv.DictReader((self.export() / "metrics.csv").read_text().splitlines()))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A federation that ran to its end: `fedserver status --json`, summary.json, and how long it took.
+    """A federation that ran to its end: `fedserver status --json`, summary.json, and its time.
 
-    right: which labels of its test part each device finds with the model that it ends with; of a simulation.
+    In a simulation, `right` says for each device which labels of its test part its final model finds.
     """
 
     status: dict[str, Any]
@@ -108,7 +116,11 @@ class Ended:
 
 
 def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool = False) -> Ended:
-    """One federation of all shards below a folder. Errors: RuntimeError with what the server or the fleet said."""
+    """Run one federation of all shards below a folder.
+
+    Raises:
+        RuntimeError: The server or the fleet has failed. The message has its output.
+    """
     home = Home(Path(tempfile.mkdtemp(prefix="attune-benchmark-")))
     started = time.monotonic()
     clients = len(list(shards.glob("*/train.npz")))
@@ -138,9 +150,10 @@ def simulated(
     executor: Literal["sequential", "stacked", "auto"] = "auto",
     device: str = "cpu",
 ) -> Ended:
-    """The same in this process, without a network; devices have their shards' names without the host's, and so other draws.
+    """Run the same federation in this process, without a network.
 
-    With "auto" they are computed side by side where a trial finds that faster, which is the same to rounding.
+    Devices have their shards' names without the host's, so their random draws differ from those over the network. With "auto"
+    they train together if a trial finds that faster, which gives the same results to rounding.
     """
     import attune
 
@@ -163,7 +176,7 @@ def simulated(
 
 
 def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each client of a federation, its accuracy with the 95 % interval. Names are without the host's."""
+    """Return a row for each client of a federation: its accuracy with the 95 % interval. Names are without the host's."""
     rows = []
     for client in status["clients"]:
         low, high = client["interval"] or (None, None)
@@ -175,7 +188,7 @@ def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 @contextmanager
 def table(out: Path | None, columns: Sequence[str], *, append: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Writes rows as they come; nowhere without `out`."""
+    """Write rows as they come. Without `out` this is a no-op."""
     goes_on = append and out is not None and out.exists()
     with (out or Path(os.devnull)).open("a" if append else "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)

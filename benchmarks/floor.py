@@ -1,8 +1,8 @@
-"""What a round's bytes cost at least on this machine now: processor time a byte of each path, measured alone, and their sum.
+"""Lower bound of the time for a round's bytes on this machine: processor time per byte of each path, and their sum.
 
-A round of N devices whose parts have B bytes (docs/performance.md): 2 N B through gRPC over mutual TLS, (3 N + 1) B
-hashed, (2 N + 1) B written to the page cache, 4 N B read from it. The sum, spread over all cores, is a time that no round of
-this design can go below, whatever is overlapped; Python, torch, syncs and waiting come on top.
+A round of N devices whose parts have B bytes (docs/performance.md) sends 2 N B bytes through gRPC over mutual TLS, hashes
+(3 N + 1) B, writes (2 N + 1) B to the page cache, and reads 4 N B from it. The sum, spread over all cores, is a time that no
+round of this design can go below, even if everything overlaps. Python, torch, syncs and waiting come on top.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROWS = ((2, 1_000_000), (8, 1_000_000), (4, 25_000_000))  # devices, float32 val
 
 
 def per_byte(work: Callable[[], object], size: int = TOTAL_BYTES) -> float:
-    """Processor seconds a byte of this process, median of REPEATS."""
+    """Return this process's processor seconds per byte, the median of REPEATS."""
     found = []
     for _ in range(REPEATS):
         began_s = time.process_time()
@@ -99,7 +99,7 @@ async def _both_ways(port: int, ca: bytes, credential: Credential) -> None:
 
 
 def transport_per_byte() -> float:
-    """Processor seconds of both sides for a byte through grpc.aio and mutual TLS, mean of both directions."""
+    """Return the processor seconds of both sides per byte through grpc.aio and mutual TLS, the mean of both directions."""
     with tempfile.TemporaryDirectory() as folder:
         authority, key = Authority.create(Path(folder) / "authority"), new_key()
         credential = Credential(key, authority.issue_device(csr_der(key, "floor"), "floor", 1.0))
@@ -118,7 +118,7 @@ def transport_per_byte() -> float:
 
 
 def plain_tls_per_byte() -> float:
-    """Processor seconds of both sides for a byte through a TLS socket of Python's ssl module."""
+    """Return the processor seconds of both sides per byte through a TLS socket of Python's ssl module."""
 
     def spent_s() -> float:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -130,7 +130,7 @@ def plain_tls_per_byte() -> float:
 
 
 def paths() -> dict[str, float]:
-    """Processor seconds a byte of each path."""
+    """Return the processor seconds per byte of each path."""
     data = memoryview(bytearray(os.urandom(FRAME_BYTES) * (TOTAL_BYTES // FRAME_BYTES)))
     frames = [data[at : at + FRAME_BYTES] for at in range(0, TOTAL_BYTES, FRAME_BYTES)]
     with tempfile.TemporaryFile() as file:
@@ -159,7 +159,7 @@ def paths() -> dict[str, float]:
 
 
 def floor_s(costs: dict[str, float], devices: int, part_bytes: int, cores: int) -> dict[str, float]:
-    """Processor seconds of each path of a round, and `floor`: their sum over all cores."""
+    """Return the processor seconds of each path of a round, and `floor`: their sum divided by all cores."""
     times = {"transport": 2 * devices, "hash": 3 * devices + 1, "write": 2 * devices + 1, "read": 4 * devices}
     spent = {path: times[path] * part_bytes * costs[path] for path in times}
     return {path: round(value, 4) for path, value in (spent | {"floor": sum(spent.values()) / cores}).items()}
@@ -168,7 +168,7 @@ def floor_s(costs: dict[str, float], devices: int, part_bytes: int, cores: int) 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A JSON file.")
 def main(out: Path) -> None:
-    """Measures the paths and writes the floor of some rounds."""
+    """Measure the paths, and write the lower bound of some rounds."""
     costs, cores = paths(), os.cpu_count() or 1
     found = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -1,6 +1,7 @@
-"""What this machine's GPU makes of the heavy parts of aggregators, beside one thread of its processor (`make gpu`).
+"""Speed of the heavy parts of aggregators on this machine's GPU, compared with one thread of its processor (`make gpu`).
 
-Seconds of wall time, best of several, until the GPU is done. Where there is none, nothing is measured, and that is said.
+The figures are seconds of wall time until the GPU is done, the best of several. Without a GPU, the script says so and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CLIENTS = 5
 
 
 def wall_s(work: Callable[[], object], repeats: int) -> float:
-    """The best of `repeats`, after one that does not count."""
+    """Return the best wall time of `repeats`, after one that does not count."""
     best = float("inf")
     for repeat in range(repeats + 1):
         torch.cuda.synchronize()
@@ -43,13 +44,13 @@ def wall_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def mixing(device: torch.device, clients: int, weights: int, repeats: int) -> float:
-    """Inner products, attention and mixture of a cohort that lies on the device."""
+    """Measure inner products, attention and mixture of a cohort that lies on the device."""
     X_SD = torch.randn(clients, weights, generator=torch.Generator().manual_seed(0)).to(device)
     return wall_s(lambda: mix_(X_SD, attention(cosines(gram(X_SD).cpu()), 50.0)), repeats)
 
 
 def hypernetwork(name: str, repeats: int) -> dict[str, float]:
-    """A step at the published size, and the weights of a cohort."""
+    """Measure a step at the published size, and the generation of the weights of a cohort."""
     accelerator.use(name)
     draw = torch.Generator().manual_seed(0)
     initial = {f"blocks.{index}.qkv": torch.randn(BLOCK, generator=draw) * 0.05 for index in range(BLOCKS)}
@@ -69,7 +70,7 @@ def hypernetwork(name: str, repeats: int) -> dict[str, float]:
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
 def main(repeats: int, out: Path | None) -> None:
-    """Measures everything here that a GPU takes over, on both."""
+    """Measure all parts that a GPU takes over, on both."""
     if not torch.cuda.is_available():
         click.echo("this machine has no GPU that torch can use: nothing measured")
         return

@@ -1,6 +1,6 @@
-"""The grid from which every method's settings are chosen: the same choices of training for all, and each one's own beside them.
+"""The grid from which every method's settings are chosen: the same training settings for all, and each method's own settings.
 
-A method may not look for its training settings in other places than its rivals: what differs would be the grid, not the method.
+A method may not have other training settings to choose from than its rivals; otherwise the grid would decide, not the method.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def alternatives(grid: Grid, method: str) -> list[Settings]:
-    """The settings of each trial of a method. Errors: SettingError for more than MOST_TRIALS, or unequal training settings."""
+    """Return the settings of each trial of a method.
+
+    Raises:
+        SettingError: There are more than MOST_TRIALS, or training settings that other methods have not.
+    """
     own = grid.own.get(method, grid.own.get(EVERY_METHOD, [[]]))
     if unequal := {_key(each) for settings in own for each in settings} & set(SHARED):
         raise SettingError(f"the grid of {method} sets {', '.join(sorted(unequal))}, which `train` sets for every method alike")
@@ -45,9 +49,10 @@ def alternatives(grid: Grid, method: str) -> list[Settings]:
 
 
 def chosen(rows: Iterable[Mapping[str, str]], grid: Grid, task: str, method: str) -> Settings:
-    """The settings with the best accuracy on validation parts, of this grid's trials; of equal ones the first in its order.
+    """Return the settings of this grid with the best accuracy on validation parts; of equal ones, the first in its order.
 
-    Errors: SettingError where none of them was tried.
+    Raises:
+        SettingError: None of them was tried.
     """
     order = [" ".join(settings) for settings in alternatives(grid, method)]
     tried = {row["settings"]: float(row[FIGURES[grid.judged]]) for row in rows if _is_trial(row, grid, task, method, order)}

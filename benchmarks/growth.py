@@ -1,7 +1,7 @@
-"""How a round grows: 1 to 64 devices, 10^4 to 10^8 parameters, at most 4 x 10^8 numbers handed in; and fitted exponents.
+"""Growth of a round: 1 to 64 devices, 10^4 to 10^8 parameters, at most 4 x 10^8 numbers handed in, and fitted exponents.
 
-Rounds with nothing to compute (benchmarks.round), real processes over mutual TLS. The devices are hosted in one process, each
-with a connection of its own: 64 processes of torch are more than a small machine holds. An exponent is the slope of a
+These are rounds without computation (benchmarks.round) between real processes over mutual TLS. One process hosts all devices,
+each with a connection of its own, because 64 processes of torch are too many for a small machine. An exponent is the slope of a
 straight line through the logarithms, by least squares: over all points, and over the last three, where bytes outweigh the rest.
 """
 
@@ -36,7 +36,7 @@ FIGURES = ("median_s", "cpu_server_s", "cpu_devices_s", "server_rss_above_idle_b
 
 
 def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float | None:
-    """b of figure = a size^b, by least squares on logarithms; None unless all figures are above 0."""
+    """Return b of figure = a size^b by least squares on logarithms, or None unless all figures are above 0."""
     if min(figures) <= 0 or len(sizes) < 2:
         return None
     slope, _ = np.polyfit(np.log(sizes), np.log(figures), 1)
@@ -44,7 +44,7 @@ def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float | None:
 
 
 def fitted(along: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """The exponents of each figure: over all rows, and over the last three."""
+    """Return the exponents of each figure, over all rows and over the last three."""
     return {
         name: {
             "all": exponent([row[along] for row in rows], [row[name] for row in rows]),
@@ -61,7 +61,7 @@ def fitted(along: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file, written after each case.")
 def main(most: int, chosen: tuple[str, ...], out: Path | None) -> None:
-    """Measures every case once, also where it is in two series, and fits; other series of the file stay."""
+    """Measure every case once, also if it is in two series, and fit. Other series of the file stay."""
     found: dict[Case, dict[str, Any]] = {}
     report: dict[str, Any] = {
         "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),

@@ -1,8 +1,8 @@
-"""A step of FedTP's hypernetwork at its published size, against the bytes that it must touch, in one run.
+"""A step of FedTP's hypernetwork at its published size, compared with the bytes that it must touch, in one run.
 
-S clients hand in changes of W generated weights (8 blocks, 1.57 M); the network has 151 W weights (237.5 M). A step must
-read and write every weight and every moment once: 16 bytes a weight for SGD with momentum, 24 for Adam. The roof is the time
-that a copy in memory takes for as many bytes. Times are CPU times of one thread; each is the best of several, taken in turn.
+S clients hand in changes of W generated weights (8 blocks, 1.57 M). The network has 151 W weights (237.5 M). A step must read
+and write every weight and every moment once: 16 bytes per weight for SGD with momentum, 24 for Adam. The roof is the time in
+which memory is copied for as many bytes. Times are CPU times of one thread; each is the best of several, taken in turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BYTES = {"sgd": 16, "adam": 24}  # read and written, for each weight
 
 
 def measure(optimiser: str, clients: int, block: int, repeats: int) -> dict[str, Any]:
-    """Seconds of a step and of generating for the cohort, and how many times the roof the step takes."""
+    """Measure the seconds of a step and of generating for the cohort, and the ratio of the step to the roof."""
     draw = torch.Generator().manual_seed(0)
     initial = {f"blocks.{index}.qkv": torch.randn(block, generator=draw) * 0.05 for index in range(BLOCKS)}
     subject = Hypernetwork(
@@ -73,7 +73,7 @@ def measure(optimiser: str, clients: int, block: int, repeats: int) -> dict[str,
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
 def main(clients: int, block: int, repeats: int, out: Path | None) -> None:
-    """Measures both optimisers on one thread."""
+    """Measure both optimisers on one thread."""
     torch.set_num_threads(1)
     on, cases = machine(), []
     for optimiser in BYTES:

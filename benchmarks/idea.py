@@ -29,7 +29,7 @@ def arrow(x: float, y1: float, y2: float, colour: str) -> str:
 
 
 def device(middle: float, name: str, colour: str) -> list[str]:
-    """A site: its data, which stay, its own model, and weights both ways."""
+    """Draw a site: its data, which stay there, its own model, and weights in both directions."""
     return [
         arrow(middle - 22, 222, 136, INK),
         arrow(middle + 22, 132, 218, colour),

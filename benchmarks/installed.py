@@ -1,7 +1,7 @@
-"""What each role takes on disk, and how long installing takes: `python -m benchmarks.installed --out FILE`.
+"""Disk space of each role, and time to install it: `python -m benchmarks.installed --out FILE`.
 
 For each role a new environment is made in a temporary folder: torch for the processor, then this checkout with the versions of
-constraints.txt. Sizes are those of its files, with the bytecode that pip compiles, and pip itself.
+constraints.txt. Sizes are those of its files, including pip and the bytecode that it compiles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def installed(what: str, folder: Path) -> dict[str, Any]:
-    """Install into a new environment in `folder` and return what it came to."""
+    """Install into a new environment in `folder`, and return its size and time."""
     venv.create(folder, with_pip=True)
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]

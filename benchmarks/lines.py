@@ -1,4 +1,4 @@
-"""A row of a paper's table in one column: the printed figure beside our runs of it, and whether it holds."""
+"""Rows of a paper's table in one column: the printed figure, our runs of it, and whether it holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEAR = 1.0  # points: as far from a printed figure as ours may be
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the paper in one column: the printed cell, and our runs of it, one a seed, in per cent."""
+    """Row of the paper in one column: the printed cell, and our runs of it, one for each seed, in per cent."""
 
     row: str
     printed: float | None
@@ -27,12 +27,19 @@ class Line:
 
     @property
     def mean(self) -> float:
-        """Over seeds. Errors: StatisticsError without a run."""
+        """Mean over seeds.
+
+        Raises:
+            StatisticsError: There is no run.
+        """
         return fmean(self.ours)
 
     @property
     def verdict(self) -> str:
-        """holds: within NEAR of the printed cell. With several seeds not decided: their mean is not, but one of them is."""
+        """Verdict on the printed cell: it holds if our mean is within NEAR of it.
+
+        With several seeds it is not decided if the mean is not within NEAR, but one of the runs is.
+        """
         if self.printed is None or not self.ours:
             return ""
         near = [self._is_near(each, self.printed) for each in (self.mean, *self.ours)]
@@ -43,11 +50,15 @@ class Line:
 
     @property
     def no_better(self) -> bool:
-        """Whether it is no better than a constant answer."""
+        """Whether our mean is no better than a constant answer."""
         return self.constant is not None and bool(self.ours) and self.mean <= self.constant
 
     def direction(self, reference: Line) -> str:
-        """holds: on the printed side of the reference, by more than NEAR. Not decided: by less."""
+        """Return the verdict on the order of two cells.
+
+        It holds if our mean is on the printed side of the reference by more than NEAR. With a smaller difference it is not
+        decided.
+        """
         if self.printed is None or reference.printed is None or not (self.ours and reference.ours) or self == reference:
             return ""
         claimed, found = reference.printed - self.printed, reference.mean - self.mean
@@ -58,7 +69,7 @@ class Line:
 
 
 def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str, str]]) -> list[Line]:
-    """What was run of a column, in the order of the table, a method's common model below it."""
+    """Return the rows of a column that were run, in the order of the table. A method's common model follows it."""
     paper = printed(name)
     found = []
     for row in table.row:
@@ -86,14 +97,17 @@ def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str
 
 
 def settings_of(method: str, always: Sequence[str], runs: Sequence[Mapping[str, str]]) -> str:
-    """always: those of the row, of which rounds' are left out but for who trains; the others were chosen."""
+    """Return the settings of a row's runs as text.
+
+    `always` has the settings of the row, without those of rounds except the number of training clients; the others were chosen.
+    """
     said = (runs[0]["settings"] if runs else "").split()
     shown = [each for each in said if not each.startswith("round.") or (each in always and each.startswith("round.train="))]
     return f"`{method}`" + (f" `{' '.join(shown)}`" if shown else "")
 
 
 def constant(rows: Iterable[Mapping[str, str]], column: Column) -> Line | None:
-    """What a constant answer reaches."""
+    """Return the accuracy of a constant answer."""
     runs = {each["seed"]: each for each in rows if each["column"] == column.name}.values()
     if not runs:
         return None
@@ -102,9 +116,9 @@ def constant(rows: Iterable[Mapping[str, str]], column: Column) -> Line | None:
 
 
 def leads(table: Table, column: Column, rows: Sequence[Mapping[str, str]]) -> list[Line]:
-    """By how many points one row is ahead of others, seed by seed, of those leads that a figure prints and whose rows were run.
+    """Return the points by which one row is ahead of others, seed by seed, for leads that a figure prints and that were run.
 
-    A method's common model is known after the last round alone, so there the leader is taken after the last round too.
+    A method's common model is measured only after the last round, so the leader is taken after the last round too.
     """
     if table.leads is None:
         return []

@@ -1,8 +1,8 @@
-"""Narrow links: a federation over 1, 5 and 20 Mbit/s in both directions and a round trip of 300 ms, or whatever is asked for.
+"""Narrow links: a federation over 1, 5 and 20 Mbit/s in both directions with a round trip of 300 ms, or over other links.
 
-Real processes over mutual TLS, with benchmarks.delay between them: every connection has a link of its own with a modem's buffer
-of 128 KiB before it. Counted at the proxy: connections (a device needs one to enrol and one to live), and bytes in both
-directions against those of the blobs, as the devices and the server wrote them down.
+It uses real processes over mutual TLS, with benchmarks.delay between them: every connection has a link of its own, behind a
+modem's buffer of 128 KiB. The proxy counts connections (a device needs one to enrol and one to live), and bytes in both
+directions. These are compared with the bytes of blobs that the devices and the server recorded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ class Case:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One federation from its start to its end. Errors: ProcessEnded, TimeoutExpired if it does not end."""
+    """Run one federation to its end, and measure it.
+
+    Raises:
+        ProcessEnded: A process has ended too early.
+        TimeoutExpired: The federation does not end.
+    """
     on = machine()
     quick = [
         "train.local_steps=1",
@@ -87,7 +92,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def _payload_bytes(work: Path) -> tuple[int, int]:
-    """(up, down): the bytes of all blobs that counted."""
+    """Return the bytes of all blobs that counted, up and down."""
     rows = ServerHome(work / "server").snapshot().rows
     return sum(row.bytes_up or 0 for row in rows), sum(row.bytes_down or 0 for row in rows)
 
@@ -100,7 +105,7 @@ def _payload_bytes(work: Path) -> tuple[int, int]:
 @click.option("--parameters", type=int, default=650_000, show_default=True, help="float32")
 @click.option("--out", type=click.Path(path_type=Path), help="The file of figures; none: they are printed alone.")
 def main(rates: tuple[float, ...], rtt_ms: float, clients: int, rounds: int, parameters: int, out: Path | None) -> None:
-    """Runs one federation at each rate."""
+    """Run one federation at each rate."""
     found = []
     for rate in rates:
         found.append(measure(Case(rate, rtt_ms, clients, parameters, rounds)))

@@ -1,8 +1,8 @@
-"""A whole experiment in one process: FedMCSA's Synthetic at full length, all devices training in every round.
+"""A whole experiment in one process: FedMCSA's Synthetic at full length, with all devices training in every round.
 
 `python -m benchmarks.long_simulation`: 100 devices of Synthetic(0.5, 0.5), MLR, 20 steps of 20 samples, evaluated every tenth
-round and after each of the last 20. The seconds of training are those of the stacked descents of the same run. What is left, by
-device and round, is the overhead: serving, evaluating before and after, handing in, aggregating, keeping, and starting.
+round and after each of the last 20. The seconds of training are those of the stacked steps of the same run. The rest, by device
+and round, is the overhead: serving, evaluating before and after, handing in, aggregating, keeping, and starting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 class Timed(Stacked):
-    """Counts the processor seconds of training."""
+    """Training whose processor seconds are counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Timed(Stacked):
 
 
 def measure(shards: Path, method: str, rounds: int, every: int, last: int) -> dict[str, Any]:
-    """One run: wall and processor seconds, and what of them is training."""
+    """Run once. Return wall and processor seconds, and the share of training in them."""
     side = SideBySide()
     side.stacked = timed = Timed()
     devices = len(list(shards.glob("*/")))
@@ -74,7 +74,7 @@ def measure(shards: Path, method: str, rounds: int, every: int, last: int) -> di
 @click.option("--method", default="fedmcsa")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "long_simulation.json")
 def main(devices: int, rounds: int, every: int, last: int, method: str, out: Path) -> None:
-    """Makes the shards, runs the experiment and writes the figures."""
+    """Make the shards, run the experiment, and write the figures."""
     with tempfile.TemporaryDirectory(prefix="attune-simulated-") as scratch:
         flags = ("--scheme", "synthetic", "--alpha", "0.5", "--set", "beta=0.5", "--clients", devices, "--seed", 0)
         Home(Path(scratch)).run("fedclient", "partition", *flags, "--out", Path(scratch) / "shards")

@@ -1,4 +1,4 @@
-"""What the figures were measured on, for they mean nothing elsewhere."""
+"""Description of the machine, without which measured figures mean nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, load before the run, and the versions that matter."""
+    """Return the processor, cores, load before the run, and the versions that matter."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

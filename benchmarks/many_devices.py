@@ -1,7 +1,7 @@
 """Memory and time of a simulation of very many devices, of which few train in a round.
 
-`python -m benchmarks.many_devices`: 10,000 devices with 60 samples each of MLR 60 x 10, 50 a round. The peak is of the whole
-process: Python, torch, all samples, all devices' state.
+`python -m benchmarks.many_devices`: 10,000 devices with 60 samples each, MLR 60 x 10, 50 devices in a round. The peak is of the
+whole process: Python, torch, all samples, and all devices' state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = {"train.local_steps": 20, "train.batch_size": 20, "train.validation":
 @click.option("--method", default="fedavg", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "many_devices.json")
 def main(devices: int, cohort: int, rounds: int, method: str, out: Path) -> None:
-    """Runs the simulation once and writes its peak of memory, and what it took."""
+    """Run the simulation once, and write its peak of memory and its time."""
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
     rule = draw.normal(size=(FEATURES, CLASSES))

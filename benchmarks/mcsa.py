@@ -1,12 +1,12 @@
-"""MCSA's arithmetic against the machine's roofs, in one run (anchors.md section 3).
+"""Arithmetic of FedMCSA's attention compared with the machine's roofs, in one run (anchors.md section 3).
 
-S clients, D weights: 4 S^2 D operations and 12 S D bytes (read for the inner products, read and written for the mixture).
-The smaller roof is the longer of the times that a square float32 product and a copy in memory would take for them. Times
-are CPU times of the one thread, so that other work on the machine counts little; each is the best of several, roofs and
-subjects in turn.
+With S clients and D weights it needs 4 S^2 D operations and 12 S D bytes (read for the inner products, read and written for the
+mixture). The roofs are the times of a square float32 product with as many operations, and of a copy in memory of as many bytes;
+the longer one counts. Times are CPU times of one thread, so that other work on the machine counts little. Each is the best of
+several, with roofs and subjects in turn.
 
-A round in files is the server's: updates read from the page cache, the next values written and hashed, the mean of all moved.
-Its roof are the bytes that it must touch, read and written by themselves: the updates, the values before, the next ones.
+A round in files is the server's: it reads updates from the page cache, writes and hashes the next values, and moves the mean of
+all. Its roof is the time to read and write the bytes that it must touch: the updates, the values before, and the next ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def naive(X_SD: torch.Tensor, sigma: float) -> torch.Tensor:
-    """The obvious four lines."""
+    """Compute attention with the obvious four lines."""
     norm_SD = X_SD / X_SD.norm(dim=1, keepdim=True)
     A_SS: torch.Tensor = (sigma * norm_SD @ norm_SD.T).softmax(dim=1)
     return A_SS @ X_SD
@@ -56,7 +56,7 @@ def mcsa_(X_SD: torch.Tensor, sigma: float) -> None:
 
 
 def whole_round(X_SD: torch.Tensor) -> None:
-    """As the server does it, with stacking and the vault's copies."""
+    """Run a round as the server does, with stacking and the vault's copies."""
     vault = MemoryVault()
     aggregator = Mcsa(AttentionSettings(), vault, 0, {"x": ["x"]})
     aggregator.start({"x": X_SD[0]})
@@ -64,7 +64,7 @@ def whole_round(X_SD: torch.Tensor) -> None:
 
 
 class Files:
-    """A server's vault and a cohort's updates on disk, after a first round: the next ones replace values in the vault."""
+    """A server's vault and a cohort's updates on disk, after a first round. The next round replaces values in the vault."""
 
     def __init__(self, folder: Path, X_SD: torch.Tensor) -> None:
         self._folder, self._shape = folder, X_SD.shape
@@ -84,7 +84,7 @@ class Files:
         self._vault.settle()
 
     def bytes(self) -> None:
-        """Each client's update and value before are read, and its next value is written: into memory that is there already."""
+        """Read each client's update and its value before, and write its next value, in memory that is allocated already."""
         for i in range(self._shape[0]):
             for _ in range(2):
                 with (self._folder / f"{i:03}.safetensors").open("rb", buffering=0) as file:
@@ -93,7 +93,7 @@ class Files:
                 file.write(self._bytes)
 
     def digest(self) -> None:
-        """Of what is written."""
+        """Hash the bytes that a round writes."""
         for _ in range(self._shape[0]):
             digest_of(self._bytes)
 
@@ -142,7 +142,7 @@ def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
 @click.option("--repeats", default=5)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "mcsa.json")
 def main(repeats: int, out: Path) -> None:
-    """Measures on one thread, with memory as the server takes it, and writes the figures."""
+    """Measure on one thread, with the server's settings of memory, and write the figures."""
     malloc.prepare()
     torch.set_num_threads(1)
     results = []

@@ -1,10 +1,10 @@
-"""Do MCSA's options help? Sigma by spread, a cap on the self-attention, attention over updates, against sigma = 50.
+"""Comparison of options of FedMCSA with sigma = 50: sigma by spread, a cap on the self-attention, attention over updates.
 
-One process, no network: the aggregators of the product over a vault in memory, FedMCSA's local training (20 steps of 20
-samples, lr 0.02, mu 5 or 0) of a small model on the digits. Scenarios: 10 clients with two classes each; 20 clients in 5
-groups of equal classes with 45 training samples each; the same with 20; 10 clients alike (all classes, 20 samples).
-Accuracy is of the trained models on each client's own test samples, mean over clients, after the last round and the best
-over the rounds (BMTA, optimistic).
+It runs in one process without a network: the aggregators of the product over a vault in memory, and FedMCSA's local training
+(20 steps of 20 samples, lr 0.02, mu 5 or 0) of a small model on the digits. The scenarios are: 10 clients with two classes
+each; 20 clients in 5 groups of equal classes with 45 training samples each; the same with 20 samples; 10 similar clients (all
+classes, 20 samples). Accuracy is that of the trained models on each client's own test samples, the mean over clients: after the
+last round, and the best over the rounds (BMTA, which is optimistic).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Client:
 
 
 class Variant(Mcsa):
-    """MCSA with one of the options tried: A is made by `weights` from a component's cosines."""
+    """FedMCSA with one of the options. `weights` makes A from a component's cosines."""
 
     def __init__(self, vault: MemoryVault, names: Sequence[str], weights: Weights, updates: bool) -> None:
         super().__init__(AttentionSettings(), vault, 0, layers(names))
         self.of_cosines, self.over_updates = weights, updates
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """Attention over updates compares x_i - w_i, w_i being what was served, and mixes x_i."""
+        """Return the inner products of x_i or, with attention over updates, of x_i - w_i, where w_i is the served value."""
         if not self.over_updates:
             return super().partial(block, updates)
         return {GRAM: gram(stack([self._change(block, each) for each in updates], block.names))}
@@ -72,7 +72,7 @@ def layers(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def by_spread(factor: float) -> Weights:
-    """sigma = factor / standard deviation of all S^2 cosines."""
+    """Return weights with sigma = factor / standard deviation of all S^2 cosines."""
 
     def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
         spread = float(cosine_SS.std(correction=0))
@@ -82,7 +82,7 @@ def by_spread(factor: float) -> Weights:
 
 
 def softened(factor: float, sigma: float = 50.0) -> Weights:
-    """sigma, or less where the cosines spread: never more than factor / their standard deviation."""
+    """Return weights with sigma, or factor / the cosines' standard deviation if that is smaller."""
 
     def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
         spread = float(cosine_SS.std(correction=0))
@@ -92,7 +92,7 @@ def softened(factor: float, sigma: float = 50.0) -> Weights:
 
 
 def by_gap(factor: float) -> Weights:
-    """sigma = factor / mean of 1 - cos over the pairs."""
+    """Return weights with sigma = factor / mean of 1 - cos over the pairs."""
 
     def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
         S = len(cosine_SS)
@@ -103,7 +103,7 @@ def by_gap(factor: float) -> Weights:
 
 
 def by_nearest(factor: float) -> Weights:
-    """sigma = factor / median over clients of 1 - the cosine with the most alike other client."""
+    """Return weights with sigma = factor / median over clients of 1 - the cosine with the most similar other client."""
 
     def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
         if len(cosine_SS) == 1:
@@ -116,7 +116,7 @@ def by_nearest(factor: float) -> Weights:
 
 
 def capped(sigma: float, cap: float) -> Weights:
-    """No client weighs more than `cap` on itself; the rest of the row grows in proportion."""
+    """Return weights in which no client weighs more than `cap` on itself; the rest of its row grows in proportion."""
 
     def weights(cosine_SS: torch.Tensor) -> torch.Tensor:
         A_SS = attention(cosine_SS, sigma)
@@ -181,7 +181,7 @@ SCENARIOS = {"two classes": (10, 0, 0), "groups": (20, 5, 45), "groups, 20 sampl
 
 
 def scenario(name: str, seed: int) -> list[Client]:
-    """The digits, cut: to train and to test on are never the same samples."""
+    """Cut the digits for a scenario. Training and test samples are never the same."""
     count, groups, samples = SCENARIOS[name]
     bunch = load_digits()
     x, y = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
@@ -217,7 +217,7 @@ def initial(model: str, seed: int) -> Tensors:
 
 
 def logits(theta: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Of one client, or of N stacked ones."""
+    """Compute the logits of one client, or of N stacked clients."""
     x = x @ theta["l0.weight"].mT + theta["l0.bias"].unsqueeze(-2)
     if "l1.bias" in theta:
         x = x.relu() @ theta["l1.weight"].mT + theta["l1.bias"].unsqueeze(-2)
@@ -225,7 +225,7 @@ def logits(theta: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 
 
 def train(clients: Sequence[Client], served: Mapping[str, Tensors], mu: float, seed: int) -> dict[str, Tensors]:
-    """All clients at once, each on whole batches of its own permutations."""
+    """Train all clients at once, each on whole batches of its own permutations."""
     centre = {name: torch.stack([served[c.name][name] for c in clients]) for name in served[clients[0].name]}
     theta = {name: tensor.clone().requires_grad_() for name, tensor in centre.items()}
     order = [indices(len(client.x), seed + i) for i, client in enumerate(clients)]
@@ -241,7 +241,7 @@ def train(clients: Sequence[Client], served: Mapping[str, Tensors], mu: float, s
 
 
 def indices(samples: int, seed: int) -> torch.Tensor:
-    """(STEPS, BATCH) from seeded permutations, the incomplete last batch of each left out."""
+    """Return indices of samples, (STEPS, BATCH), from seeded permutations without their incomplete last batches."""
     draw = torch.Generator().manual_seed(seed)
     whole = samples // BATCH
     epochs = [torch.randperm(samples, generator=draw)[: whole * BATCH] for _ in range(-(-STEPS // whole))]
@@ -249,7 +249,7 @@ def indices(samples: int, seed: int) -> torch.Tensor:
 
 
 def play(option: str, setting: str, model: str, mu: float, rounds: int, seed: int) -> tuple[float, float]:
-    """Mean accuracy over clients after the last round, and the best over the rounds."""
+    """Run a federation. Return the mean accuracy over clients after the last round, and the best over the rounds."""
     clients, start = scenario(setting, seed), initial(model, seed)
     vault = MemoryVault()
     aggregator = aggregator_of(option, vault, list(start))
@@ -276,7 +276,7 @@ def play(option: str, setting: str, model: str, mu: float, rounds: int, seed: in
 @click.option("--option", "options", multiple=True, default=OPTIONS)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "mcsa_options.csv")
 def main(rounds: int, seeds: int, mu: str, chosen: tuple[str, ...], options: tuple[str, ...], out: Path) -> None:
-    """Writes one line per scenario, model, mu and option: means over the seeds."""
+    """Write one line for each scenario, model, mu and option, with means over the seeds."""
     torch.set_num_threads(1)
     with out.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)

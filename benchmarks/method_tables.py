@@ -1,4 +1,4 @@
-"""The table of docs/methods/README.md, written from the rows of `benchmarks.methods` by `make docs`."""
+"""Table of docs/methods/README.md, which `make docs` writes from the rows of `benchmarks.methods`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH = Path(__file__).parent / "results" / "methods.csv"
 
 
 def sections(path: Path = PATH) -> Iterator[str]:
-    """A line for each method, the best one first, and what a constant answer has."""
+    """Return a line for each method, the best one first, and the accuracy of a constant answer."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: -float(row["mean_over_clients"]))
     yield "| method | mean over devices | worst device | its common model | harmed |"

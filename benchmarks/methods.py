@@ -26,9 +26,10 @@ COLUMNS = (
 
 
 def row_of(status: dict[str, Any]) -> dict[str, Any]:
-    """A federation in one row: means over clients, and how many keep which model.
+    """Return a federation in one row: means over clients, and how many clients keep which model.
 
-    harmed: the share of clients whose own model is worse than the common one or one trained alone, by the exact paired test.
+    `harmed` is the share of clients whose own model is worse than the common one or the one trained alone, by the exact paired
+    test.
     """
     clients, worse = status["clients"], harmed(status)
 
@@ -75,7 +76,7 @@ def main(
     settings: tuple[str, ...],
     baseline: bool,
 ) -> None:
-    """Runs the methods one after the other."""
+    """Run the methods one after the other."""
     with (
         tempfile.TemporaryDirectory() as folder,
         table(out, COLUMNS) as write,

@@ -1,4 +1,4 @@
-"""A model with nothing to compute: its forward touches one tiny tensor, while all of its parameters travel."""
+"""A model without computation: its forward pass touches one tiny tensor, while all its parameters travel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ FACTORY = "benchmarks.model:make"
 
 
 class Freight(nn.Module):
-    """`sizes[0]` values are the logits (one a class); the other tensors only travel.
+    """Model in which `sizes[0]` values are the logits, one for each class, and the other tensors only travel.
 
-    Errors: SettingError unless there are as many parameters as tensors and classes ask for.
+    Raises:
+        SettingError: There are fewer parameters than tensors and classes need.
     """
 
     def __init__(self, parameters: int, tensors: int, classes: int) -> None:
@@ -27,10 +28,10 @@ class Freight(nn.Module):
         self.freight = nn.ParameterList([torch.randn(size) for size in sizes])
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, F) -> logits (B, C), the same for every sample."""
+        """Return logits (B, C) for x (B, F), the same for every sample."""
         return self.logits.expand(len(x), -1)
 
 
 def make(spec: ModelSpec) -> nn.Module:
-    """The factory: options `parameters` and `tensors`, both counts."""
+    """Make the model from the options `parameters` and `tensors`, both counts."""
     return Freight(int(spec.options["parameters"]), int(spec.options["tensors"]), spec.classes)

@@ -1,8 +1,8 @@
-"""Rounds to parity: devices join a finished federation; how soon are they as good as the old ones? (FedTP, Figure 8.)
+"""Rounds to parity: after how many rounds are devices that join a finished federation as good as the others (FedTP, Figure 8).
 
-`python -m benchmarks.newcomers --out benchmarks/results/newcomers.csv`: a real server, a hosted fleet to the end, then a fleet
-of newcomers. As it stands, eight and two devices with two of ten digits each; --data, --partition, --new and --set make it
-another task. A row is a method with a way of adapting, written as its federation ends.
+`python -m benchmarks.newcomers --out benchmarks/results/newcomers.csv` runs a real server, a hosted fleet to the end, and then
+a fleet of newcomers. By default these are eight and two devices with two of ten digits each; --data, --partition, --new and
+--set change the task. A row is a method with a way of adapting, written as its federation ends.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ CASES = (
 
 
 def course(rows: list[dict[str, str]], client: str, trained: bool) -> list[float]:
-    """A newcomer's accuracy with its first model, and after each of its rounds. client: how its name ends.
+    """Return a newcomer's accuracy with its first model, and after each of its rounds.
 
-    trained: judged after local training; otherwise with what is served at the beginning of the next round, or at the end.
+    Args:
+        rows: Rows of metrics.csv.
+        client: End of the client's name.
+        trained: Whether models are judged after local training. Otherwise they are judged as served at the beginning of the
+            next round, or at the end.
     """
     own = [row for row in rows if row["client"].endswith(client)]
     before = [float(row["accuracy_before"]) for row in own]
@@ -44,7 +48,7 @@ def course(rows: list[dict[str, str]], client: str, trained: bool) -> list[float
 
 
 def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, flags: tuple[str, ...]) -> dict[str, Any]:
-    """One federation to its end, then the newcomers to theirs."""
+    """Run one federation to its end, then the newcomers to theirs."""
     folder = Path(tempfile.mkdtemp(prefix="attune-newcomers-"))
     home, started = Home(folder), time.monotonic()
     parts = {part: sorted(path.name for path in (shards / part).iterdir()) for part in ("old", "new")}
@@ -76,7 +80,11 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
 
 
 def cut(folder: Path, data: str, partition: str, new: int, seed: int) -> None:
-    """Shards as `fedclient partition` makes them, the last `new` set apart. Errors: click.UsageError if none are left."""
+    """Cut shards as `fedclient partition` does, and set the last `new` shards apart.
+
+    Raises:
+        click.UsageError: No shards are left.
+    """
     Home(folder).run(
         "fedclient", "partition", "--dataset", data, *shlex.split(partition), "--seed", seed, "--out", folder / "all"
     )
@@ -103,7 +111,7 @@ def main(
     out: Path, data: str, partition: str, new: int, chosen: tuple[str, ...], rounds: int, adapt_rounds: int, seed: int,
     flags: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Runs the cases one after the other."""
+    """Run the cases one after the other."""
     columns = ["method", "adapt", "rounds", "seed", "old_mean", "first_model", "rounds_to_parity"]
     columns += [*(f"after_{number}" for number in range(1, adapt_rounds + 1)), "seconds"]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""The papers' tables: `python -m benchmarks.paper TABLE --data NAME=PATH --scratch FOLDER`, resumable.
+"""The papers' tables: `python -m benchmarks.paper TABLE --data NAME=PATH --scratch FOLDER`. An interrupted run continues.
 
-For each seed, column and row of benchmarks/papers/TABLE.toml: trials on validation parts choose the settings (once, for all
-seeds), then one run at full length. A CSV row is written as each ends, with its command, commit and machine, and its accuracy
-by round in a file of its own. --column, --row and --seed run a part of the table. `make docs` makes
-docs/reference.md from these files, `python -m benchmarks.paper_curves` the pictures.
+For each seed, column and row of benchmarks/papers/TABLE.toml, trials on validation parts choose the settings (once, for all
+seeds); then there is one run at full length. A CSV row is written as each ends, with its command, commit and machine. Its
+accuracy by round goes to a file of its own. --column, --row and --seed run a part of the table. `make docs` makes
+docs/reference.md from these files, and `python -m benchmarks.paper_curves` makes the pictures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), "worse
 
 @dataclass(frozen=True)
 class Cell:
-    """A row, a column and a seed of a table."""
+    """Cell of a table: a row, a column and a seed."""
 
     table: str
     row: Row
@@ -52,14 +52,14 @@ class Cell:
 
     @property
     def command(self) -> str:
-        """What runs this cell alone, but for the paths."""
+        """Command that runs only this cell, without the paths."""
         data = f" --data {self.column.data}=PATH" if self.column.data else ""
         place = f"--column {self.column.name} --row {shlex.quote(self.row.name)} --seed {self.seed}"
         return f"python -m benchmarks.paper {self.table} {place}{data} --scratch FOLDER"
 
     @property
     def task(self) -> Task:
-        """Its column, as `study` cuts it."""
+        """Task of its column, for `study` to cut."""
         column = self.column
         return Task(column.name.replace("/", "-"), column.partition, set=column.set, data=column.data, samples=column.samples)
 
@@ -69,8 +69,10 @@ class Cell:
 
 
 def cells(name: str, table: Table, columns: Iterable[str], rows: Iterable[str], seeds: Iterable[int]) -> Iterator[Cell]:
-    """What is asked for: the first seed of everything before the second, and of a column the rivals before the others, which
-    need their answers; else in the order of the file.
+    """Return the cells that were asked for.
+
+    The first seed comes before the second one. In a column, the rivals come before the rows that need their answers. Otherwise
+    the order is that of the file.
     """
     columns, rows, seeds = set(columns), set(rows), set(seeds)
     for seed in sorted({seed for column in table.column for seed in column.seeds}):
@@ -82,13 +84,13 @@ def cells(name: str, table: Table, columns: Iterable[str], rows: Iterable[str], 
 
 
 def known(results: Results, key: Mapping[str, Any]) -> dict[str, str] | None:
-    """The row with this key."""
+    """Return the row with this key."""
     wanted = {name: str(value) for name, value in key.items()}
     return next((row for row in results.rows() if wanted.items() <= row.items()), None)
 
 
 def commit() -> str:
-    """The commit that runs, with a + if files differ from it."""
+    """Return the commit that runs, with a + if files differ from it."""
     said = subprocess.run(
         ("git", "describe", "--always", "--dirty=+"), cwd=Path(__file__).parent, capture_output=True, text=True
     )
@@ -103,7 +105,7 @@ def here(device: str) -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """One table and where its figures go."""
+    """One table, and the places for its figures."""
 
     table: Table
     files: Mapping[str, Path]
@@ -115,7 +117,7 @@ class Paper:
     device: str = "cpu"
 
     def run(self, cell: Cell) -> None:
-        """The trials of a cell that are missing, and its run with what they choose."""
+        """Run the missing trials of a cell, and then the cell with the settings that they choose."""
         settings = self.chosen(cell)
         key = cell.key(settings, self.table.rounds)
         if known(self.results, key) is not None:
@@ -134,23 +136,23 @@ class Paper:
         click.echo(f"done {key}")
 
     def fill_rivals(self, cell: Cell) -> None:
-        """Says of the rival that was run first, too, who is worse off than with the other one."""
+        """Fill in, for the rival that was run first, the share of clients that are worse off than with the other rival."""
         for name, right in self._answers(cell).items():
             [row] = [row for row in self.table.row if row.name == name]
             key = {"table": cell.table, "row": name, "column": cell.column.name, "seed": str(cell.seed)}
             self.results.fill(key, {"worse_off": self.worse_off(replace(cell, row=row), right)})
 
     def worse_off(self, cell: Cell, right: Right) -> float | None:
-        """The share of clients whose final model is worse than with a rival of this column and seed, by the exact paired test.
+        """Return the share of clients whose final model is worse than a rival's of this column and seed (exact paired test).
 
-        None if no rival was run below this scratch folder before.
+        The result is None if no rival was run below this scratch folder before.
         """
         rivals = {name: each for name, each in self._answers(cell).items() if name != cell.row.name}
         worse = [harmed(mine, {name: each[client] for name, each in rivals.items()}) for client, mine in right.items()]
         return round(fmean(worse), 4) if rivals else None
 
     def _answers(self, cell: Cell) -> dict[str, Right]:
-        """By row, those of the rivals of this column and seed that were run below this scratch folder."""
+        """Return the answers, by row, of the rivals of this column and seed that were run below this scratch folder."""
         found: dict[str, Right] = {}
         for row in self.table.row:
             if row.method in RIVALS and (path := self._right(cell, row)).exists():
@@ -159,13 +161,13 @@ class Paper:
         return found
 
     def _right(self, cell: Cell, row: Row) -> Path:
-        """Where a rival's answers are kept for the rows of this column and seed that are run after it."""
+        """Return the file with a rival's answers, for rows of this column and seed that are run after it."""
         folder = self.scratch / "right" / cell.table / f"{cell.task.name}-{cell.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{row.name}.npz"
 
     def chosen(self, cell: Cell) -> tuple[str, ...]:
-        """The settings with the best pooled accuracy on validation parts; of equal ones the first."""
+        """Return the settings with the best pooled accuracy on validation parts; of equal ones, the first."""
         each, grid = trials(self.table, cell.row), self.table.grid
         if grid is None or len(each) == 1:
             return each[0]
@@ -202,8 +204,9 @@ class Paper:
 
 
 def points(ended: Ended) -> Iterator[dict[str, Any]]:
-    """Accuracy by closed rounds, judged as the method is: a point for every ROUNDS_A_POINT rounds and the end. It is one
-    evaluation of all clients or, where there was none, the mean of what the cohorts of these rounds reported.
+    """Return accuracy by closed rounds, judged as the method is: a point for every ROUNDS_A_POINT rounds, and the end.
+
+    A point is one evaluation of all clients or, if there was none, the mean of the reports of these rounds' cohorts.
     """
     cohorts: list[Mapping[str, Any]] = []
     latest = -ROUNDS_A_POINT
@@ -241,7 +244,7 @@ def main(
     name: str, data: tuple[str, ...], scratch: Path, out: Path, columns: tuple[str, ...], rows: tuple[str, ...],
     seeds: tuple[int, ...], executor: Executor | None, device: str | None,
 ) -> None:  # fmt: skip
-    """Runs TABLE, or what is left of it."""
+    """Run TABLE, or what is left of it."""
     table = load(name)
     device = device or table.device
     try:

@@ -1,7 +1,8 @@
-"""Accuracy by round, as pictures: `python -m benchmarks.paper_curves TABLE [--row NAME ...]`, one for each column that was run.
+"""Pictures of accuracy by round: `python -m benchmarks.paper_curves TABLE [--row NAME ...]`, one for each column that was run.
 
-Out of TABLE_curves.csv, which `benchmarks.paper` writes: over all test samples, a line for each row, its mean over seeds; where
-there are several, a band from the lowest to the highest. Between evaluations of all clients it is what cohorts reported.
+They are drawn from TABLE_curves.csv, which `benchmarks.paper` writes: over all test samples, a line for each row, its mean over
+seeds; with several seeds, a band from the lowest to the highest. Between evaluations of all clients the values are the cohorts'
+reports.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Course = dict[int, list[float]]  # closed rounds -> accuracy in per cent, one fo
 
 
 def courses(points: Iterable[Mapping[str, str]], column: str) -> dict[str, Course]:
-    """The rows of a column, in the order in which they were run."""
+    """Return the rows of a column in the order in which they were run."""
     found: dict[str, Course] = {}
     for point in points:
         if point["column"] == column:
@@ -54,7 +55,7 @@ def picture(title: str, rows: Mapping[str, Course]) -> bytes:
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, help="Folder of the CSV file, and for the pictures.")
 @click.option("--row", "chosen", multiple=True, help=f"Only these; at most {len(figures.COLOURS)}.")
 def main(name: str, out: Path, chosen: tuple[str, ...]) -> None:
-    """Draws what was run of TABLE."""
+    """Draw the rows of TABLE that were run."""
     points = Results(out / f"{name}_curves.csv", CURVES).rows()
     for column in dict.fromkeys(point["column"] for point in points):
         rows = courses(points, column)

@@ -1,4 +1,4 @@
-"""A federation in real processes for measuring: one fedserver, N fedclients, each with a home of its own."""
+"""A federation in real processes: one fedserver and N fedclients, each with a home of its own."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OnLine = Callable[[int, float, str], None]
 
 
 class ProcessEnded(RuntimeError):
-    """A process of the federation ended, or said nothing, when more was expected of it."""
+    """A process of the federation has ended, or printed nothing more, too early."""
 
 
 @dataclass
 class Speaker:
-    """A process whose lines are stamped (time.monotonic) as they arrive.
+    """Process whose lines get a timestamp (time.monotonic) as they arrive.
 
     `on_line` (process id, time, line) runs at once, in the reading thread.
     """
@@ -54,7 +54,11 @@ class Speaker:
         self._news.put(None)
 
     def wait_for(self, pattern: str, timeout_s: float, others: Sequence[Speaker] = ()) -> re.Match[str]:
-        """The first line from here on that matches. Errors: ProcessEnded, also if one of `others` ends first."""
+        """Wait for the first line from here on that matches, and return it.
+
+        Raises:
+            ProcessEnded: The process, or one of `others`, has ended first.
+        """
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:
             for other in others:
@@ -76,14 +80,14 @@ class Speaker:
 
 
 def environment(home: Path) -> Mapping[str, str]:
-    """What a process gets: its state under `home`, and this repository on its path, for the model is code of ours."""
+    """Return the environment of a process: its state below `home`, and this repository on its path, for the model's code."""
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     return os.environ | {"ATTUNE_HOME": str(home), "PYTHONPATH": path, "GRPC_VERBOSITY": "NONE"}
 
 
 @contextmanager
 def running(name: str, arguments: list[str], home: Path, on_line: OnLine | None = None) -> Iterator[Speaker]:
-    """A process from here to the end of the block; then it is told to stop, and killed if it does not."""
+    """Run a process during the block; then ask it to stop, and kill it if it does not."""
     process = subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,
@@ -106,7 +110,7 @@ def running(name: str, arguments: list[str], home: Path, on_line: OnLine | None 
 
 @contextmanager
 def delayed(port: int, rtt_ms: float, home: Path) -> Iterator[int]:
-    """The port of a proxy to `port` that adds `rtt_ms`; `port` itself for none."""
+    """Run a proxy to `port` that adds `rtt_ms`, and yield its port. Without a delay, yield `port` itself."""
     if not rtt_ms:
         yield port
         return
@@ -125,9 +129,16 @@ def federation(
     on_line: OnLine | None = None,
     between: Callable[[int], AbstractContextManager[int]] | None = None,
 ) -> Iterator[tuple[Speaker, list[Speaker]]]:
-    """The server and one device a shard, connected. `on_line` hears the server. Homes lie under `work`.
+    """Run the server and one device for each shard, connected, with homes below `work`.
 
-    `between` makes another way than one that delays: from the server's port to the one that devices are told.
+    Args:
+        work: Folder of the federation.
+        shards: Folders of the shards.
+        server_arguments: Arguments of fedserver.
+        client_arguments: Arguments of fedclient.
+        rtt_ms: Delay of the link.
+        on_line: Called for each line of the server.
+        between: Makes another link than a delayed one: takes the server's port, and gives the port that devices use.
     """
     with ExitStack() as stack:
         arguments = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", "--join-uses", "1000", *server_arguments]

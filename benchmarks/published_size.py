@@ -1,8 +1,9 @@
 """FedTP at the size of its paper over narrow links: 8 blocks of width 128, a hypernetwork of 237.6 M weights, 50 devices.
 
-Real processes over mutual TLS: one server, one hosted fleet, and benchmarks.delay between them, where every device has a link
-of 50 Mbit/s in both directions, 50 ms away. Images are noise, and a device has few of them: time, memory and bytes are
-measured, and no accuracy. All else is the published setting: SGD on the server, 5 local epochs, batches of 64.
+It uses real processes over mutual TLS: one server, one hosted fleet, and benchmarks.delay between them, which gives every
+device a link of 50 Mbit/s in both directions with a round trip of 50 ms. Images are noise, and each device has few of them,
+because time, memory and bytes are measured, not accuracy. The rest is the published setting: SGD on the server, 5 local epochs,
+batches of 64.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Size:
-    """The paper's, unless a test asks for a small one."""
+    """Size of the federation: the paper's, unless a test asks for a small one."""
 
     devices: int = 50
     cohort: int = 5
@@ -46,7 +47,7 @@ class Size:
 
 
 def make_shards(folder: Path, size: Size) -> list[Path]:
-    """Images of noise, 32 x 32 x 3, with every class on every device."""
+    """Write shards with images of noise, 32 x 32 x 3, and every class on every device."""
     draw = np.random.default_rng(0)
     shards = [folder / "shards" / f"shard{index:02}" for index in range(size.devices)]
     for shard in shards:
@@ -59,7 +60,7 @@ def make_shards(folder: Path, size: Size) -> list[Path]:
 
 @dataclass
 class Watch:
-    """What the server said when, and what both processes had taken by then."""
+    """Times of the server's lines, with the resources that both processes had used by then."""
 
     said: list[tuple[str, float]] = field(default_factory=list)
 
@@ -71,12 +72,16 @@ class Watch:
 
 
 def taken(pid: int) -> dict[str, Any]:
-    """Peak memory and processor time of a process so far."""
+    """Return the peak memory and the processor time of a process so far."""
     return {"peak_bytes": status_bytes(pid, "VmHWM"), "cpu_s": round(cpu_s(pid), 1)}
 
 
 def measure(size: Size = Size(), way: Way = LINK) -> dict[str, Any]:
-    """One federation from its start to the end of the evaluation after its last round. Errors: ProcessEnded."""
+    """Run one federation to the end of the evaluation after its last round, and measure it.
+
+    Raises:
+        ProcessEnded: A process has ended too early.
+    """
     on, watch = machine(), Watch()
     proxies: list[Proxy] = []
 
@@ -126,7 +131,7 @@ def measure(size: Size = Size(), way: Way = LINK) -> dict[str, Any]:
 
 
 def _of_orders(rows: Any) -> dict[str, Any]:
-    """The largest download and upload of an order, and what all orders come to, by kind of work."""
+    """Return the largest download and upload of an order, and the sums over all orders, by kind of work."""
     found = {}
     for work in ("train", "evaluate"):
         own = [row for row in rows if row.work == work]
@@ -142,7 +147,7 @@ def _of_orders(rows: Any) -> dict[str, Any]:
 @click.option("--train-samples", default=Size.train_samples, show_default=True, help="Of each device.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
 def main(devices: int, rounds: int, train_samples: int, out: Path | None) -> None:
-    """Runs the federation and writes down what it took."""
+    """Run the federation, and write its figures."""
     found = measure(Size(devices=devices, rounds=rounds, train_samples=train_samples))
     text = json.dumps({"command": f"python -m benchmarks.published_size {' '.join(sys.argv[1:])}".strip()} | found, indent=1)
     click.echo(text)

@@ -1,7 +1,7 @@
-"""The short look before a change is proposed: some figures against those committed, as ratios; it fails nothing.
+"""A quick check before a change is proposed: some figures as ratios to the committed ones. It never fails.
 
-What is compared is each figure in units of the roof of its own run (raw TLS for a round's bytes, a copy in memory for a
-step's), so that a faster or busier machine matters less. Above 1: slower than what is committed. Processor time has no roof.
+Each figure is in units of the roof of its own run (raw TLS for a round's bytes, a copy in memory for a step's), so that a
+faster or busier machine matters less. A ratio above 1 is slower than the committed figure. Processor time has no roof.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Line = tuple[str, float, float | None]  # what, now, committed
 
 
 def committed(file: str, rows: str, **like: Any) -> dict[str, Any] | None:
-    """The row of a file of results with these values; None where there is none."""
+    """Return the row of a file of results with these values, or None if there is none."""
     path = RESULTS / file
     found = json.loads(path.read_text())[rows] if path.exists() else []
     return next((row for row in found if all(row.get(key) == value for key, value in like.items())), None)
 
 
 def spent_s(row: dict[str, Any]) -> float:
-    """Processor time of a round: the server's and the devices'."""
+    """Return the processor time of a round, the server's and the devices'."""
     return float(row["cpu_server_s"] + row["cpu_devices_s"])
 
 
@@ -64,7 +64,7 @@ def aggregators() -> Iterator[Line]:
 
 
 def shown(line: Line) -> str:
-    """`what: now 1.20, committed 1.00, ratio 1.20`."""
+    """Return the line `what: now 1.20, committed 1.00, ratio 1.20`."""
     what, now, before = line
     compared = "nothing committed" if not before else f"committed {before:.3g}, ratio {now / before:.2f}"
     return f"{what}: now {now:.3g}, {compared}"
@@ -72,7 +72,7 @@ def shown(line: Line) -> str:
 
 @click.command()
 def main() -> None:
-    """Prints what has become faster or slower."""
+    """Print what has become faster or slower."""
     torch.set_num_threads(1)
     for lines in (aggregators(), rounds()):
         for line in lines:

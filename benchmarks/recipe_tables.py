@@ -1,4 +1,4 @@
-"""docs/choosing.md's tables, written from the rows of `fedserver simulate --benchmark` by `make docs`."""
+"""Tables of docs/choosing.md, which `make docs` writes from the rows of `fedserver simulate --benchmark`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUT = Path(__file__).parent / "results" / "recipes"
 
 
 def sections(folder: Path = OUT) -> Iterator[str]:
-    """The lines of all recipes: those that were run with their tables, the others with their commands."""
+    """Return the lines of all recipes: tables of those that were run, and the commands of the others."""
     rows = {name: read(folder / f"{name}.csv") for name in RECIPES}
     for name, recipe in RECIPES.items():
         if rows[name]:
@@ -75,7 +75,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _served(found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[str]:
-    """What is served without training on the device, and how much is sent, at the first point."""
+    """Return the accuracy of the served model without training on the device, and the bytes sent, at the first point."""
     x = found[0]["x"]
     here = {row["method"]: row for row in found if row["x"] == x}
     said = [f"{each} {100 * served:.1f}" for each in labels if isinstance(served := here[each]["served"], float)]
@@ -98,7 +98,7 @@ def _ends(recipe: Recipe, found: Sequence[dict[str, Any]], labels: Sequence[str]
 
 
 def _harmed(rows: dict[str, list[RecipeRow]]) -> Iterator[str]:
-    """The share of devices worse off than alone or with FedAvg, over all points of each series of a recipe."""
+    """Return the share of devices worse off than alone or with FedAvg, over all points of each series of a recipe."""
     labels = list(dict.fromkeys(entry.label for recipe in RECIPES.values() for entry in recipe.entries))
     yield f"| recipe | {' | '.join(labels)} |"
     yield "|---" * (len(labels) + 1) + "|"
@@ -109,7 +109,7 @@ def _harmed(rows: dict[str, list[RecipeRow]]) -> Iterator[str]:
 
 
 def _share(rows: Sequence[RecipeRow], label: str) -> str:
-    """By samples; in brackets by groups of samples, where that is another share."""
+    """Return the share by samples, and in brackets the share by groups of samples if it differs."""
     mine = [row for row in rows if row.method == label]
     if not mine:
         return ""

@@ -1,8 +1,8 @@
-"""What faults cost: a server's death, a cut connection, an idle device, a renewal; medians over repeats in real processes.
+"""Costs of faults: a server's death, a cut connection, an idle device, a renewal; medians over repeats in real processes.
 
     python -m benchmarks.reliability --out benchmarks/results/reliability.json
 
-Each figure has its name, its unit and the command that measures it alone (`--only NAME`).
+Each figure has its name, its unit and the command that measures only it (`--only NAME`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Bench:
             yield fleet
 
     def connected(self, server: Speaker) -> float:
-        """The moment (time.monotonic) at which the last device had connected to this server."""
+        """Return the moment (time.monotonic) at which the last device had connected to this server."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             seen = {found[1]: at for at, line in list(server.lines) if (found := re.search(r"(\S+) connected ", line))}
@@ -81,7 +81,7 @@ class Bench:
         raise ProcessEnded(f"only {len(seen)} of {self.devices} devices connected\n{server}")
 
     def rounds(self) -> int:
-        """Closed rounds, from the database."""
+        """Return the number of closed rounds, from the database."""
         with contextlib.closing(sqlite3.connect(f"file:{self.work}/server/state.sqlite?mode=ro", uri=True)) as db:
             [[value]] = db.execute("SELECT value FROM meta WHERE key = 'record'").fetchall()
         return int(json.loads(value).get("round", 0))
@@ -98,7 +98,7 @@ def _shard(folder: Path, seed: int) -> None:
 
 
 def death(work: Path, devices: int) -> dict[str, float]:
-    """kill -9 of the server in mid-round, and a start at once."""
+    """Measure kill -9 of the server in the middle of a round, and a start at once."""
     bench = Bench(work, devices, (*MLR, "--min-clients", str(devices), "--rounds", "100000"))
     with ExitStack() as stack:
         server = stack.enter_context(bench.server())
@@ -123,7 +123,7 @@ def death(work: Path, devices: int) -> dict[str, float]:
 
 
 def idle(work: Path, devices: int) -> dict[str, float]:
-    """Memory of the server with all devices connected and nothing to do, less that of one with none."""
+    """Measure the memory of the server with all devices connected and idle, less that of a server without devices."""
     bench = Bench(work, devices, (*MLR, "--min-clients", str(devices + 1)))
     with ExitStack() as stack:
         server = stack.enter_context(bench.server())
@@ -135,7 +135,7 @@ def idle(work: Path, devices: int) -> dict[str, float]:
 
 
 def _steady_bytes(pid: int) -> int:
-    """Its memory, once it has been the same for three seconds, to a hundredth."""
+    """Return a process's memory once it has been the same, to a hundredth, for three seconds."""
     seen: list[int] = []
     while len(seen) < STEADY_LOOKS or max(seen[-STEADY_LOOKS:]) > 1.01 * min(seen[-STEADY_LOOKS:]):
         seen.append(_memory_bytes(pid))
@@ -144,13 +144,13 @@ def _steady_bytes(pid: int) -> int:
 
 
 def _memory_bytes(pid: int) -> int:
-    """Resident and its own."""
+    """Return the resident memory of a process that is its own."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(int(kib) for kib in re.findall(r"^Private_(?:Clean|Dirty):\s+(\d+) kB", text, re.MULTILINE)) * 1024
 
 
 def renewal(work: Path, devices: int) -> dict[str, float]:
-    """How much later devices are connected whose certificates are due: they renew them first."""
+    """Measure how much later devices are connected that renew their certificates first."""
     bench = Bench(work, devices, (*MLR, "--min-clients", str(devices + 1)))
     took: dict[str, float] = {}
     for kind in ("enrolment", "plain", "due"):
@@ -164,7 +164,7 @@ def renewal(work: Path, devices: int) -> dict[str, float]:
 
 
 async def _age(work: Path) -> None:
-    """Gives every device a certificate of some age for the key that it has."""
+    """Give every device an aged certificate for the key that it has."""
     authority = Authority.load(work / "server" / "ca")
     ledger = SqliteLedger(work / "server" / "state.sqlite")
     then = datetime.now(timezone.utc) - timedelta(days=AGED_DAYS)
@@ -179,7 +179,7 @@ async def _age(work: Path) -> None:
 
 
 def cut(work: Path, direction: str) -> dict[str, float]:
-    """Bytes that travel twice when a connection is reset at nine tenths of a transfer, and those of a new handshake."""
+    """Measure the bytes that travel twice if a connection is reset at nine tenths of a transfer, and the handshake's bytes."""
     wide = ("--method", "fedavg", "--model", "dnn", "--set", f"model.hidden={list(HIDDEN)}", "--set", "train.local_epochs=1")
     widths = (FEATURES, *HIDDEN, CLASSES)
     blob_bytes = 4 * sum((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths))
@@ -214,7 +214,7 @@ def measurements(devices: int) -> dict[str, Callable[[Path], dict[str, float]]]:
 @click.option("--only", type=click.Choice(list(measurements(1))), multiple=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("benchmarks/results/reliability.json"), show_default=True)
 def main(devices: int, repeats: int, only: tuple[str, ...], out: Path) -> None:
-    """Measures what faults cost, and writes medians with all values."""
+    """Measure the costs of faults, and write medians with all values."""
     results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     for name, measure in measurements(devices).items():
         if only and name not in only:

@@ -1,7 +1,7 @@
 """The papers' tables of docs/reference.md, from the CSV files in benchmarks/results; `make docs` writes them into the page.
 
-A cell: the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds; of a reduced
-table, whether ours is on the printed side of one row. Where a figure prints by how much a row is ahead, these leads too.
+A cell has the printed figure, ours by the same kind of mean, the difference, and whether the printed one holds. In a reduced
+table it has whether ours is on the printed side of one row. Where a figure prints the lead of a row, there are these leads too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.tables import Column, Table, load, names
 
 
 def section(name: str, results: Path = OUT) -> Iterator[str]:
-    """The lines of a table's part of the page."""
+    """Return the lines of a table's part of the page."""
     table, rows = load(name), Results(results / f"{name}.csv", CELLS).rows()
     yield f"### {table.paper}: `{name}`"
     yield ""
@@ -44,7 +44,7 @@ def section(name: str, results: Path = OUT) -> Iterator[str]:
 
 
 def ahead(table: Table, column: Column, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """How far one row is ahead of others, where a figure of the paper prints that."""
+    """Return the leads of one row over others, if a figure of the paper prints them."""
     found = leads(table, column, rows)
     if table.leads and found:
         yield f"{table.leads.row} is ahead ({table.leads.figure}):"
@@ -57,21 +57,21 @@ def ahead(table: Table, column: Column, rows: Sequence[Mapping[str, str]]) -> It
 
 
 def beside(line: Line) -> tuple[str, str, str]:
-    """The printed figure, ours, and the difference."""
+    """Return the printed figure, ours, and the difference."""
     spread = f" ({min(line.ours):.1f} to {max(line.ours):.1f}, {len(line.ours)} seeds)" if len(line.ours) > 1 else ""
     cell, away = (f"{line.printed:.2f}", f"{line.mean - line.printed:+.1f}") if line.printed is not None else ("", "")
     return cell, f"{line.mean:.1f}{'*' if line.no_better else ''}{spread}", away
 
 
 def shown(line: Line, said: str) -> str:
-    """A row of markdown."""
+    """Return a row of Markdown."""
     clients = f"{fmean(line.over_clients):.1f}" if line.over_clients else ""
     worse = f"{fmean(line.worse_off):.0f} %" if line.worse_off else ""
     return f"| {line.row} | {' | '.join(beside(line))} | {said} | {clients} | {worse} | {line.settings} |"
 
 
 def missing(name: str, left: Sequence[Cell], of: int) -> Iterator[str]:
-    """What was not run, with the command that runs it."""
+    """Return the cells that were not run, with the command that runs them."""
     if not left:
         yield f"All {of} runs of this table were made."
         return

@@ -1,9 +1,9 @@
-"""What attackers cost the honest devices, under each robust rule: the table of docs/security.md.
+"""Accuracy of honest devices under attack, with each robust rule: the table of docs/security.md.
 
-`python -m benchmarks.robust --out benchmarks/results/robust.csv`; with `--data fashion_mnist.npz --samples 3000 --share 0.2` of
-a data set from a path. Federations are simulated with whole code on both sides; an attacker is a device whose hand-in, or whose
-labels, are not what they should be. A row is the mean accuracy of the honest devices after the last round, beside that of the
-same devices where nobody attacks. Rows that a file has already are not measured again.
+`python -m benchmarks.robust --out benchmarks/results/robust.csv`, or, for a data set from a path, with `--data
+fashion_mnist.npz --samples 3000 --share 0.2`. Federations are simulated with the whole code of both sides; an attacker is a
+device that hands in something else, or has other labels, than it should. A row is the mean accuracy of the honest devices after
+the last round, and that of the same devices without attackers. Rows that a file has already are not measured again.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Attack:
-    """What the devices named do instead of what they should."""
+    """Behaviour of the attackers."""
 
     kind: str
     devices: frozenset[str]
     all_devices: int
 
     def labels(self, y: np.ndarray, classes: int) -> np.ndarray:
-        """An attacker's training labels, of classes 0 .. `classes` - 1."""
+        """Return an attacker's training labels, for classes 0 .. `classes` - 1."""
         return classes - 1 - y if self.kind in (LABELS, REPLACEMENT) else y
 
     def tensor(self, before: torch.Tensor, trained: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-        """What is handed in of a tensor, as values."""
+        """Return the values that an attacker hands in for a tensor."""
         if not trained.is_floating_point() or self.kind == LABELS:
             return trained
         if self.kind == NOISE:
@@ -88,7 +88,7 @@ class Attack:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Inside, the attackers' devices hand in what the attack says."""
+        """Make the attackers' devices hand in the values of this attack during the block."""
         honest: Callable[..., Any] = Learner._written
 
         def written(learner: Learner, part: str, names: Sequence[str], theta: Tensors, received: Tensors, order: Order) -> Any:
@@ -105,7 +105,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Data:
-    """name -> (train_x, train_y, test_x, test_y) of each device; labels are 0 .. classes - 1."""
+    """Arrays (train_x, train_y, test_x, test_y) of each device, by its name; labels are 0 .. classes - 1."""
 
     name: str
     classes: int
@@ -116,7 +116,10 @@ class Data:
 
 
 def cut(source: str, samples: int, devices: int, alpha: float, seed: int) -> Data:
-    """A data set cut by Dirichlet `alpha`. samples: for training, and a third as many for testing; 0: all."""
+    """Cut a data set by Dirichlet `alpha`.
+
+    `samples` is the number of training samples, with a third as many for testing; 0 takes all.
+    """
     full = load_dataset(source, seed)
     parts = partition(shorten(full, samples, seed) if samples else full, "dirichlet", devices, seed, alpha=alpha)
     found = {f"device{n:02}": (*parts.arrays(n, "train"), *parts.arrays(n, "test")) for n in range(devices)}
@@ -124,7 +127,7 @@ def cut(source: str, samples: int, devices: int, alpha: float, seed: int) -> Dat
 
 
 def run(data: Data, method: str, settings: Mapping[str, Any], attack: Attack, rounds: int, seed: int) -> dict[str, float]:
-    """Each device's accuracy by which the method is judged, after the last round."""
+    """Return the accuracy of each device's model that the method leads to, after the last round."""
     shards = {
         name: (x, attack.labels(y, data.classes) if name in attack.devices else y, test_x, test_y)
         for name, (x, y, test_x, test_y) in data.devices.items()
@@ -162,7 +165,7 @@ def main(
     assignments: tuple[str, ...],
     out: Path,
 ) -> None:
-    """Appends a row to --out as each federation ends."""
+    """Append a row to --out as each federation ends."""
     logging.getLogger("fedserver").setLevel(logging.ERROR)  # a line for every bounded round
     cuts = cut(data, samples, devices, alpha, seed)
     given = {name: float(value) for name, _, value in (text.partition("=") for text in assignments)}

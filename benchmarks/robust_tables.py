@@ -1,4 +1,4 @@
-"""docs/security.md's tables of attackers, written from the rows of `benchmarks.robust` and `benchmarks.bounded`."""
+"""Tables of attackers in docs/security.md, written from the rows of `benchmarks.robust` and `benchmarks.bounded`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _cell(rule: str, share: str, points: float | None) -> str:
 
 
 def _sizes(narrow: Sequence[Row], wide: Sequence[Row]) -> Iterator[str]:
-    """The default bound of 3 beside one of 1.5, for the same federations."""
+    """Return the lines that compare the default bound of 3 with one of 1.5, for the same federations."""
     same = ("data", "method", "rule", "attack", "share")
     usual = {tuple(row[name] for name in same): row["lost_points"] for row in wide}
     found = {row["attack"]: row for row in narrow if row["rule"] == "default" and row["attack"] in ATTACKS}

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, throttles and falls silent when it is told to."""
+"""A TCP proxy that cuts, throttles and stops traffic on demand."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ UP, DOWN = "up", "down"
 
 @dataclass(frozen=True)
 class Cut:
-    """Both sides of a connection are reset once so many bytes went through it in one direction."""
+    """Reset of both sides of a connection after this many bytes in one direction."""
 
     direction: str
     after_bytes: int
 
 
 class Proxy:
-    """From `port`, a free one of this machine, to `to`; on a thread of its own.
+    """Proxy from `port`, a free one of this machine, to `to`, on a thread of its own.
 
-    cuts: of the first connections that carry so much, one each; later ones stay. rate_bytes: a second and direction; 0: any.
+    Args:
+        to: Port of the server.
+        cuts: Cuts for the first connections that carry as many bytes, one for each; later connections stay.
+        rate_bytes: Bytes per second and direction; 0 for no limit.
     """
 
     def __init__(self, to: int, cuts: list[Cut] | None = None, rate_bytes: float = 0.0) -> None:
@@ -40,7 +43,7 @@ class Proxy:
         ready.wait()
 
     def silence(self, seconds: float) -> None:
-        """Nothing passes for so long; connections stay open, and new ones are taken."""
+        """Stop all traffic for some seconds. Connections stay open, and new ones are accepted."""
         self.silent_until = time.monotonic() + seconds
 
     def close(self) -> None:

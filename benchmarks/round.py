@@ -1,10 +1,10 @@
-"""A round with nothing to compute: what the server, the wire and the disks take (anchors.md section 1).
+"""A round without computation: the time of the server, the wire and the disks (anchors.md section 1).
 
-Real processes over mutual TLS. A round's time is that between two `round k/n closed` lines of the server, stamped as they
-arrive: it holds orders, downloads, the least training the product allows (one step on three samples that touches one tiny
-tensor, and the two evaluations), the devices' durable commits, uploads with digests, checks, the durable inbox, receipts,
-aggregation and the durable commit. Memory is the server's peak from the plan on (torch imported, first state written) minus
-what was resident at that moment.
+It uses real processes over mutual TLS. A round's time is that between two `round k/n closed` lines of the server, stamped as
+they arrive. It includes orders, downloads, the least training that the product allows (one step on three samples that touches
+one tiny tensor, and the two evaluations), the devices' durable commits, uploads with digests, checks, the durable inbox,
+receipts, aggregation and the durable commit. Memory is the server's peak from the plan on (torch imported, first state written)
+minus the resident memory at that moment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Case:
 
 
 class ServerWatch:
-    """Hears the server's lines, and takes its memory as they come."""
+    """Listener to the server's lines, which records its memory as they come."""
 
     def __init__(self) -> None:
         self.closed_s: list[float] = []
@@ -60,9 +60,9 @@ class ServerWatch:
 
 
 def make_shards(folder: Path, clients: int) -> list[Path]:
-    """Three samples to train on and to test on, for each device.
+    """Write three samples for training and for testing for each device.
 
-    One label is more frequent, so that every round changes the state: what has not changed would not travel.
+    One label is more frequent, so that every round changes the state: unchanged tensors would not travel.
     """
     x, y = np.zeros((3, 1), np.float32), np.array([0, 0, 1])
     shards = [folder / f"shard{index}" for index in range(clients)]
@@ -74,12 +74,16 @@ def make_shards(folder: Path, clients: int) -> list[Path]:
 
 
 def _cpu_s(server: Speaker, devices: list[Speaker]) -> tuple[float, float]:
-    """Processor time so far: the server's, and that of all devices."""
+    """Return the processor time so far, the server's and that of all devices."""
     return cpu_s(server.process.pid), sum(cpu_s(device.process.pid) for device in devices)
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One federation from its start to the last measured round. Errors: ProcessEnded."""
+    """Run one federation to the last measured round, and measure it.
+
+    Raises:
+        ProcessEnded: A process has ended too early.
+    """
     on = machine()
     total = case.rounds + case.warm_up
     settings = ["train.local_steps=1", "train.lr=1e-6", "train.momentum=0", f"model.parameters={case.parameters}"]
@@ -133,7 +137,7 @@ def measure(case: Case) -> dict[str, Any]:
 @click.option("--hosted", is_flag=True, help="All devices in one process.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(as_json: bool, **given: Any) -> None:
-    """Measures the wall time of a round in which there is nothing to compute."""
+    """Measure the wall time of a round without computation."""
     found = measure(replace(Case(1, 4, 2, 1), **given))
     click.echo(
         f"{found['clients']} clients, {found['parameters']:,} parameters in {found['tensors']} tensors, "

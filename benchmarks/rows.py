@@ -1,4 +1,4 @@
-"""A federation that ended as a row of a table: accuracies by the protocols of both papers, over clients and over samples."""
+"""Finished federations as rows of a table: accuracies by the protocols of both papers, over clients and over samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def figures(ended: Ended) -> dict[str, Any]:
-    """A federation in one row, by the protocols of both papers."""
+    """Return a federation in one row, by the protocols of both papers."""
     summary = ended.summary
     latest, fedtp, fedmcsa = summary["latest"], summary["fedtp"] or {}, summary["fedmcsa"] or {}
     known: dict[str, dict[str, float]] = {key: latest.get(key, {}) for key in LATEST}
@@ -49,7 +49,7 @@ def figures(ended: Ended) -> dict[str, Any]:
 
 
 def trial_figures(ended: Ended) -> dict[str, Any]:
-    """A trial in one row."""
+    """Return a trial in one row."""
     latest = ended.summary["latest"]
     return {
         "validation_accuracy": round(latest["accuracy"]["mean_over_clients"], 4),
@@ -60,6 +60,6 @@ def trial_figures(ended: Ended) -> dict[str, Any]:
 
 
 def harmed(status: dict[str, Any]) -> int | None:
-    """Clients whose own model is worse than a rival, by the exact paired test; None if nothing was compared."""
+    """Return the number of clients whose own model is worse than a rival (exact paired test), or None without comparisons."""
     findings = [findings_of(pairs) for client in status["clients"] if (pairs := pairs_of(client))]
     return sum("worse" in found.values() for found in findings) if findings else None

@@ -1,4 +1,4 @@
-"""How the default settings of local training were chosen: a grid, judged on validation parts of the training data only.
+"""The grid from which the default settings of local training were chosen, judged on validation parts of the training data.
 
 `python -m benchmarks.settings --fashion-mnist PATH --out benchmarks/results/settings.csv`; every run is a real federation.
 """
@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 def validation_shards(dataset: Dataset, out: Path, seed: int) -> list[Path]:
-    """Shards whose test part is a quarter of the training part: the data set's own test part is thrown away."""
+    """Write shards whose test part is a quarter of the training part. The data set's own test part is not used."""
     draw = np.random.default_rng(seed).permutation(len(dataset.train_y))
     held, kept = draw[: len(draw) // 4], draw[len(draw) // 4 :]
     x, y = dataset.train_x, dataset.train_y
@@ -53,7 +53,7 @@ def validation_shards(dataset: Dataset, out: Path, seed: int) -> list[Path]:
 @click.option("--seed", type=int, default=7, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(fashion_mnist: str | None, rounds: int, samples: int, seed: int, out: Path) -> None:
-    """Runs the grid and writes a row as each federation ends."""
+    """Run the grid, and write a row as each federation ends."""
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -67,7 +67,7 @@ def main(fashion_mnist: str | None, rounds: int, samples: int, seed: int, out: P
 
 
 def run(dataset: Dataset, method: str, setting: tuple[float, int, float], rounds: int, seed: int) -> dict[str, object]:
-    """One federation with one setting."""
+    """Run one federation with one setting."""
     lr, batch, clip = setting
     folder = Path(tempfile.mkdtemp(prefix="attune-settings-"))
     said = [f"train.lr={lr}", f"train.batch_size={batch}", f"train.clip_norm={clip}"]

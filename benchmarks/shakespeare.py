@@ -1,7 +1,7 @@
 """Next characters of Shakespeare's roles by the causal and by the leaky Transformer: why FedTP printed 84.40 % (E3).
 
-`python -m benchmarks.shakespeare --data PATH/roles.tsv.gz --out benchmarks/results`; six minutes on one core. FedAvg in one
-process: the devices' trainer and the server's mean, without the network between them.
+`python -m benchmarks.shakespeare --data PATH/roles.tsv.gz --out benchmarks/results` takes six minutes on one core. It is FedAvg
+in one process: the devices' trainer and the server's mean, without the network between them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Pair = tuple[Tensor, Tensor]  # x (N, T), y (N, T)
 
 @dataclass(frozen=True)
 class Role:
-    """One client's windows."""
+    """Windows of one client."""
 
     train: Pair
     test: Pair
 
 
 def texts(path: Path, least: int) -> dict[str, str]:
-    """Role -> its lines one below the other, of the roles with at least so many characters. `path`: roles.tsv.gz."""
+    """Return the text of each role with at least so many characters, one line below the other. `path` is roles.tsv.gz."""
     lines: dict[str, list[str]] = defaultdict(list)
     with gzip.open(path, "rt", encoding="ascii", newline="\n") as file:
         for row in file.read().splitlines()[1:]:
@@ -72,20 +72,20 @@ def texts(path: Path, least: int) -> dict[str, str]:
 
 
 def cut(text: str, window: int) -> Pair:
-    """Windows side by side, and the same one character later: position t is to predict what stands at t + 1."""
+    """Return adjacent windows, and the same windows one character later: position t predicts the character at t + 1."""
     codes = torch.tensor([ALPHABET.index(letter) for letter in text])
     count = (len(codes) - 1) // window
     return codes[: count * window].view(count, window), codes[1 : count * window + 1].view(count, window)
 
 
 def in_time(text: str, window: int) -> Role:
-    """The first part of a role to train, the rest to test; no window reaches over the border."""
+    """Split a role in time: the first part for training, the rest for testing. No window crosses the border."""
     border = int(TRAIN_SHARE * len(text))
     return Role(cut(text[:border], window), cut(text[border:], window))
 
 
 def federation(roles: dict[str, Role], window: int, leaky: bool, rounds: int, share: float, seed: int) -> dict[str, Any]:
-    """FedAvg over `rounds`, then the common model on all test windows: percentages of positions."""
+    """Run FedAvg over `rounds`. Return the common model's percentages of right positions on all test windows."""
     started = time.process_time()
     spec = default_spec(
         "tokens", (window,), len(ALPHABET), len(ALPHABET), "transformer", MODEL | {"leaky_targets": leaky}, True
@@ -119,17 +119,17 @@ def federation(roles: dict[str, Role], window: int, leaky: bool, rounds: int, sh
 
 
 def _right(device: Trainer, vault: MemoryVault, roles: dict[str, Role]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(T,) percentages of all roles' test windows, by position."""
+    """Return the percentages on all roles' test windows by position, (T,)."""
     x, y = (torch.cat([role.test[part] for role in roles.values()]) for part in (0, 1))
     found = torch.cat([logits.argmax(-1) for _, logits in device.logits(vault.read(VALUE), x)])
     return 100 * (found == y).double().mean(dim=0).numpy()
 
 
 def runs(path: Path, least: int, rounds: int, share: float, seed: int) -> Iterator[dict[str, Any]]:
-    """A row for each window and each kind of targets.
+    """Return a row for each window and each kind of targets.
 
-    `leak_predicts`: what a model has that copies each label which stands in the input, and is as good as the causal one at the
-    last position, where none does: (100 (T - 1) + causal accuracy there) / T.
+    `leak_predicts` is the accuracy of a model that copies each label that the input contains, and is as good as the causal
+    model at the last position, where the input has no label: (100 (T - 1) + causal accuracy there) / T.
     """
     said = texts(path, least)
     for window in BATCHES:
@@ -141,7 +141,7 @@ def runs(path: Path, least: int, rounds: int, share: float, seed: int) -> Iterat
 
 
 def write(out: Path, rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """shakespeare.csv and shakespeare.json."""
+    """Write shakespeare.csv and shakespeare.json."""
     with (out / "shakespeare.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -157,7 +157,7 @@ def write(out: Path, rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
 @click.option("--share", type=click.FloatRange(0, 1), default=0.03, show_default=True, help="Of the roles, in each round.")
 @click.option("--seed", type=int, default=0, show_default=True)
 def main(data: Path, out: Path, least: int, rounds: int, share: float, seed: int) -> None:
-    """Trains the four models on one thread and writes a row for each."""
+    """Train the four models on one thread, and write a row for each."""
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []

@@ -1,10 +1,10 @@
 """The same task on the same machine by Attune's simulation, a loop of plain PyTorch, and the simulations of others.
 
-`python -m benchmarks.side_by_side --env flower=ENV/bin/python --env pfl=ENV/bin/python --env fedjax=ENV/bin/python`: each of
-them has an environment of its own (what to install stands in its file below benchmarks/contenders); one that is not named is
-left out. Contenders run one after the other, several times in turn, and may use all processors. A
-round's wall and processor time are those between the end of the first round and the end of the last one, so starting counts for
-nobody; processor time is that of all processes of a contender, those of Ray too.
+`python -m benchmarks.side_by_side --env flower=ENV/bin/python --env pfl=ENV/bin/python --env fedjax=ENV/bin/python`: each
+contender has an environment of its own (its file below benchmarks/contenders says what to install). Contenders without `--env`
+are left out. They run one after the other, several times in turn, and may use all processors. A round's wall and processor time
+are those between the end of the first round and the end of the last one, so starting does not count. Processor time is that of
+all processes of a contender, including those of Ray.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OTHERS = {"pfl": "pfl_research", "fedjax": "fedjax_jit", "flower": "flower"}
 
 
 def commands(environments: Mapping[str, Path]) -> Mapping[str, tuple[Path, Sequence[str]]]:
-    """Of each contender: its Python, and the words that follow."""
+    """Return each contender's command: its Python, and the arguments."""
     here = Path(sys.executable)
     ours: dict[str, tuple[Path, Sequence[str]]] = {name: (here, ["ours", executor]) for name, executor in OWN.items()}
     others = {name: (environments[name], [module]) for name, module in OTHERS.items() if name in environments}
@@ -54,7 +54,11 @@ def commands(environments: Mapping[str, Path]) -> Mapping[str, tuple[Path, Seque
 
 
 def measure(python: Path, words: Sequence[str], data: Path, rounds: int) -> dict[str, float]:
-    """wall_s and processor_s of a round, and the accuracy at the end. Errors: RuntimeError with what was said last."""
+    """Measure wall_s and processor_s of a round, and the accuracy at the end.
+
+    Raises:
+        RuntimeError: The contender has failed. The message has its last output.
+    """
     module, *more = words
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / '.package'}:{REPOSITORY}", "OMP_NUM_THREADS": "1"}
     environment |= {"RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}  # other work of this machine must not come first
@@ -86,7 +90,7 @@ def measure(python: Path, words: Sequence[str], data: Path, rounds: int) -> dict
 
 
 def _reap() -> None:
-    """Waits for what a contender has left, so that its time counts for no other."""
+    """Wait for the processes that a contender has left, so that their time does not count for the next one."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
@@ -104,7 +108,7 @@ def _reap() -> None:
 @click.option("--only", multiple=True, help="These contenders alone.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "side_by_side.json")
 def main(devices: int, repeats: int, env: Sequence[str], only: Sequence[str], out: Path) -> None:
-    """Measures all in turn and writes medians, and how many times longer each takes than the fastest way of ours."""
+    """Measure all in turn. Write medians, and the ratios to our fastest executor."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     before, runs = machine(), defaultdict[str, list[dict[str, float]]](list)
     with tempfile.TemporaryDirectory(prefix="attune-side-") as folder:

@@ -1,8 +1,8 @@
-"""What a simulated round costs beyond training: CPU time per device and round, against the training and evaluating alone.
+"""Overhead of a simulated round: CPU time per device and round, compared with training and evaluating alone.
 
 `python -m benchmarks.simulation_overhead`: 100 devices with 150 samples each take 20 steps of 20 samples of MLR 60 x 10
-each round, and evaluate before and after. Alone, the same trainers do the same work in a loop, without orders, blobs and
-aggregation. Times are CPU times of the process on one thread, the best of several, one way after the other in turn.
+each round, and evaluate before and after. "Alone", the same trainers do the same work in a loop, without orders, blobs and
+aggregation. Times are CPU times of the process on one thread, the best of several, with both ways in turn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def data() -> Data:
-    """A linear rule with ten classes; a quarter of the samples is held out for testing."""
+    """Make data of a linear rule with ten classes; a quarter of the samples is held out for testing."""
     rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
     found = {}
     for number in range(DEVICES):
@@ -49,7 +49,7 @@ def data() -> Data:
 
 
 def simulated(shards: Data, method: str, executor: Any) -> float:
-    """CPU seconds of a round: of a simulation of some rounds, less one of a single round."""
+    """Return the CPU seconds of a round: those of a simulation of some rounds, less those of a single round."""
 
     def run(rounds: int) -> float:
         began = time.process_time()
@@ -60,7 +60,7 @@ def simulated(shards: Data, method: str, executor: Any) -> float:
 
 
 def alone(learners: list[Learner]) -> float:
-    """CPU seconds of a round in which the trainers do their work, and nothing is handed to anybody."""
+    """Return the CPU seconds of a round in which the trainers do their work, but hand in no updates."""
     began = time.process_time()
     for round_ in range(ROUNDS):
         for learner in learners:
@@ -90,7 +90,7 @@ def learners(shards: Data) -> list[Learner]:
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS / "simulation_overhead.json", show_default=True)
 def main(repeats: int, out: Path) -> None:
-    """Measures and writes milliseconds of CPU time for each device and round."""
+    """Measure and write milliseconds of CPU time for each device and round."""
     torch.set_num_threads(1)
     shards, found = data(), {"machine": machine()}
     ready = learners(shards)

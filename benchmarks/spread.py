@@ -1,8 +1,8 @@
-"""What it costs to spread devices over workers: seconds of an order with nothing to compute, by the size of the model.
+"""Cost of running devices in other processes: seconds of an order without computation, by the size of the model.
 
-`python -m benchmarks.spread`: eight devices, two workers, FedAvg of a model of P values of which a forward pass touches eight.
-An order costs a + b P: `a` for orders, events and calls, `b` for each value that goes to a worker and comes back. Driver: the
-processor time of the process that holds the server, which is all that does not spread over workers. The first round does not
+`python -m benchmarks.spread`: eight devices, two workers, FedAvg of a model of P values, of which a forward pass touches eight.
+An order costs a + b P: `a` for orders, events and calls, `b` for each value that goes to a worker and comes back. "Driver" is
+the processor time of the process with the server, the only part that is not divided among workers. The first round does not
 count.
 """
 
@@ -29,7 +29,7 @@ NAMES: tuple[Name, ...] = ("sequential", "processes", "ray")
 
 
 def measure(executor: Name, parameters: int) -> dict[str, float]:
-    """Seconds of an order: wall, of the driver's processor, and of the processors of all processes."""
+    """Return the seconds of an order: wall time, the driver's processor time, and that of all processes."""
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(8, 4)).astype(np.float32), np.arange(8)
     shards = {f"device{number}": (x, y, x, y) for number in range(DEVICES)}
@@ -55,7 +55,7 @@ def measure(executor: Name, parameters: int) -> dict[str, float]:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "spread.json")
 def main(out: Path) -> None:
-    """Measures each way at each size and fits a and b to the driver's seconds."""
+    """Measure each executor at each size, and fit a and b to the driver's seconds."""
     torch.set_num_threads(1)
     os.environ.setdefault("RAY_worker_niceness", "0")
     before, found = machine(), dict[str, Any]()

@@ -1,7 +1,7 @@
-"""Many devices trained at once against one after the other, on one thread: where stacking pays, and where it does not.
+"""Many devices trained at once compared with one after the other, on one thread: where stacking pays, and where not.
 
 `python -m benchmarks.stacked`: 100 devices with 200 samples each take 20 steps of 20 samples, with momentum and clipping; then
-all are evaluated on 60 samples each. Times are CPU times of the thread, the best of several, one way after the other in turn.
+all are evaluated on 60 samples each. Times are CPU times of the thread, the best of several, with both ways in turn.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CASES = {
 
 
 class Device:
-    """Samples and start of its own."""
+    """Samples and initial weights of one device."""
 
     def __init__(self, model: ModelSpec, number: int) -> None:
         settings = TrainSettings(batch_size=BATCH, local_steps=STEPS)
@@ -75,7 +75,7 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def measure(model: ModelSpec, devices: int, repeats: int) -> dict[str, Any]:
-    """Seconds of each way, and how many times faster the second one is."""
+    """Measure the seconds of both ways, and their ratio."""
     made, stacked = [Device(model, number) for number in range(devices)], Stacked()
     ways: dict[str, Callable[[], object]] = {
         "train_one_by_one_s": lambda: [alone(each.training()) for each in made],
@@ -102,7 +102,7 @@ def measure(model: ModelSpec, devices: int, repeats: int) -> dict[str, Any]:
 @click.option("--repeats", default=5)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "stacked.json")
 def main(devices: int, repeats: int, out: Path) -> None:
-    """Measures on one thread and writes the figures."""
+    """Measure on one thread, and write the figures."""
     torch.set_num_threads(1)
     cases = []
     for name, model in CASES.items():

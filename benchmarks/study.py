@@ -1,8 +1,8 @@
 """Reference figures: settings chosen for every method by an equal grid on validation parts, then runs on the test parts.
 
 `python -m benchmarks.study benchmarks/studies/NAME.toml --data PATH --out benchmarks/results --scratch SHARDS`. Every run is a
-real federation: a server and a hosted fleet over mutual TLS; with `--in-process` it is simulated. A row is written as each
-one ends, and a study that was interrupted goes on.
+real federation, a server and a hosted fleet over mutual TLS; with `--in-process` it is simulated. A row is written as each
+one ends, and an interrupted study continues.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Run:
-    """One federation to be."""
+    """One federation that is to run."""
 
     task: Task
     method: str
@@ -74,7 +74,7 @@ class Run:
 
 
 class Results:
-    """A table that knows which runs it has. Rows may be written from several threads."""
+    """Table that knows its finished runs. Rows may be written from several threads."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._path, self._columns, self._lock = path, columns, threading.Lock()
@@ -98,7 +98,7 @@ class Results:
                 write(row)
 
     def fill(self, key: Mapping[str, str], cells: Mapping[str, Any]) -> None:
-        """Writes cells of the rows with this key that were left empty: a new file, which then takes the old one's place."""
+        """Fill empty cells of the rows with this key. A new file replaces the old one."""
         made = self._path.with_suffix(".new")
         with self._lock, table(made, self._columns) as write:
             for row in self.rows():
@@ -108,7 +108,11 @@ class Results:
 
 
 def named(given: Iterable[str]) -> dict[str, Path]:
-    """`PATH` or `NAME=PATH` of --data. Errors: BadParameter for a file that is not there."""
+    """Parse `PATH` or `NAME=PATH` of --data.
+
+    Raises:
+        BadParameter: The file does not exist.
+    """
     found = {}
     for text in given:
         name, equals, path = text.partition("=")
@@ -119,7 +123,7 @@ def named(given: Iterable[str]) -> dict[str, Path]:
 
 
 def shortened(data: Path, samples: int, seed: int, out: Path) -> Path:
-    """An .npz with so many samples of the training and of the test part, drawn at random, in their order."""
+    """Write an .npz with `samples` samples of the training and of the test part, drawn at random, in their order."""
     with np.load(data) as arrays:
         parts = {"train": len(arrays["train_y"]), "test": len(arrays["test_y"])}
         rng = np.random.default_rng(seed)
@@ -129,7 +133,7 @@ def shortened(data: Path, samples: int, seed: int, out: Path) -> Path:
 
 
 def cut(study: Study, task: Task, seed: int, files: Mapping[str, Path], folder: Path) -> Path:
-    """The task's shards."""
+    """Cut the task's shards."""
     out, data = folder / f"{task.name}-{seed}", files.get(task.data)
     if not out.exists():
         dataset: tuple[object, ...] = ()
@@ -142,7 +146,7 @@ def cut(study: Study, task: Task, seed: int, files: Mapping[str, Path], folder: 
 
 
 def validation(shards: Path, share: float, seed: int) -> Path:
-    """The same shards, but their test parts are a share of the training parts: the real test parts are left out."""
+    """Make the same shards with a share of the training parts as test parts. The real test parts are left out."""
     out = shards.with_name(f"{shards.name}-validation")
     for folder in sorted(path.parent for path in shards.glob("*/train.npz")):
         made = out / folder.name
@@ -161,19 +165,19 @@ Carry = Callable[[Study, Run, bool], Ended]  # how a federation is carried out, 
 
 
 def over_the_network(study: Study, run: Run, baseline: bool) -> Ended:
-    """A server and a hosted fleet in processes of their own."""
+    """Run the federation over the network: a server and a hosted fleet in processes of their own."""
     settings = (*study.set, *run.task.set, *run.settings)
     flags = ["--rounds", str(run.rounds), "--seed", str(run.seed), *(word for each in settings for word in ("--set", each))]
     return federation(run.method, run.shards, flags, baseline)
 
 
 def in_this_process(study: Study, run: Run, baseline: bool) -> Ended:
-    """`attune.simulate`."""
+    """Run the federation with `attune.simulate`."""
     return simulated(run.method, run.shards, (*study.set, *run.task.set, *run.settings), run.rounds, run.seed, baseline)
 
 
 def trial_runs(study: Study, grid: Grid, files: Mapping[str, Path], scratch: Path) -> list[Run]:
-    """All trials, on validation parts."""
+    """Return all trials, which run on validation parts."""
     runs = []
     for task in study.task:
         shards = validation(cut(study, task, grid.seed, files, scratch), grid.share, grid.seed)
@@ -183,7 +187,7 @@ def trial_runs(study: Study, grid: Grid, files: Mapping[str, Path], scratch: Pat
 
 
 def final_runs(study: Study, trials: Sequence[dict[str, str]], files: Mapping[str, Path], scratch: Path) -> list[Run]:
-    """Every method on every draw of every task, with what was chosen for it."""
+    """Return the final runs: every method on every draw of every task, with its chosen settings."""
     runs = []
     for task in study.task:
         for seed in task.seeds:
@@ -198,7 +202,7 @@ def final_runs(study: Study, trials: Sequence[dict[str, str]], files: Mapping[st
 
 
 def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
-    """Carries runs out, so many at a time, and says how each ended. One that fails does not end the others."""
+    """Carry out the runs, `jobs` at a time, and print how each ended. A run that fails does not end the others."""
 
     def one(run: Run) -> bool:
         try:
@@ -223,7 +227,7 @@ def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations at a time.")
 @click.option("--in-process", is_flag=True, help="Simulate: quicker, without processes and network. One job.")
 def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int, in_process: bool) -> None:
-    """Runs the study in FILE, or what is left of it."""
+    """Run the study in FILE, or what is left of it."""
     if in_process and jobs > 1:
         raise click.BadParameter("--in-process goes with --jobs 1")
     study, files = convert(Study, read_toml(file), ""), named(data)

@@ -1,4 +1,4 @@
-"""Rounds of several sizes, and what raw TLS moves in the same run, as round.json and round.csv (docs/performance.md)."""
+"""Rounds of several sizes, and the speed of raw TLS in the same run, as round.json and round.csv (docs/performance.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row:
 
     @property
     def target_bytes(self) -> float:
-        """1.2 P + N frames: the mean's goal for the server's memory above idle."""
+        """Goal for the server's memory above idle with the mean: 1.2 P + N frames."""
         return 1.2 * 4 * self.case.parameters + self.case.clients * FRAME_BYTES
 
 
@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 def measure_row(row: Row, repeats: int) -> dict[str, Any]:
-    """The run with the middle median of `repeats`, the medians of all, and the time raw TLS takes for a round's bytes."""
+    """Return the run with the middle median of `repeats`, the medians of all, and the time of raw TLS for a round's bytes."""
     tls_rates = [raw_tls_bytes_per_s()]
     runs = [measure(row.case) for _ in range(repeats)]
     tls_rates.append(raw_tls_bytes_per_s())
@@ -64,7 +64,7 @@ def measure_row(row: Row, repeats: int) -> dict[str, Any]:
 
 
 def write(out: Path, command: str, rows: list[dict[str, Any]]) -> None:
-    """round.json has everything; round.csv the columns that people compare."""
+    """Write everything to round.json, and the columns that people compare to round.csv."""
     out.mkdir(parents=True, exist_ok=True)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     whole = {"date": date, "command": command, "machine": machine(), "rows": rows}
@@ -81,7 +81,7 @@ def write(out: Path, command: str, rows: list[dict[str, Any]]) -> None:
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Federations a row.")
 def main(out: Path, repeats: int) -> None:
-    """Measures all rows; figures are written down however they come out, targets beside them."""
+    """Measure all rows. Figures are written with their targets, whether these are met or not."""
     rows: list[dict[str, Any]] = []
     for row in ROWS:
         found = measure_row(row, repeats)

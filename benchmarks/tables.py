@@ -1,4 +1,4 @@
-"""A paper's table as a file in benchmarks/papers: its columns are tasks, its rows methods."""
+"""The papers' tables as files in benchmarks/papers: columns are tasks, rows are methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One method, with the alternatives of its own that the grid tries."""
+    """One method, with its own alternatives for the grid."""
 
     name: str  # as the paper prints it
     method: str
@@ -40,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trials on validation parts of the training samples: every choice of `train` by every one of a row's own."""
+    """Trials on validation parts of the training samples: every choice of `train` with every own choice of a row."""
 
     rounds: Count
     train: list[list[str]]
@@ -49,7 +49,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """By how many points one row is ahead of others, as a figure of the paper prints it."""
+    """Leads of one row over others, as a figure of the paper prints them."""
 
     row: str  # the one that is ahead
     figure: str  # of the paper
@@ -57,7 +57,7 @@ class Leads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file in benchmarks/papers. Without a grid every row has one setting, and nothing is chosen."""
+    """File in benchmarks/papers. Without a grid, every row has one setting, and nothing is chosen."""
 
     paper: str
     rounds: Count
@@ -74,12 +74,16 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
 
     def seeds(self, row: Row, column: Column) -> list[int]:
-        """The seeds with which a row is run in a column."""
+        """Return the seeds with which a row is run in a column."""
         return [seed for seed in column.seeds if row.seeds is None or seed in row.seeds]
 
 
 def load(name: str) -> Table:
-    """Errors: SettingError for a table that is not there, or that has unknown fields."""
+    """Read a table.
+
+    Raises:
+        SettingError: The table does not exist, or has unknown fields.
+    """
     return convert(Table, read_toml(FOLDER / f"{name}.toml"), "")
 
 
@@ -88,13 +92,17 @@ def names() -> list[str]:
 
 
 def printed(table: str) -> dict[tuple[str, str], float]:
-    """(row, column) -> the printed cell, in per cent."""
+    """Return the printed cells, in per cent, by row and column."""
     with PRINTED.open(newline="", encoding="utf-8") as file:
         return {(row["row"], row["column"]): float(row["printed"]) for row in csv.DictReader(file) if row["table"] == table}
 
 
 def trials(table: Table, row: Row) -> list[Settings]:
-    """The settings of each trial of a row; one, if nothing is to be chosen. Errors: SettingError as of `alternatives`."""
+    """Return the settings of each trial of a row; there is one if nothing is to be chosen.
+
+    Raises:
+        SettingError: As in `alternatives`.
+    """
     if table.grid is None:
         return [(*row.set, *own) for own in row.own]
     grid = Grid(rounds=table.grid.rounds, seed=table.grid.seed, train=table.grid.train, own={row.name: row.own})
@@ -102,10 +110,10 @@ def trials(table: Table, row: Row) -> list[Settings]:
 
 
 def given(table: Table, column: Column, row: Row, settings: Settings) -> Settings:
-    """All settings of a run. No paper bounds what a device hands in, or takes a round back.
+    """Return all settings of a run. As in the papers, updates are not bounded, and rounds are not taken back.
 
-    Models are scored when a table says so. A method that fine-tunes is scored when all evaluate, and not in orders of training
-    too: no figure takes these scores where a part of the clients trains, and each costs a fine-tuning.
+    Models are scored if a table says so. A method that fine-tunes is scored only when all clients evaluate, not in orders of
+    training too: no figure uses these scores if a part of the clients trains, and each costs a fine-tuning.
     """
     method = get(row.method)
     bounds = (f"method.{name}={value:g}" for name, value in method.unbounded.items())

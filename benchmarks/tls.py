@@ -1,4 +1,4 @@
-"""What a plain TLS socket of Python's ssl module moves on this machine now: the yardstick for a transfer."""
+"""Speed of a plain TLS socket of Python's ssl module on this machine: the yardstick for a transfer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _receive(listener: socket.socket, certificate: Path, key: Path, total_bytes:
 
 
 def raw_tls_bytes_per_s(total_bytes: int = 1 << 29) -> float:
-    """One connection over loopback between two processes, one direction, until the peer says that it has all."""
+    """Measure one connection over loopback between two processes, in one direction, until the peer has received everything."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
         authority = Authority.create(Path(folder) / "authority")
         server = authority.issue_server()

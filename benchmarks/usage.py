@@ -7,7 +7,12 @@ from pathlib import Path
 
 
 def status_bytes(pid: int, key: str) -> int:
-    """VmRSS (now) or VmHWM (peak). Errors: OSError if the process is gone, KeyError for another key."""
+    """Return VmRSS (now) or VmHWM (peak) of a process.
+
+    Raises:
+        OSError: The process is gone.
+        KeyError: There is no such key.
+    """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == key:
@@ -16,18 +21,22 @@ def status_bytes(pid: int, key: str) -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """VmHWM := VmRSS."""
+    """Set VmHWM to VmRSS."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of all threads so far. Errors: OSError if the process is gone."""
+    """Return the user and system time of all threads so far.
+
+    Raises:
+        OSError: The process is gone.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tree_cpu_s(pid: int) -> float:
-    """User and system time of a process, of those that it has waited for, and of its descendants that run."""
+    """Return the user and system time of a process, of children that it has waited for, and of its running descendants."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         threads = list(Path(f"/proc/{pid}/task").iterdir())

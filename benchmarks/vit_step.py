@@ -1,8 +1,8 @@
-"""A training step of the ViT of FedTP's reduced tables, computed in other ways, in one run on one thread.
+"""A training step of the ViT of FedTP's reduced tables, computed in different ways, in one run on one thread.
 
-Beside the product's own: attention by torch's fused kernel, the forward pass in bfloat16, and the model compiled. All start
-from the same weights and see the same batch of B images. Times are CPU times, medians of steps taken in turn; what a way
-costs once (compiling) is apart.
+The ways are the product's own, attention by torch's fused kernel, the forward pass in bfloat16, and the compiled model. All
+start from the same weights, and see the same batch of B images. Times are CPU times, medians of steps taken in turn. The cost
+that occurs once (compiling) is given separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Step = Callable[[], Tensor]  # one step of training; its loss
 
 
 def fused(self: SelfAttention, x_BTD: Tensor) -> Tensor:
-    """SelfAttention.forward by scaled_dot_product_attention."""
+    """Compute SelfAttention.forward with scaled_dot_product_attention."""
     batch, steps, _ = x_BTD.shape
     q_BHTE, k_BHTE, v_BHTE = self._split(self.to_qkv(x_BTD))
     mixed_BHTE = scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=self.causal)
@@ -49,7 +49,7 @@ def with_fused(model: nn.Module) -> nn.Module:
 
 
 def steps(batch: int) -> Mapping[str, Step]:
-    """Each way with a model of its own."""
+    """Return each way with a model of its own."""
     draw = torch.Generator().manual_seed(0)
     x_BCHW = torch.randn(batch, 3, 32, 32, generator=draw)
     y_B = torch.randint(10, (batch,), generator=draw)
@@ -74,14 +74,14 @@ def steps(batch: int) -> Mapping[str, Step]:
 
 
 def wall_s(work: Callable[[], object]) -> float:
-    """A compiler works in other threads and processes too."""
+    """Return the wall time of some work. It is used for compiling, which runs in other threads and processes too."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def measure(batch: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for each way: its loss at the second step, its step's time, and how many times the product's it is."""
+    """Return a row for each way: its loss at the second step, the time of a step, and the ratio to the product's time."""
     ways = steps(batch)
     once_s = {name: wall_s(step) for name, step in ways.items()}
     second = {name: float(step()) for name, step in ways.items()}
@@ -106,7 +106,7 @@ def measure(batch: int, repeats: int) -> list[dict[str, Any]]:
 @click.option("--repeats", default=40, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
 def main(batch: int, repeats: int, out: Path | None) -> None:
-    """Measures all ways on one thread."""
+    """Measure all ways on one thread."""
     torch.set_num_threads(1)
     cases = measure(batch, repeats)
     for case in cases:

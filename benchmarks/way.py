@@ -1,11 +1,10 @@
 """Product files on the way of one update, counted while a small federation runs under a profiler.
 
-Two devices are simulated. What is recorded is their second round: from the moment when both devices are done with the first
-round to the moment when both are done with the second. So it holds one whole turn (order, training, upload, checks,
-aggregation, next order), and neither start nor end nor imports. A file is *entered* when one of its functions runs. It *hands
-on* when one of its functions also calls, directly or through a library other than asyncio, a function of another product file;
-the other files are leaves, such as `common/seeds.py`, which a reader can take as given. The way of an update is the files that
-hand on.
+Two devices are simulated. Their second round is recorded: from the moment when both devices are done with the first round to
+the moment when both are done with the second. So it contains one whole turn (order, training, upload, checks, aggregation, next
+order), but neither start nor end nor imports. A file is *entered* when one of its functions runs. It *hands on* when one of its
+functions also calls, directly or through a library other than asyncio, a function of another product file. The other files are
+leaves, such as `common/seeds.py`, which a reader can take as given. The way of an update is the files that hand on.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Things to run and to read: the demo, and federations in a few lines."""
+"""Examples to run and to read: the demo, and federations in a few lines."""

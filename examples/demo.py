@@ -1,9 +1,9 @@
-"""`make demo`: where federation pays. Twenty devices with few, unlike samples: alone, with one common model, with their own.
+"""`make demo`: the gain of federation. Twenty devices with few, different samples: alone, with a common model, with their own.
 
-Two federations on the same shards, each a real server and real devices over mutual TLS; the devices are hosted in one process,
-for twenty would be too many for a small machine, and their models are computed side by side. FedTP's devices also train alone,
-as a baseline. FedAvg's model is tuned on each device as well, so that personalization is not compared with a straw man. Every
-number is measured by the run. Exit status 0 only if every process ended well and every device has a model.
+Two federations run on the same shards, each with a real server and real devices over mutual TLS. The devices are hosted in one
+process, because twenty processes are too many for a small machine, and their models train together. FedTP's devices also train
+alone, as a baseline. FedAvg's model is tuned on each device as well, so that personalization has a fair rival. Every number is
+measured by the run. The exit status is 0 only if every process ended well and every device has a model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Look further; everything is still there:
 
 
 def shorten(dataset: Dataset, samples: int, seed: int) -> Dataset:
-    """At most so many training samples (and a third as many for testing), drawn at random; everything if there are fewer."""
+    """Draw at most `samples` training samples, and a third as many for testing, at random; take all if there are fewer."""
     draw = np.random.default_rng(seed)
 
     def some(count: int, limit: int) -> np.ndarray:
@@ -45,7 +45,7 @@ def shorten(dataset: Dataset, samples: int, seed: int) -> Dataset:
 
 
 def make_shards(data: str, out: Path, devices: int, samples: int, seed: int) -> list[Path]:
-    """Shards that differ in their classes: Dirichlet 0.3."""
+    """Write shards that differ in their classes: Dirichlet 0.3."""
     full = load_dataset(data, seed)
     dataset = shorten(full, samples, seed) if len(full.train_y) > samples else full
     if len(dataset.train_y) < len(full.train_y):
@@ -56,7 +56,11 @@ def make_shards(data: str, out: Path, devices: int, samples: int, seed: int) -> 
 
 
 def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) -> list[Outcome]:
-    """What each device ended with. Errors: click.ClickException if one has no model or no accuracy."""
+    """Return the results of all devices.
+
+    Raises:
+        click.ClickException: A device has no model or no accuracy.
+    """
     personalized, common = fedtp.clients(), fedavg.clients()
     found = []
     for shard in shards:
@@ -88,7 +92,7 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
 @click.option("--samples", type=click.IntRange(10), default=1500, show_default=True, help="Training samples of all devices.")
 @click.option("--seed", type=int, default=0, show_default=True)
 def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: int) -> None:
-    """Runs the demo."""
+    """Run the demo."""
     started = time.monotonic()
     shutil.rmtree(out.resolve(), ignore_errors=True)
     out.mkdir(parents=True)

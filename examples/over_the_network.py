@@ -11,7 +11,7 @@ import attune
 
 
 def main(rounds: int = 5, port: int = 50051) -> None:
-    """Prints what the models of both predict for the same samples."""
+    """Print the predictions of both models for the same samples."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 100, 6)).astype(np.float32)
     data = {f"device{n}": (x[n], (x[n, :, 0] > n).astype(int)) for n in range(2)}

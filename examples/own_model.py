@@ -1,4 +1,4 @@
-"""A model and a method of one's own, on torch Datasets: the body is shared, the head never leaves a device."""
+"""Own model and own method on torch Datasets: the body is shared, and the head never leaves a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHOD = {"name": "custom", "parts": {"body.*": "shared", "*": "private"}}
 
 
 def main(rounds: int = 20) -> None:
-    """Prints a table: each device has the same inputs, and labels of its own."""
+    """Print a table. All devices have the same inputs, and each has labels of its own."""
     generator = torch.Generator().manual_seed(0)
     data = {}
     for device in range(4):

@@ -23,14 +23,14 @@ Tell = Callable[[int, int, str], None]  # the closed round, of how many, and wha
 
 
 class Watch:
-    """Says what is done and how long the rest will take, if it goes on as since the first round was closed."""
+    """Progress display: what is done, and how long the rest will take at the speed since the first round was closed."""
 
     def __init__(self, work: float) -> None:
         self._left, self._done = work, 0.0
         self._since: float | None = None  # monotonic; starting processes takes long, and only once for each federation
 
     def of(self, method: str, work: float) -> Tell:
-        """Told of each round of this method, which is so much of the work."""
+        """Return a function to be called after each round of this method, which is `work` of the whole."""
 
         def tell(number: int, rounds: int, said: str) -> None:
             self._left -= work
@@ -54,12 +54,16 @@ class Federation:
 
     @staticmethod
     def bin() -> Path:
-        """Where the commands are, as a path that is short to type where that is possible."""
+        """Return the folder of the commands, as a short path if possible."""
         found = Path(sys.executable).parent
         return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
 
     def to_the_end(self, rounds: int, seed: int, settings: Iterable[str], more: Iterable[str] = ()) -> None:
-        """Runs until every device has its model; `more`: flags of the devices. Errors: click.ClickException."""
+        """Run until every device has its model. `more` has flags of the devices.
+
+        Raises:
+            click.ClickException: A process has failed.
+        """
         self._folder.mkdir(parents=True)
         flags = ["--home", self._server, "--host", "127.0.0.1", "--port", 0, "--method", self._method, "--rounds", rounds]
         flags += ["--min-clients", len(self._shards), "--seed", seed, "--exit-when-done"]
@@ -81,7 +85,11 @@ class Federation:
                     process.wait(10)
 
     def clients(self) -> dict[str, dict[str, Any]]:
-        """By shard, what `fedserver status --json` says of its device. Errors: click.ClickException if one has no accuracy."""
+        """Return for each shard what `fedserver status --json` says of its device.
+
+        Raises:
+            click.ClickException: A device has no accuracy.
+        """
         command = [str(Path(sys.executable).parent / "fedserver"), "status", "--json", "--home", str(self._server)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         clients = {client["name"].removeprefix(f"{PREFIX}-"): client for client in found["clients"]}
@@ -90,7 +98,11 @@ class Federation:
         return clients
 
     def home(self, shard: Path) -> Path:
-        """Of a shard's device. Errors: click.ClickException if it has no model."""
+        """Return the home of a shard's device.
+
+        Raises:
+            click.ClickException: The device has no model.
+        """
         home = self._folder / "devices" / shard.name
         if not (home / "model").is_dir():
             raise click.ClickException(
@@ -103,7 +115,7 @@ class Federation:
         return subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, text=True)
 
     def _port(self, server: subprocess.Popen[str]) -> int:
-        """Reads the server's first line; a thread follows its rounds from then on."""
+        """Read the port from the server's first line. From then on a thread follows its rounds."""
         said = ""
         lines = iter(server.stdout or ())
         for line in lines:
@@ -122,7 +134,7 @@ class Federation:
                     self._tell(int(found[1]), int(found[2]), found[3].strip())
 
     def _wait(self, running: dict[str, subprocess.Popen[str]]) -> None:
-        """Until all have ended well; one that has not ends the demo at once, for the others would wait for it."""
+        """Wait until all have ended well. If one fails, end the demo at once, since the others would wait for it."""
         while any(process.poll() is None for process in running.values()):
             time.sleep(0.1)
             self._check(running)

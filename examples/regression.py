@@ -1,4 +1,4 @@
-"""Regression: each device predicts a number, and has a model of its own that is better here than a common one."""
+"""Regression: each device predicts a number with a model of its own, which is better here than a common one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attune
 
 
 def device(seed: int, slope: float) -> tuple[np.ndarray, np.ndarray]:
-    """x (N, 3) and y (N,), a dose in milligrams: it depends on the first column otherwise on each device."""
+    """Return x (N, 3) and y (N,), a dose in milligrams, which depends on the first column differently on each device."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(120, 3)).astype(np.float32)
     return x, 50 + 10 * (slope * x[:, 0] + x[:, 1] + 0.3 * rng.normal(size=120))

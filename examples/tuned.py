@@ -1,7 +1,7 @@
-"""A finished FedAvg model, trained on one device's own samples before it predicts: a rival that is cheap and strong.
+"""A finished FedAvg model that is trained on a device's own samples before it predicts: a cheap and strong rival.
 
-How deep and how fast it is tuned matters: one epoch at the usual rate is a straw man. It is what `fedavg+ft` does with these
-settings.
+It must be tuned deep and fast enough: one epoch at the usual rate would be too weak a rival. `fedavg+ft` does the same with
+these settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TUNING = FineTuneSettings(tune_epochs=20, alpha=0.1)
 
 
 def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float:
-    """The accuracy on the shard's test part of the model in this device's home, tuned on the shard's training part."""
+    """Return the accuracy on the shard's test part of the model in this device's home, tuned on the shard's training part."""
     hardware.set_threads(1)  # as on a device; more make so small a model slower
     plan = msgspec.json.decode(Home(home).plan.read_bytes(), type=Plan)
     model, data = Model.load(Home(home).model), prepare(load_shard(shard), plan)

@@ -1,1 +1,1 @@
-"""One task of federated averaging, carried out by several simulators: see benchmarks/side_by_side.py."""
+"""One task of federated averaging for several simulators; see benchmarks/side_by_side.py."""

@@ -18,7 +18,7 @@ BATCHES = fedjax.ShuffleRepeatBatchHParams(batch_size=task.BATCH, num_epochs=Non
 
 
 def loss(params: fedjax.Params, batch: fedjax.BatchExample, rng: fedjax.PRNGKey) -> jax.Array:
-    """The mean cross-entropy of a batch."""
+    """Return the mean cross-entropy of a batch."""
     logs = jax.nn.log_softmax(batch["x"] @ params["weight"].T + params["bias"])
     return -jax.numpy.take_along_axis(logs, batch["y"][:, None], axis=1).mean()
 

@@ -1,4 +1,4 @@
-"""`attune.simulate`. It evaluates every device before and after it trains, and weighs its models; the others only train."""
+"""`attune.simulate`. It also evaluates every device before and after training, and weighs its models; the others only train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pfl-research: `pip install pfl torch`. One process, as it simulates without Horovod."""
+"""pfl-research: `pip install pfl torch`. It runs in one process, as it does without Horovod."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Linear(nn.Module):
 
 
 class Shuffled(PyTorchTensorDataset):
-    """The batches of the task, in place of one pass in order."""
+    """Batches of the task, in place of one pass in order."""
 
     generator = torch.Generator().manual_seed(0)
 

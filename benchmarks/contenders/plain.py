@@ -1,4 +1,4 @@
-"""A loop of plain PyTorch: what many papers' code does."""
+"""A loop of plain PyTorch, as in the code of many papers."""
 
 from __future__ import annotations
 

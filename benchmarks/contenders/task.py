@@ -1,6 +1,6 @@
-"""The task: FedAvg of a linear model over devices that all train in every round. Needs numpy and torch alone.
+"""The task: FedAvg of a linear model over devices that all train in every round. It needs only numpy and torch.
 
-Every contender draws batches from a shuffled epoch after the other, and says when each of its rounds ended.
+Every contender draws batches from one shuffled epoch after the other, and prints a line when each of its rounds ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Devices = list[tuple[Tensor, Tensor, Tensor, Tensor]]  # train x, train y, test 
 
 
 def write(path: Path, devices: int) -> None:
-    """A linear rule with ten classes, and samples of it for each device."""
+    """Write a linear rule with ten classes, and samples of it for each device."""
     draw = np.random.default_rng(0)
     rule = draw.normal(size=(FEATURES, CLASSES))
     x = draw.normal(size=(devices, SAMPLES + TEST, FEATURES)).astype(np.float32)
@@ -28,7 +28,7 @@ def write(path: Path, devices: int) -> None:
 
 
 def arrays(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(train x, train y, test x, test y) of each device."""
+    """Return train x, train y, test x and test y of each device."""
     with np.load(path) as found:
         x, y = found["x"], found["y"]
     return [(x[n, :SAMPLES], y[n, :SAMPLES], x[n, SAMPLES:], y[n, SAMPLES:]) for n in range(len(x))]
@@ -44,7 +44,7 @@ def model() -> nn.Module:
 
 
 def batches(samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The indices of each step's batch."""
+    """Yield the indices of each step's batch."""
     taken = 0
     while True:
         for some in torch.randperm(samples, generator=generator).split(BATCH):
@@ -55,7 +55,7 @@ def batches(samples: int, generator: torch.Generator) -> Iterator[Tensor]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
-    """The local steps of one device in one round, in place."""
+    """Carry out the local steps of one device in one round, in place."""
     optimiser = torch.optim.SGD(net.parameters(), RATE)
     for some in batches(len(x), torch.Generator().manual_seed(seed)):
         optimiser.zero_grad()
@@ -64,7 +64,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
 
 
 def accuracy(weights: Mapping[str, Tensor], devices: Devices) -> float:
-    """Of the common model, over all devices' test samples."""
+    """Return the accuracy of the common model over all devices' test samples."""
     net = model()
     net.load_state_dict(dict(weights))
     with torch.no_grad():
@@ -72,7 +72,7 @@ def accuracy(weights: Mapping[str, Tensor], devices: Devices) -> float:
 
 
 def say_round() -> None:
-    """A round is over."""
+    """Print that a round is over."""
     print("round", flush=True)
 
 
@@ -81,6 +81,6 @@ def say_accuracy(found: float) -> None:
 
 
 def given() -> tuple[Path, int]:
-    """The data and the number of rounds, from the command line."""
+    """Return the data and the number of rounds from the command line."""
     torch.set_num_threads(1)
     return Path(sys.argv[1]), int(sys.argv[2])

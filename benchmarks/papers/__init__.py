@@ -1,1 +1,1 @@
-"""The papers' tables as files: what is run for each cell, and what the paper prints there (printed.csv)."""
+"""The papers' tables as files: the runs for each cell, and the figures that the paper prints (printed.csv)."""

@@ -1,4 +1,4 @@
-"""Flower's device: hands back what it was given, one tensor changed, so that everything travels."""
+"""Flower's device. It hands back what it was given with one tensor changed, so that everything travels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flower's server: FedAvg over arrays of the size asked for; prints when each round's mean was taken."""
+"""Flower's server: FedAvg over arrays of the given size. It prints when each round's mean was taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ServerApp()
 
 
 class Stamped(FedAvg):
-    """Tells the time once a round's updates are one."""
+    """FedAvg that prints the time when a round's updates are aggregated."""
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         found = super().aggregate_train(server_round, replies)

@@ -1,7 +1,7 @@
 """Logit adjustment: Menon, Jayasumana, Rawat, Jain, Veit, Kumar, "Long-tail Learning via Logit Adjustment", ICLR 2021.
 
-Devices train the model as if all classes were equally frequent on each of them, so that one model suits all. Each device then
-predicts with how often the classes occur in its own data.
+Devices train the model as if all classes were equally frequent on each of them, so that one model suits all. When it predicts,
+each device takes the frequencies of the classes in its own data into account.
 
 B samples of a batch, C classes.
 """
