@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from attune.common.exchange.transform import ArrivalContext, DeviceContext, PartUpdate, Unchanged
 from attune.common.wire.encodings import AS_THEY_LIE, decoded, encode
-from attune.common.wire.lazy import TensorSource
 
 
 class PartEncoding(Unchanged):
@@ -24,8 +23,7 @@ class PartEncoding(Unchanged):
         """Return the values. What is read as it lies in its blob stays: its dtypes are checked with its shapes."""
         if context.encoding in AS_THEY_LIE:
             return update
-        written, base = update.tensors, context.before if context.served else None
-        assert isinstance(written, TensorSource)  # noqa: S101 (it has just arrived)
+        written, base = update.source, context.before if context.served else None
         return replace(
             update, tensors=decoded(written, written.manifest, context.encoding, context.manifest, base, context.who)
         )

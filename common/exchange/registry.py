@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -29,6 +30,11 @@ def transforms_for(part: str, settings: Mapping[str, TransformSettings]) -> list
     """Make the transforms of a part, in order."""
     chosen = [(name, each) for name, each in settings.items() if each.applies_to(part)]
     return [cast(Any, implementation_of(type(each), name))(name, each) for name, each in chosen]
+
+
+def growth_of(part: str, settings: Mapping[str, TransformSettings]) -> float:
+    """Return how many times as many bytes an update of a part may have by its transforms."""
+    return math.prod(each.growth for each in settings.values() if each.applies_to(part))
 
 
 def packages_of(names: Iterable[str]) -> list[Package]:

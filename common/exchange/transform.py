@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, cast
 
 import msgspec
 
@@ -34,19 +34,34 @@ class PartUpdate:
     absent: int = 0  # how many more of its cohort have no vote
     facts: Mapping[str, float] = field(default_factory=dict)  # what transforms found out when it arrived, such as "norm"
 
+    @property
+    def source(self) -> TensorSource:
+        """The lazy tensors of an update on the server.
+
+        Raises:
+            UpdateRefused: The update is sealed.
+        """
+        if isinstance(self.tensors, SealedTensors):
+            self.tensors.refuse()
+        return cast("TensorSource", self.tensors)
+
     def sealed(self, by: str) -> PartUpdate:
         """Return the update as one that only the transform `by` can read: alone, its values mean nothing."""
-        return replace(self, tensors=SealedTensors(self.tensors, self.client, by))
+        return replace(self, tensors=SealedTensors(self.source, self.client, by))
 
 
 class SealedTensors(Mapping[str, "Tensor"]):
     """Tensors whose values cannot be read one update at a time. The names are known; reading raises UpdateRefused."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], client: str, by: str) -> None:
+    def __init__(self, tensors: TensorSource, client: str, by: str) -> None:
         self._tensors, self._client, self.by = tensors, client, by
 
-    def __getitem__(self, name: str) -> Tensor:
+    def refuse(self) -> NoReturn:
+        """Refuse to be read."""
         raise UpdateRefused(f"the update of {self._client} is sealed by {self.by}: only the sum of its cohort can be read")
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.refuse()
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -57,7 +72,7 @@ class SealedTensors(Mapping[str, "Tensor"]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def opened(self, by: str) -> Mapping[str, Tensor]:
+    def opened(self, by: str) -> TensorSource:
         """Return the tensors as they were sealed, to the transform that sealed them."""
         if by != self.by:
             raise UpdateRefused(f"{by} cannot open the update of {self._client}, which is sealed by {self.by}")
@@ -148,7 +163,7 @@ class Transform(Protocol):
     """One step that changes, checks or bounds updates."""
 
     name: str
-    excludes: frozenset[str]  # names of transforms that it cannot be combined with
+    seals: bool  # whether the server can read only the sum of a cohort, which `on_cohort` makes
 
     def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
         """Clip, add noise, encode or mask an update before it is handed in."""
@@ -167,7 +182,7 @@ class Unchanged:
     """A transform that changes nothing: the base of those that need only some of the hooks."""
 
     name = ""
-    excludes: frozenset[str] = frozenset()
+    seals = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -199,7 +214,13 @@ class Chain:
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         for transform in reversed(self.transforms):
             update = transform.on_arrival(update, context)
+            update = update.sealed(transform.name) if transform.seals else update
         return update
+
+    @property
+    def sealed_by(self) -> str:
+        """The transform that alone can read what devices hand in; empty: single updates can be read."""
+        return next((transform.name for transform in self.transforms if transform.seals), "")
 
     def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
         for transform in self.transforms:
@@ -215,6 +236,7 @@ class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     implementation: ClassVar[str | type] = ""
     excludes: ClassVar[frozenset[str]] = frozenset()  # names of transforms that it cannot be combined with
+    growth: ClassVar[float] = 1.0  # how many times as many bytes an update may have after it, on the device
     on_devices: ClassVar[bool] = True  # False: it has no hook on devices, so that they need not have it
 
     parts: tuple[str, ...] = ()  # to which it applies; empty: to all that devices hand in

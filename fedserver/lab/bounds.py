@@ -94,16 +94,12 @@ class ChangeBound(Unchanged):
         """Return the norm that was taken on arrival, or take it now: an older version kept none with the update."""
         if NORM in update.facts:
             return update.facts[NORM]
-        tensors = update.tensors
-        assert isinstance(tensors, TensorSource)  # noqa: S101 (it lies in a blob)
-        return change_norm(tensors, context.before(update.client))
+        return change_norm(update.source, context.before(update.client))
 
     def _bounded(self, update: PartUpdate, over: Mapping[str, float], absent: int, context: RoundContext) -> PartUpdate:
         if update.client not in over:
             return replace(update, absent=absent)
-        tensors = update.tensors
-        assert isinstance(tensors, TensorSource)  # noqa: S101 (it lies in a blob)
-        bounded = Bounded(tensors, context.before(update.client), factor(over[update.client], self._multiple))
+        bounded = Bounded(update.source, context.before(update.client), factor(over[update.client], self._multiple))
         return replace(update, tensors=bounded, absent=absent)
 
 

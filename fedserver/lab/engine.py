@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
-from typing import get_args
+from typing import cast, get_args
 
 from attune.common.exchange.part_encoding import PartEncoding
-from attune.common.exchange.registry import settings_of, transforms_for
-from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, PartUpdate, RoundContext, TransformSettings
+from attune.common.exchange.registry import growth_of, settings_of, transforms_for
+from attune.common.exchange.transform import (
+    ArrivalContext,
+    Chain,
+    Cohort,
+    PartUpdate,
+    RoundContext,
+    SealedTensors,
+    TransformSettings,
+)
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import PartKind, assign
 from attune.common.methods.registry import configured_in
@@ -73,6 +82,7 @@ class Engine:
         self._settings = configured.aggregators
         transforms = settings_of(plan.transforms)
         self._chains = {part: self._chain(part, transforms) for part in self._aggregators}
+        self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # of them, who did not count in some part
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
@@ -101,7 +111,8 @@ class Engine:
 
     def max_bytes(self) -> dict[str, int]:
         """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
-        return {part: layout_of(self.manifests[part]).size + HEADER_SLACK_BYTES for part in sorted(self.manifests)}
+        sizes = {part: layout_of(self.manifests[part]).size * self._growth[part] for part in sorted(self.manifests)}
+        return {part: math.ceil(size) + HEADER_SLACK_BYTES for part, size in sizes.items()}
 
     def serve(self, clients: Sequence[str], founders: Collection[str] = ()) -> Served:
         """For each client and part what it is served now: common blobs, its own slot, or freshly generated.
@@ -178,14 +189,17 @@ class Engine:
             file, before = self._opened(blob, stack), self._base(client, part, stack)
             context = ArrivalContext(client, part, who, encoding, manifest, before, served, max_norm)
             tensors = self._chains[part].on_arrival(PartUpdate(client, 0.0, file), context).tensors
-            if isinstance(tensors, TensorSource) and tensors.stored:
-                read_through(tensors)
+            sealed = isinstance(tensors, SealedTensors)
+            values = tensors.opened(tensors.by) if isinstance(tensors, SealedTensors) else cast(TensorSource, tensors)
+            if values.stored:
+                if not sealed:
+                    read_through(values)
                 _end(context)
                 return Arrived(blob, context.facts)
             create = partial(self._blobs.create, f"{blob.name}.{encoding or 'values'}", durable=False)
-            writer = stack.enter_context(TensorWriter(create, manifest))
+            writer = stack.enter_context(TensorWriter(create, values.manifest))
             for name in writer.layout.manifest:
-                writer.put(name, tensors[name])
+                writer.put(name, values[name])
             _end(context)
             return Arrived(writer.close(), context.facts)
 
@@ -284,8 +298,10 @@ class Engine:
         return list(cohort.updates)
 
     def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
-        values = Cast(self._opened(entry.parts[part], stack), self.manifests[part])
-        return PartUpdate(name, float(entry.row.samples or 0), values, facts=entry.facts.get(part, {}))
+        file, sealed_by = self._opened(entry.parts[part], stack), self._chains[part].sealed_by
+        values = file if sealed_by else Cast(file, self.manifests[part])
+        update = PartUpdate(name, float(entry.row.samples or 0), values, facts=entry.facts.get(part, {}))
+        return update.sealed(sealed_by) if sealed_by else update
 
     def _take_back(self) -> None:
         """What was staged and not committed is forgotten, as by a restart: the round is closed again from the durable state."""

@@ -206,9 +206,12 @@ def weighted_mean(name: str, updates: Sequence[PartUpdate], shares: Sequence[flo
     Integers (a normalisation layer's batch counter) take the rounded mean: the maximum would let one client with many
     batches speak for all, and a counter that is off by less than one batch changes nothing.
     """
-    first = updates[0].tensors[name]
-    exact = first.is_floating_point()
-    total = torch.zeros(first.shape, dtype=torch.promote_types(first.dtype, torch.float32) if exact else torch.float64)
-    for update, share in zip(updates, shares, strict=True):
-        total.add_(update.tensors[name].to(total.dtype), alpha=share)
-    return total.to(first.dtype) if exact else total.round_().to(first.dtype)
+    dtype, total = torch.float32, torch.empty(0)
+    for number, (update, share) in enumerate(zip(updates, shares, strict=True)):
+        tensor = update.tensors[name]
+        if not number:
+            dtype = tensor.dtype
+            wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64
+            total = torch.zeros(tensor.shape, dtype=wide)
+        total.add_(tensor.to(total.dtype), alpha=share)
+    return total.to(dtype) if dtype.is_floating_point else total.round_().to(dtype)
