@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}
 SHOWN = re.compile(r"(?:^|(?<=`))((?:fedserver|fedclient)(?: [^`\n]*)?)(?=`|$)", re.MULTILINE)
 FLAG = re.compile(r"`(--[a-z][a-z-]*)")
-NAMED = re.compile(r"`((?:common|fedserver|fedclient|simulation|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`")
+NAMED = re.compile(
+    r"`((?:common|fedserver|fedclient|simulation|contrib|tests|proto|benchmarks|docs|deploy|examples|\.ci)/[\w./+-]*)`"
+)
 
 
 def tracked() -> list[str]:
@@ -105,8 +107,6 @@ def test_help_of_every_command_answers_and_each_is_documented(page: Any) -> None
         assert name in text
 
 
-@pytest.mark.parametrize(
-    "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/protocol.md", "docs/security.md", "docs/settings.md"]
-)
+@pytest.mark.parametrize("path", PAGES)
 def test_files_named_exist(path: str, page: Any) -> None:
     assert not [name for name in NAMED.findall(page(path).prose) if not (ROOT / name).exists()]
