@@ -1,4 +1,4 @@
-"""What holds for every test: one thread for tensors, any time for an example; `--processor-time` says what each test costs."""
+"""Rules for every test: one thread for tensors, any time for an example. `--processor-time` prints the time of each test."""
 
 from __future__ import annotations
 

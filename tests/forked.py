@@ -1,4 +1,4 @@
-"""Starts `fedserver` and `fedclient` as real processes without importing torch in each: all are forked by tests/zygote.py."""
+"""Real processes of `fedserver` and `fedclient` that do not import torch each: all are forked by tests/zygote.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 
 
 class Zygote:
-    """The process that forks."""
+    """Process that forks the others."""
 
     def __init__(self, kernels: dict[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -45,7 +45,15 @@ class Zygote:
         self._answer()
 
     def fork(self, entry: str, words: Sequence[str], environment: Mapping[str, str], folder: Path, fds: Sequence[int]) -> int:
-        """The process id. entry: `module:function`; fds: what it reads, writes, complains to, and where its status goes."""
+        """Fork a process, and return its id.
+
+        Args:
+            entry: `module:function`, which it runs.
+            words: Command line.
+            environment: Environment variables.
+            folder: Working folder.
+            fds: Descriptors of its input, output and errors, and the one for its exit status.
+        """
         command = {"entry": entry, "words": list(words), "environment": dict(environment), "folder": str(folder)}
         with self._lock:
             socket.send_fds(self._control, [json.dumps(command).encode()], list(fds))
@@ -59,14 +67,14 @@ class Zygote:
         return said.decode()
 
     def close(self) -> None:
-        """Ends every process that it started, too."""
+        """End it, and every process that it started."""
         self._control.close()
         self._popen.wait(30)
 
 
 @cache
 def zygote(kernels: tuple[tuple[str, str], ...]) -> Zygote:
-    """Return the one of this process for these settings of KERNELS; it ends with this process."""
+    """Return this process's zygote for these settings of KERNELS; it ends with this process."""
     made = Zygote(dict(kernels))
     atexit.register(made.close)
     return made
@@ -85,9 +93,16 @@ class Forked:
         folder: Path | None = None,
         reads: int | None = None,
     ) -> None:
-        """words: its command line, the first of which is the path of an installed command if there is no entry.
+        """Fork a process.
 
-        reads: the descriptor that is its standard input; None: there is nothing to read.
+        Args:
+            words: Command line. Without `entry`, its first word is the path of an installed command.
+            out: File for its output.
+            err: File for its errors.
+            environment: Environment variables.
+            entry: `module:function` that it runs.
+            folder: Working folder.
+            reads: Descriptor of its standard input, if it has one.
         """
         if entry is None:
             assert Path(words[0]).is_file(), f"{words[0]} is not installed"
@@ -105,13 +120,17 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, minus the number of the signal that ended it; None: it runs."""
+        """Return the exit status, or minus the number of the signal that ended it, or None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Several threads may wait. Errors: subprocess.TimeoutExpired."""
+        """Wait for the end. Several threads may wait.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs.
+        """
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
@@ -133,7 +152,11 @@ class Forked:
 
 
 def run(words: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end; what it printed. Errors: subprocess.TimeoutExpired."""
+    """Run a command to its end, and return what it printed.
+
+    Raises:
+        subprocess.TimeoutExpired: It runs too long.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = Forked(words, out, err, environment)
         try:
@@ -148,7 +171,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], timeout_s: float) 
 
 
 class Popen(Forked):
-    """As the programs of this repository call `subprocess.Popen`: one pipe, or a file, for all that is printed."""
+    """Replacement of `subprocess.Popen` as this repository's programs call it: one pipe, or a file, for all output."""
 
     def __init__(self, command: Sequence[str], stdout: Any, env: Any = None, cwd: Any = None, **_: Any) -> None:
         if stdout is not subprocess.PIPE:
@@ -161,7 +184,7 @@ class Popen(Forked):
 
 
 def holds_learners() -> None:
-    """The life of a forked process of executor "processes"."""
+    """Live as a forked process of executor "processes"."""
     from attune.fedclient.work.processes.child import main
 
     main(0)
@@ -169,7 +192,7 @@ def holds_learners() -> None:
 
 @contextlib.contextmanager
 def hosts() -> Iterator[None]:
-    """Executor "processes" forks what it starts, within."""
+    """Make executor "processes" fork its processes during the block."""
     from attune.fedclient.work.processes import host
 
     def popen(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
@@ -184,7 +207,7 @@ def hosts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def instead_of_subprocess(*modules: ModuleType) -> Iterator[None]:
-    """These programs fork what they start of our commands."""
+    """Make programs fork our commands instead of starting them, during the block."""
 
     def popen(command: Sequence[str], **options: Any) -> Any:
         ours = Path(command[0]).name in ENTRIES

@@ -1,4 +1,4 @@
-"""A page of pictures as a test reads it."""
+"""Reader of a page of pictures for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import matplotlib.image
 
 
 class Page(HTMLParser):
-    """What a page is made of: tags, image sources, and the cells of its tables row by row."""
+    """Content of a page: tags, image sources, and the cells of its tables row by row."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Page(HTMLParser):
             self.heads.append(data)
 
     def row(self, first: str) -> list[str]:
-        """The first row that begins with this cell."""
+        """Return the first row that begins with this cell."""
         return next(row for row in self.rows if row and row[0] == first)
 
 
 def check_pictures(out: Path, names: set[str]) -> Page:
-    """All pictures are PNG files of a sensible size with something in them, and the page shows the very same bytes."""
+    """Check that all pictures are PNG files of a sensible size that are not blank, and that the page shows the same bytes."""
     assert {path.name for path in out.iterdir()} == {f"{name}.png" for name in names} | {"index.html"}
     page = Page(out / "index.html")
     assert not page.tags & {"script", "link", "iframe", "object"}

@@ -1,6 +1,6 @@
-"""`pytest --processor-time`: the processor time of each folder and of the dearest tests, with all processes that they started.
+"""`pytest --processor-time`: the processor time of each folder and of the most expensive tests, with all their processes.
 
-What a fixture costs counts for the test that asked for it first. Processes that run on are counted on Linux only.
+The cost of a fixture counts for the test that used it first. Processes that still run are counted on Linux only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPEN = io.open  # tests refuse the usual one
 
 
 def spent() -> float:
-    """Seconds of this process, of those that it has waited for, and of its descendants that run."""
+    """Return the processor seconds of this process, of children that it has waited for, and of running descendants."""
     return sum(os.times()[:4]) + sum(map(_spent_by, _children(os.getpid())))
 
 
@@ -39,7 +39,7 @@ def _spent_by(pid: int) -> float:
 
 
 def _read(path: str) -> str:
-    """Nothing of a process or thread that has just ended."""
+    """Read a file of a process or thread, or return "" if it has just ended."""
     try:
         with OPEN(path) as file:
             return file.read()
@@ -54,7 +54,7 @@ class Meter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
-        """Once for setup, call and teardown each, where the test runs."""
+        """Record the time once each for setup, call and teardown, where the test runs."""
         report: Any = yield
         now = spent()
         report.user_properties = [*report.user_properties, (PROPERTY, now - self._last)]
@@ -62,7 +62,7 @@ class Meter:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Where all results come together: with pytest-xdist another process."""
+        """Collect all results; with pytest-xdist this is another process."""
         self._found[report.nodeid] += sum(value for key, value in report.user_properties if key == PROPERTY)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

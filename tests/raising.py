@@ -1,4 +1,4 @@
-"""What tests expect of errors that share a class."""
+"""Expectation of one kind of the errors that share a class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attune.common.wire.malformed import Kind, Malformed
 
 @contextmanager
 def malformed(kind: Kind, match: str | None = None) -> Iterator[None]:
-    """Like pytest.raises: the block raises Malformed of this very kind."""
+    """Check, like pytest.raises, that the block raises Malformed of this very kind."""
     with pytest.raises(Malformed, match=match) as caught:
         yield
     assert caught.value.kind == kind

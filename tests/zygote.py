@@ -1,7 +1,7 @@
-"""A process that has imported everything once and forks a server or a device in no time; each child is a process of its own.
+"""A process that has imported everything once and forks servers and devices quickly; each child is a process of its own.
 
-Reads what to start from a socket, answers with the child's process id, and writes a child's exit status to a pipe of its own.
-At the end of the socket it kills what still runs. Run as a program; tests/forked.py talks to it.
+It reads commands from a socket, answers with the child's process id, and writes a child's exit status to a pipe. At the end of
+the socket it kills all running children. It is run as a program; tests/forked.py talks to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def preload() -> None:
 
 
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Until the socket ends (None); in a child what it is to run, and what are to be its descriptors 0, 1 and 2."""
+    """Fork until the socket ends (then return None). In a child, return its command, and its descriptors 0, 1 and 2."""
     running: dict[int, int] = {}  # where the exit status of each child goes
     while True:
         _reap(running)
@@ -66,7 +66,7 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _reap(running: dict[int, int], options: int = os.WNOHANG) -> None:
-    """Passes on how children ended."""
+    """Report how children ended."""
     while running:
         pid, status = os.waitpid(-1, options)
         if not pid:
@@ -76,7 +76,7 @@ def _reap(running: dict[int, int], options: int = os.WNOHANG) -> None:
 
 
 def become(command: dict[str, Any], standard: list[int]) -> None:
-    """A child's life."""
+    """Live as a child."""
     for place, fd in enumerate(standard):
         os.dup2(fd, place)
         os.close(fd)

@@ -65,7 +65,7 @@ def draw(seed: int, scale: float = 1.0) -> Tensors:
 
 
 def served(aggregator: Aggregator, vault: Vault, client: str) -> Tensors:
-    """What this client would be sent now."""
+    """Return the tensors that this client would be sent now."""
     aggregator.admit(client)
     slot = aggregator.slot(client)
     tensors: Mapping[str, torch.Tensor] = vault.read(slot) if slot else dict(aggregator.generate([client]))[client]
@@ -73,7 +73,7 @@ def served(aggregator: Aggregator, vault: Vault, client: str) -> Tensors:
 
 
 class Bench:
-    """One aggregator with its vault: plays rounds in which what a client hands in depends on seed, round and client."""
+    """One aggregator with its vault. It plays rounds in which the updates depend on seed, round and client."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -82,7 +82,7 @@ class Bench:
         self.aggregator.start(draw(0))
 
     def reopen(self) -> None:
-        """As after a restart: a new object over what the vault holds."""
+        """Make a new aggregator over the same vault, as after a restart."""
         self.aggregator = KINDS[self.kind](self.vault)
 
     def play(self, number: int, samples: Mapping[str, int], zero: bool = False) -> dict[str, float]:
@@ -101,7 +101,7 @@ class Bench:
         }
 
     def cold_start(self) -> Tensors:
-        """What one of whom nothing is known is served."""
+        """Return the tensors that a device without a history is served."""
         found = self.aggregator.cold_start()
         tensors = self.vault.read(found) if isinstance(found, str) else found
         return {name: tensors[name].clone() for name in SHAPES}
@@ -111,7 +111,7 @@ class Bench:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit-identical, through dictionaries."""
+    """Return whether both are bit-identical, through dictionaries."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
@@ -134,7 +134,7 @@ def identical() -> Callable[[Any, Any], bool]:
 
 @pytest.fixture
 def updates_of() -> Callable[[torch.Tensor, Sequence[float]], list[PartUpdate]]:
-    """Rows of a matrix as the updates of clients a, b, c ... with one tensor `x`."""
+    """Return a function that makes updates of clients a, b, c ... with one tensor `x` from the rows of a matrix."""
 
     def make(X_SD: torch.Tensor, samples: Sequence[float]) -> list[PartUpdate]:
         return [PartUpdate(f"c{i:03}", m, {"x": row}) for i, (row, m) in enumerate(zip(X_SD, samples, strict=True))]

@@ -1,6 +1,6 @@
-"""Aggregators on another processor than the CPU, with torch's fake tensors: no GPU is needed to find tensors that are on two.
+"""Aggregators on another processor than the CPU, with torch's fake tensors: this finds mixed devices without a GPU.
 
-A fake tensor has a shape and a device and no numbers, so what is computed is tested on the CPU, by all other tests.
+A fake tensor has a shape and a device, but no numbers. The numbers are tested on the CPU by all other tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS = {"a": ["a"], "b": ["b"]}
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Aggregators that are made now compute on a GPU that is not there."""
+    """Make new aggregators compute on a GPU that does not exist."""
     monkeypatch.setattr(accelerator, "_used", GPU)
     with FakeTensorMode():
         yield

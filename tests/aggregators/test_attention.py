@@ -1,4 +1,4 @@
-"""MCSA against an independently written float64 oracle, its two limits, and who keeps what."""
+"""FedMCSA against an independently written float64 oracle, its two limits, and the state that is kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attune.fedserver.lab.aggregators.gram import gram
 def oracle(
     rows: list[list[float]], sigma: float, samples: list[float] | None = None
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """FedMCSA with errata E1 in plain Python: A[i][k] = m_k e^(sigma cos(i,k)) / sum_h m_h e^(sigma cos(i,h)), W = A X."""
+    """Compute FedMCSA with errata E1: A[i][k] = m_k e^(sigma cos(i,k)) / sum_h m_h e^(sigma cos(i,h)), W = A X."""
 
     def cosine(x: list[float], y: list[float]) -> float:
         norms = math.sqrt(math.fsum(a * a for a in x)) * math.sqrt(math.fsum(b * b for b in y))
@@ -36,7 +36,7 @@ def oracle(
 
 
 def mixed(X_SD: torch.Tensor, sigma: float, samples: list[int] | None = None, weighting: str = "none") -> torch.Tensor:
-    """What the aggregator serves to c000, c001, ... after a round with these rows."""
+    """Return the rows that the aggregator serves to c000, c001, ... after a round with these rows."""
     vault = MemoryVault()
     aggregator = Mcsa(AttentionSettings(sigma=sigma, weighting=weighting), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros_like(X_SD[0])})
@@ -46,7 +46,7 @@ def mixed(X_SD: torch.Tensor, sigma: float, samples: list[int] | None = None, we
 
 
 def close(W_SD: torch.Tensor, expected: torch.Tensor, X_SD: torch.Tensor, tolerance: float = 1e-6) -> bool:
-    """Relative to the largest number mixed: a mixture may cancel."""
+    """Compare relative to the largest number that is mixed, because a mixture may cancel."""
     return float((W_SD.double() - expected.double()).abs().max()) <= tolerance * float(X_SD.abs().max())
 
 
@@ -54,7 +54,7 @@ matrices = st.tuples(st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**31
 
 
 def rows_of(S: int, D: int, seed: int, alike: float) -> torch.Tensor:
-    """S rows of float32 that share a direction to the extent `alike`, one of them zero now and then."""
+    """Return S rows of float32 that share a direction to the extent `alike`; now and then one of them is zero."""
     generator = torch.Generator().manual_seed(seed)
     X_SD = alike * torch.randn(1, D, generator=generator) + (1 - alike) * torch.randn(S, D, generator=generator)
     if seed % 3 == 0:
@@ -87,7 +87,7 @@ def test_rows_sum_to_one(shape, sigma, by_samples):
 
 
 def test_by_hand():
-    """x = (1,0), (0,1): cosines 1 and 0; with sigma = ln 3 the weights are 3/4 and 1/4."""
+    """Test x = (1,0), (0,1): cosines 1 and 0; with sigma = ln 3 the weights are 3/4 and 1/4."""
     assert torch.allclose(mixed(torch.eye(2), math.log(3)), torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
 
 
@@ -119,7 +119,7 @@ def test_zero_vectors_have_cosine_zero_even_with_themselves():
 
 
 def test_components_are_independent_and_keep_shape_and_dtype():
-    """A layer's weight and bias share one attention; tensor-wise each has its own (errata E4)."""
+    """Check that a layer's weight and bias share one attention; tensor-wise each has its own (errata E4)."""
     layer = {"l.weight": torch.randn(3, 4, 2), "l.bias": torch.randn(3), "count": torch.tensor(4)}
     other = {"l.weight": torch.randn(3, 4, 2), "l.bias": torch.randn(3), "count": torch.tensor(8)}
     for components, groups in (("layer", [["l.weight", "l.bias"]]), ("tensor", [["l.weight"], ["l.bias"]])):

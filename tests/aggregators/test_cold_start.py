@@ -1,4 +1,4 @@
-"""What a device that nothing is known of is served: the mean of the clients' values, or weights of the mean embedding."""
+"""Cold start: a device without a history is served the mean of the clients' values, or weights of the mean embedding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HISTORY = st.lists(
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(HISTORY)
 def test_attended_strangers_get_the_mean_of_all_who_have_contributed(history: list[dict[str, list[float]]]) -> None:
-    """After any history of cohorts: the exact mean over the values that the clients would be served next."""
+    """Compare with the exact mean over the values that the clients would be served next, after any history of cohorts."""
     vault = MemoryVault()
     aggregator = Mcsa(AttentionSettings(sigma=2.0), vault, 0, {"x": ["x"], "n": ["n"]})
     aggregator.start({"x": torch.tensor([9.0, -9.0, 1.0]), "n": torch.tensor(0, dtype=torch.int64)})
@@ -43,7 +43,7 @@ def test_attended_strangers_get_the_mean_of_all_who_have_contributed(history: li
 
 
 def test_a_mean_is_moved_by_hand() -> None:
-    """Values 2 and 4 (mean 3): the first becomes 5, and a third, 12, comes in: (5 + 4 + 12) / 3 = 7."""
+    """Start from 2 and 4 (mean 3): the first becomes 5, and a third one, 12, comes in: (5 + 4 + 12) / 3 = 7."""
     mean = torch.tensor([3.0])
     assert moved(mean, [torch.tensor([5.0]), torch.tensor([12.0])], [torch.tensor([2.0]), mean], 3).tolist() == [7.0]
     counter = torch.tensor(3)

@@ -1,4 +1,4 @@
-"""What every aggregator must do, whatever it computes."""
+"""Requirements of every aggregator, whatever it computes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_cohort_of_one_works(bench):
 
 
 def test_zero_change_from_everyone_keeps_values(bench):
-    """SGD with decay and without a gradient still decays, so closeness is what is asked of it."""
+    """Check for closeness only, because SGD with decay and without a gradient still decays."""
     before = bench.served("ann")
     bench.play(0, SAMPLES, zero=True)
     after = bench.served("ann")
@@ -153,13 +153,13 @@ def test_a_failure_while_reading_leaves_the_state_as_it_was(bench, new_bench, id
 
 
 def sent(tensors, folder):
-    """As they come out of another process: through the bytes of a file."""
+    """Return tensors as they come out of another process: through the bytes of a file."""
     write_tensors(folder / "sent", tensors)
     return read_tensors(folder / "sent")
 
 
 def test_a_round_can_be_carried_out_by_others_in_pieces(bench, new_bench, identical, tmp_path, monkeypatch):
-    """Partials come from a second aggregator over an empty vault, in the opposite order, and so do values."""
+    """Take the partials from a second aggregator over an empty vault, in the opposite order, and the values likewise."""
     if isinstance(bench.aggregator, Hypernetwork):
         pytest.skip("its rounds are carried out whole")
     alone = new_bench(bench.kind)

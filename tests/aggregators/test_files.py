@@ -24,7 +24,7 @@ def tensors(seed, dtype=torch.float32):
 
 
 def rounds(each, dtype):
-    """Two rounds, of which the second one replaces values of the first; `each` makes a cohort's updates."""
+    """Run two rounds, of which the second one replaces values of the first; `each` makes a cohort's updates."""
     vault = MemoryVault()
     aggregator = Mcsa(AttentionSettings(), vault, 0, UNITS)
     aggregator.start(tensors(0, dtype))

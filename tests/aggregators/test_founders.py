@@ -1,4 +1,4 @@
-"""Founders keep their own embeddings until their first update, whoever is sampled before; later devices begin with the mean."""
+"""Founders keep their own embeddings until their first update, whoever is sampled before. Later devices begin with the mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 1
 
 
 class Minus:
-    """z <- z - gradient."""
+    """Optimiser z <- z - gradient."""
 
     moments = ()
 
@@ -43,7 +43,7 @@ def value(embeddings: Embeddings, client: str) -> torch.Tensor:
 
 
 def test_by_hand_over_rounds_with_samples_of_the_founders() -> None:
-    """a and b are trained, c is not; z comes late: its embedding is (a + b) / 2 of the moment, until it is trained itself."""
+    """Train a and b, but not c. A late device z has (a + b) / 2 of the moment as its embedding, until it is trained itself."""
     embeddings = Embeddings(SEED, 2, torch.float64, [])
     for name in "abc":
         embeddings.admit(name, founder=True)
@@ -85,7 +85,7 @@ def by_hand(saved: dict[str, torch.Tensor], z: torch.Tensor) -> torch.Tensor:
 
 
 def close(made: Hypernetwork, number: int, names: Sequence[str]) -> None:
-    """A round in which these founders are sampled."""
+    """Close a round in which these founders are sampled."""
     for name in names:
         made.admit(name, founder=True)
     draw = torch.Generator().manual_seed(number)
@@ -119,7 +119,7 @@ def test_what_founders_and_late_devices_are_served_and_step_from(restarts: bool)
 
 
 def test_founders_stay_apart_when_few_are_sampled() -> None:
-    """Twelve founders, two a round: the mean distance of pairs must not shrink to that of copies of one mean."""
+    """Sample two of twelve founders per round: the mean distance of pairs must not shrink to that of copies of one mean."""
     vault = MemoryVault()
     made = network(vault)
     made.start({"x": torch.zeros(3, 2, dtype=torch.float64)})
@@ -135,7 +135,7 @@ def test_founders_stay_apart_when_few_are_sampled() -> None:
 
 
 def test_the_engine_keeps_founders_through_restarts_and_rebuilds_damaged_state(tmp_path) -> None:
-    """Killed in aggregation: the engine that closes the round has served nobody."""
+    """Kill the engine in aggregation, so that the engine that closes the round has not served these clients."""
 
     def play(folder, restarted: bool) -> tuple[dict[str, dict[str, str]], Bench]:
         bench = Bench(folder, plan("fedtp", "vit", embedding_dim=3))
@@ -161,7 +161,7 @@ def test_the_engine_keeps_founders_through_restarts_and_rebuilds_damaged_state(t
 
 
 def test_a_founders_first_round_is_made_again_from_its_draw(tmp_path) -> None:
-    """The recipe of a damaged state says who was a founder."""
+    """Rebuild a damaged state from its recipe, which names the founders."""
     bench = Bench(tmp_path, plan("fedtp", "vit", embedding_dim=3))
     for name in "ab":
         bench.engine.serve([name], [name])

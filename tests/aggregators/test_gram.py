@@ -1,4 +1,4 @@
-"""Products and mixtures by blocks against float64: the bound of 1e-6, seams between blocks, and what is near an origin."""
+"""Products and mixtures by blocks against float64: the bound of 1e-6, seams between blocks, and values near an origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attune.fedserver.lab.aggregators.gram import BLOCK, EXACT, gram, mix_
 
 
 def rows_of(S: int, D: int, spread: float, seed: int = 0) -> torch.Tensor:
-    """A common row plus `spread` times a row of each client's own, all values off zero on average: errors add up."""
+    """Return a common row plus `spread` times a row of each client's own. All values are off zero on average: errors add up."""
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(1, D, generator=draw) + 0.5 + spread * torch.randn(S, D, generator=draw)
 
@@ -22,7 +22,7 @@ def rows_of(S: int, D: int, spread: float, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("D", [EXACT - 1, EXACT, 100_001])
 @pytest.mark.parametrize(("sigma", "spread"), [(0.0, 0.3), (50.0, 0.2), (50.0, 1.0), (100.0, 0.1), (1000.0, 0.06)])
 def test_attended_values_are_within_1e_6_of_float64(D, sigma, spread):
-    """Spreads for which sigma * (1 - cos) is about 1, where an error of the cosine counts most."""
+    """Test spreads for which sigma * (1 - cos) is about 1, where an error of the cosine counts most."""
     X_SD = rows_of(6, D, spread)
     exact_SD = X_SD.double()
     norm_S1 = exact_SD.norm(dim=1, keepdim=True)
@@ -61,7 +61,7 @@ def test_float64_rows_are_multiplied_in_float64():
 
 
 def test_from_first_is_the_product_of_differences():
-    """Rows 1e-4 apart around 1: products of the rows themselves have lost the distance in float32."""
+    """Test rows 1e-4 apart around 1: products of the rows themselves lose the distance in float32."""
     X_SD = 1 + 1e-4 * rows_of(3, EXACT, 1.0)
     difference_SD = X_SD.double() - X_SD[:1].double()
     assert torch.allclose(gram(X_SD, from_first=True), difference_SD @ difference_SD.T, rtol=1e-6, atol=1e-12)

@@ -1,4 +1,4 @@
-"""FedTP's server step against autograd, the scale of what is generated, and who is touched by a round."""
+"""FedTP's server step against autograd, the scale of generated weights, and the embeddings that a round changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def saved(vault: MemoryVault) -> Tensors:
 
 
 def client_loss(client: str, W: Tensors) -> torch.Tensor:
-    """A smooth loss that is not linear in W: two layers with tanh on data of the client's own, in float64."""
+    """Compute a smooth loss that is not linear in W: two layers with tanh on the client's own data, in float64."""
     generator = torch.Generator().manual_seed(sum(client.encode()))
     x = torch.randn(11, 4, generator=generator, dtype=torch.float64)
     y = torch.randn(11, 5, generator=generator, dtype=torch.float64)
@@ -52,14 +52,14 @@ def client_loss(client: str, W: Tensors) -> torch.Tensor:
 
 
 def one_full_batch_step(client: str, received: Tensors, eta: float) -> Tensors:
-    """What the client hands in: trained minus received, after one SGD step of rate eta."""
+    """Return the client's change, trained minus received, after one SGD step of rate eta."""
     W = {name: tensor.clone().requires_grad_() for name, tensor in received.items()}
     client_loss(client, W).backward()
     return {name: -eta * tensor.grad for name, tensor in W.items()}
 
 
 def generate_from(phi: Tensors, z_SE: torch.Tensor) -> list[Tensors]:
-    """The hypernetwork of methods.md section 2, written again: four Linear with ReLU between them, one linear head a block."""
+    """Compute the hypernetwork of methods.md section 2: four Linear with ReLU between them, a linear head for each block."""
     hidden = linear(z_SE, phi["mlp.0.weight"], phi["mlp.0.bias"])
     for k in (1, 2, 3):
         hidden = linear(relu(hidden), phi[f"mlp.{k}.weight"], phi[f"mlp.{k}.bias"])
@@ -78,9 +78,9 @@ def generate_from(phi: Tensors, z_SE: torch.Tensor) -> list[Tensors]:
 @pytest.mark.parametrize("block_rows", [7, hypernetwork.BLOCK_ROWS])
 @pytest.mark.parametrize("gamma", [None, 0.4])
 def test_server_step_is_gradient_descent_through_loss_and_hypernetwork(gamma, block_rows, monkeypatch):
-    """phi moves by -beta*eta times the gradient of sum_i (m_i/M) f_i, z likewise or by a rate of its own, to 1e-9 in float64.
+    """Check that phi moves by -beta*eta times the gradient of sum_i (m_i/M) f_i, to 1e-9 in float64.
 
-    Signs: errata E2.
+    z moves likewise, or by a rate of its own. Signs: errata E2.
     """
     monkeypatch.setattr(hypernetwork, "BLOCK_ROWS", block_rows)
     beta, eta = 0.05, 0.1
@@ -111,7 +111,7 @@ def test_server_step_is_gradient_descent_through_loss_and_hypernetwork(gamma, bl
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_else(optimiser):
-    """After a finished federation of three: z <- z - beta eta (m/M) (dW/dz)^T grad f(W); phi and old z keep every bit."""
+    """Check z <- z - beta eta (m/M) (dW/dz)^T grad f(W) after a finished federation; phi and old z keep every bit."""
     beta, eta = 0.05, 0.1
     options = PLAIN if optimiser == "sgd" else {"server_optimiser": "adam", "server_weight_decay": 0.0}
     network, vault = make(embedding_lr=beta, **options)
@@ -146,7 +146,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
 
 
 def test_one_backward_for_the_cohort_is_the_sum_of_single_ones():
-    """A step is linear in the changes: the cohort's movement is the m_i/M-weighted sum of the movements of cohorts of one."""
+    """Check that the cohort's movement is the m_i/M-weighted sum of the movements of cohorts of one: a step is linear."""
     changes = {client: initial(seed=sum(client.encode())) for client in SAMPLES}
 
     def movement(samples: dict[str, int]) -> Tensors:
@@ -179,7 +179,7 @@ def test_rounds_descend_the_clients_loss(optimiser):
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_several_rounds_equal_torch_optim_on_the_whole_network(optimiser):
-    """Momentum, decay and moments of phi and, with everyone in every cohort, of z: as torch.optim over all parameters."""
+    """Compare momentum, decay and moments with torch.optim over all parameters; z too, with all clients in every cohort."""
     network, vault = make(server_optimiser=optimiser, server_weight_decay=1e-3)
     clients = sorted(SAMPLES)
     for client in clients:
@@ -224,7 +224,7 @@ def test_generated_weights_have_the_layers_own_scale_at_any_width(width, hidden)
 
 @pytest.mark.parametrize("hidden", [20, 150])
 def test_so_they_have_with_he_over_clients(hidden):
-    """Behind few hidden units a client may be at a third of the spread that all have together."""
+    """Allow for few hidden units, with which a client may have a third of the spread that all clients have together."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 192, bias=False).weight.detach()
     settings = HypernetworkSettings(hidden=hidden, initialisation="he")
@@ -235,7 +235,7 @@ def test_so_they_have_with_he_over_clients(hidden):
 
 
 def layers(**settings: object) -> Tensors:
-    """A fresh network below its heads."""
+    """Return the layers of a fresh network below its heads."""
     vault = MemoryVault()
     network = Hypernetwork(HypernetworkSettings(**settings), vault, 0, COMPONENTS)
     network.start(initial())
@@ -244,12 +244,12 @@ def layers(**settings: object) -> Tensors:
 
 
 def arc_cosine(c: float) -> float:
-    """The cosine after a wide layer of N(0, 2 / in) and a ReLU, from the one before (Cho and Saul, NIPS 2009, equation 6)."""
+    """Return the cosine after a wide layer of N(0, 2 / in) and a ReLU, from the one before (Cho and Saul 2009, equation 6)."""
     return (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
 
 
 def test_he_keeps_the_scale_of_an_embedding_and_tells_clients_apart():
-    """Per unit 1, whatever the depth; for embeddings at right angles the cosine is 0.605 behind three ReLUs."""
+    """Expect a scale of 1 per unit at any depth, and for orthogonal embeddings a cosine of 0.605 after three ReLUs."""
     network = layers(hidden=2000, embedding_dim=2000, initialisation="he")
     z_SE = torch.randn(24, 2000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     f_SH = features(network, z_SE)
@@ -270,7 +270,7 @@ def test_torch_is_how_its_linear_starts():
 
 
 def test_sgd_at_its_default_rate_moves_a_client_by_a_good_part_of_its_change():
-    """And by more than any change of the four others moves it."""
+    """Check that a client's own change moves it more than the changes of the four others do."""
     network = Hypernetwork(HypernetworkSettings(server_optimiser="sgd", server_weight_decay=0.0), MemoryVault(), 0, COMPONENTS)
     network.start(initial())
     names = [f"c{i}" for i in range(5)]
@@ -370,7 +370,7 @@ def test_half_precision_models_are_generated_in_their_own_dtype():
 
 
 def test_defaults_of_the_optimisers():
-    """Adam 1e-3 without decay; the published SGD 0.01 with 0.9 and 1e-3; what is said explicitly wins."""
+    """Expect Adam 1e-3 without decay and the published SGD 0.01 with 0.9 and 1e-3; explicit settings win."""
     adam, sgd = HypernetworkSettings(), HypernetworkSettings(server_optimiser="sgd")
     assert (adam.lr, adam.weight_decay, sgd.lr, sgd.server_momentum, sgd.weight_decay) == (1e-3, 0.0, 0.01, 0.9, 1e-3)
     assert HypernetworkSettings(server_lr=0.5, server_weight_decay=0.25).lr == 0.5

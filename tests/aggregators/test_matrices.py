@@ -1,4 +1,4 @@
-"""Who learned from whom: what is kept is what was mixed with, under the clients' names, within a limit of size."""
+"""Matrices of attention: the recorded weights are those that were used, with the clients' names, within a limit of size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept(clients, units):
 
 
 def test_a_round_keeps_each_components_attention_by_name():
-    """Two clients at a right angle in one component, alike in the other; sigma = 1: e^1 against e^0, and halves."""
+    """Test two clients at a right angle in one component, alike in the other; sigma = 1: e^1 against e^0, and halves."""
     vault = MemoryVault()
     aggregator = Mcsa(AttentionSettings(sigma=1.0), vault, 0, {"one": ["x"], "two": ["y"]})
     aggregator.start({"x": torch.zeros(2), "y": torch.zeros(1)})

@@ -22,7 +22,7 @@ def mean_of(values: dict[str, torch.Tensor], samples: dict[str, int], uniform: b
 
 
 def test_by_hand():
-    """(1*1 + 3*5) / 4 = 4 and (1*2 + 3*(-2)) / 4 = -1; uniform: 3 and 0."""
+    """Expect (1*1 + 3*5) / 4 = 4 and (1*2 + 3*(-2)) / 4 = -1; with uniform weights 3 and 0."""
     values = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([5.0, -2.0])}
     assert mean_of(values, {"a": 1, "b": 3}).tolist() == [4.0, -1.0]
     assert mean_of(values, {"a": 1, "b": 3}, uniform=True).tolist() == [3.0, 0.0]
@@ -56,7 +56,7 @@ def test_large_counters_stay_exact():
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=100), st.integers(0, 2**31))
 def test_float32_sums_are_within_1e_6_of_float64(samples, seed):
-    """Relative to the largest value that was summed: the sum itself may cancel."""
+    """Compare relative to the largest value in the sum, because the sum itself may cancel."""
     X_SD = torch.randn(len(samples), 257, generator=torch.Generator().manual_seed(seed))
     shares_S = torch.tensor(samples, dtype=torch.float64) / sum(samples)
     updates = [PartUpdate(str(i), 1, {"x": row}) for i, row in enumerate(X_SD)]
@@ -66,7 +66,7 @@ def test_float32_sums_are_within_1e_6_of_float64(samples, seed):
 
 
 def test_updates_are_read_one_at_a_time_and_once_a_round():
-    """Lazy updates: a tensor that was summed is let go before the next one is read."""
+    """Use lazy updates: a tensor that was summed is released before the next one is read."""
 
     class Lazy(dict):
         reads = 0

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says how 
 
 
 def aggregator_in(folder: Path, kind: str) -> tuple[Aggregator, StateVault]:
-    """Begun with zeros."""
+    """Make an aggregator with a state of zeros."""
     vault = StateVault(FolderBlobs(folder), kind, [], 0)
     components = {f"layer{n}": [f"layer{n}"] for n in range(TENSORS)}
     made: Aggregator = (
@@ -47,7 +47,7 @@ def close_round(aggregator: Aggregator, updates: Path) -> None:
 
 
 def within() -> None:
-    """What the process does: a round within ROOM_BYTES beyond what it has; then all updates at once, if there is room."""
+    """Run in the limited process: a round within ROOM_BYTES beyond its memory; then all updates at once, if there is room."""
     folder, updates, kind = Path(sys.argv[0]), Path(sys.argv[1]), sys.argv[2]
     aggregator, vault = aggregator_in(folder, kind)
     has_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

@@ -40,7 +40,7 @@ def test_equals_torch_over_several_steps(ours, theirs, form):
 
 
 def test_by_hand():
-    """From v = 1 with g = 2: m = 2 + 0.1 * 1 = 2.1, v = 1 - 0.5 * 2.1 = -0.05.
+    """Start from v = 1 with g = 2: m = 2 + 0.1 * 1 = 2.1, v = 1 - 0.5 * 2.1 = -0.05.
 
     Then with g = 0: m = 0.9 * 2.1 - 0.1 * 0.05 = 1.885, v = -0.05 - 0.5 * 1.885 = -0.9925.
     """

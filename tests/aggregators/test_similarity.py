@@ -16,7 +16,10 @@ from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp, median_dis
 
 
 def mixed(aggregator_of, settings_of, rows: torch.Tensor, samples: list[int] | None = None) -> torch.Tensor:
-    """What clients c000, c001, ... are served after a round; the row is cut into two components, one of two tensors."""
+    """Return the rows that clients c000, c001, ... are served after a round.
+
+    A row is cut into two components, one of which has two tensors.
+    """
     vault = MemoryVault()
     D = rows.shape[1]
     cuts = {"a": slice(0, D // 3), "b": slice(D // 3, D // 2), "c": slice(D // 2, D)}
@@ -48,8 +51,10 @@ def heuristic_oracle(rows: list[list[float]], sigma: float, own: float) -> list[
 
 
 def amp_oracle(rows: list[list[float]], sigma: float, step: float) -> list[list[float]]:
-    """As one gradient step of the paper's regulariser: w_i = x_i - alpha sum_k A'(||x_i - x_k||^2) (x_i - x_k), with
-    A(s) = 1 - e^(-s / sigma) and alpha = step * sigma / S."""
+    """Compute one gradient step of the paper's regulariser: w_i = x_i - alpha sum_k A'(||x_i - x_k||^2) (x_i - x_k).
+
+    Here A(s) = 1 - e^(-s / sigma) and alpha = step * sigma / S.
+    """
     alpha = step * sigma / len(rows)
     result = []
     for x in rows:
@@ -89,28 +94,28 @@ def test_amp_equals_the_oracle(shape, sigma, step):
 
 
 def test_heuristic_of_two_clients_by_hand():
-    """Two clients: the only other has all of 1 - a, whatever sigma is, and whatever their samples are."""
+    """Test two clients: the only other client has all of 1 - a, for any sigma and any number of samples."""
     rows = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, -2.0]])
     found = mixed(HeurAmp, HeurAmpSettings(self_weight=0.25), rows, samples=[10, 90])
     assert torch.allclose(found, torch.tensor([[0.25, 0.75, 0.5, -1.5], [0.75, 0.25, 1.5, -0.5]]))
 
 
 def test_heuristic_of_three_clients_by_hand():
-    """Cosines of the first row: 1/sqrt(2) and 0; with sigma = sqrt(2) ln 3 the others weigh 3 : 1, of 1 - 0.2."""
+    """Test cosines 1/sqrt(2) and 0 of the first row: with sigma = sqrt(2) ln 3 the others weigh 3 : 1, of 1 - 0.2."""
     rows = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 5.0]])
     found = mixed(HeurAmp, HeurAmpSettings(sigma=math.sqrt(2) * math.log(3), self_weight=0.2), rows)
     assert torch.allclose(found[0], torch.tensor([0.2 + 0.6, 0.6, 0.0, 1.0]))
 
 
 def test_amp_of_two_clients_by_hand():
-    """Distance^2 = 2 and sigma = 2 / ln 2: exp = 1/2, and a half of step / S = 1/2 goes to the other."""
+    """Test distance^2 = 2 and sigma = 2 / ln 2: exp = 1/2, and a half of step / S = 1/2 goes to the other client."""
     rows = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
     found = mixed(Amp, AmpSettings(sigma=2 / math.log(2)), rows, samples=[10, 90])
     assert torch.allclose(found, torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.75, 0, 0]]))
 
 
 def test_amp_on_the_scale_of_the_median_by_hand():
-    """Points 0, 1, 3 on a line: squared distances 1, 4, 9, so sigma = 4; the first moves by (e^-1/4 * 1 + e^-9/4 * 3) / 3."""
+    """Test points 0, 1, 3: squared distances 1, 4, 9, so sigma = 4; the first moves by (e^-1/4 * 1 + e^-9/4 * 3) / 3."""
     rows = torch.zeros(3, 4)
     rows[:, 3] = torch.tensor([0.0, 1.0, 3.0])
     found = mixed(Amp, AmpSettings(sigma="auto"), rows)
@@ -140,7 +145,7 @@ def test_median_of_pairs():
 
 
 def test_whole_models_have_one_attention():
-    """The second component alone would be mixed differently: its rows coincide, those of the first are opposite."""
+    """Use a second component whose rows are equal, while those of the first are opposite: alone it would mix differently."""
     vault = MemoryVault()
     aggregator = HeurAmp(HeurAmpSettings(sigma=1.0, self_weight=0.5), vault, 0, {"one": ["a"], "two": ["b"]})
     aggregator.start({"a": torch.zeros(1), "b": torch.zeros(1)})

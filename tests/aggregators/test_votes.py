@@ -25,7 +25,7 @@ SHARES = st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.49])
 
 
 def closed(settings, X_SN, samples=None):
-    """What the mean under these settings comes to."""
+    """Return the mean under these settings."""
     vault = MemoryVault()
     mean = Mean(settings, vault, 0, {"x": ["x", "y"]})
     mean.start({"x": torch.zeros(X_SN.shape[1] - 1), "y": torch.zeros(1)})
@@ -60,7 +60,7 @@ def test_the_trimmed_mean_leaves_out_both_ends_of_every_number(rows, share):
 
 @given(st.integers(1, 9).flatmap(lambda size: st.tuples(st.just(size), st.randoms(use_true_random=False))), SHARES)
 def test_multi_krum_keeps_those_that_are_near_others(drawn, share):
-    """Rows a whole number apart, so that no rounding decides between two scores."""
+    """Use rows that are whole numbers apart, so that no rounding decides between two scores."""
     size, random = drawn
     rows = np.array([[float(2**k), 0.0, 0.0] for k in random.sample(range(12), size)])
     faulty = attackers_of(size, share)
@@ -95,7 +95,7 @@ def test_a_fifth_of_a_cohort_cannot_leave_the_range_of_the_honest(robust, extrem
 
 
 def test_who_has_no_vote_is_one_of_the_attackers_reckoned_with():
-    """Of ten with a share of 0.3: one is left out already, so two more."""
+    """Test ten clients with a share of 0.3: one is left out already, so two more are."""
     row = torch.arange(9.0)[:, None]
     distances = row @ row.T
     assert votes.trimmed(9, 0.3, absent=1) == 2

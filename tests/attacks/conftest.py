@@ -24,7 +24,7 @@ HONEST = ("ada", "bob")
 
 @dataclass
 class Victim:
-    """What is attacked. Nobody answers the orders, so the round stands still. Eve is enrolled and in the cohort."""
+    """Federation under attack. Honest devices do not answer, so the round stands still. Eve is enrolled and in the cohort."""
 
     federation: Federation
     server: Server
@@ -34,15 +34,15 @@ class Victim:
     strangers: Iterator[int] = field(default_factory=itertools.count)
 
     def device(self, name: str) -> Hand:
-        """Another one, enrolled with the operator's token."""
+        """Enrol another device with the operator's token."""
         return Hand(self.server.port, self.server.join_token, name)
 
     def stranger(self) -> Hand:
-        """A device that nobody has seen before."""
+        """Return a device that is not enrolled."""
         return self.device(f"mallory{next(self.strangers)}")
 
     def scratch(self) -> Path:
-        """A folder of the attacker's own."""
+        """Return a folder of the attacker's own."""
         return self.federation.folder / f"attacker{next(self.strangers)}"
 
     def health(self, caller: Hand) -> str:
@@ -51,7 +51,7 @@ class Victim:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What an attack must not change: the round, its cohort's standing, and what the server holds."""
+        """State that an attack must not change: the round, its cohort, and the server's files."""
         status = self.federation.status()
         honest = [entry for entry in status["clients"] if entry["name"] in HONEST]
         standing = {entry["name"]: (entry["state"], entry["samples"], entry["note"]) for entry in honest}
@@ -59,7 +59,7 @@ class Victim:
         return {key: status[key] for key in kept} | standing
 
     def new_log(self) -> Callable[[], str]:
-        """What the server has logged from now on."""
+        """Return a reader of the server's log from now on."""
         begin = len(self.server.text)
         return lambda: self.server.text[begin:]
 
@@ -79,7 +79,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(running: Victim) -> Iterator[Victim]:
-    """Whatever an attacker does: the server runs, and the federation's state is what it was."""
+    """Check that after an attack the server runs, and the federation's state is unchanged."""
     before = running.state
     log = running.new_log()
     yield running
@@ -89,7 +89,7 @@ def victim(running: Victim) -> Iterator[Victim]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """With -v, the table of attacks: what was tried, what it must be answered and what it was."""
+    """Print the table of attacks with -v: the attack, the expected answer and the answer."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     rows = [value for report in reports for name, value in report.user_properties if name == "attack" and report.when == "call"]
     if not rows or config.get_verbosity() < 1:

@@ -1,7 +1,7 @@
-"""Attacks as a table: each is a function that says what it is answered, beside what it must be answered.
+"""Table of attacks: each is a function that returns the server's answer, which is compared with the expected one.
 
-A function's docstring is the attack in words. It gets the victim and returns the answer: the kind of error that the server
-named, the status of gRPC where no handler was reached, or what else it got.
+A function's docstring is the attack in words. It takes the victim and returns the answer: the kind of error that the server
+named, or the status of gRPC if no handler was reached, or something else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(answer: str) -> Callable[[Run], Run]:
-    """Enters a function in the table, under its own name."""
+    """Enter a function into the table, under its own name."""
 
     def enter(run: Run) -> Run:
         assert run.__name__ not in ATTACKS, f"{run.__name__} is there already"
@@ -42,7 +42,7 @@ def attack(answer: str) -> Callable[[Run], Run]:
 
 
 def answer_to(call: Callable[[], Any]) -> str:
-    """In a word."""
+    """Return the answer to a call, in a word."""
     try:
         found = call()
     except grpc.RpcError as error:

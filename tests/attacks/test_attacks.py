@@ -1,4 +1,4 @@
-"""Every attack of the table gets the answer that it must get, and the federation's state is what it was."""
+"""Every attack of the table gets its expected answer, and leaves the federation's state unchanged."""
 
 from __future__ import annotations
 

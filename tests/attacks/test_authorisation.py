@@ -1,6 +1,6 @@
-"""Who may call what: every call of every service that the server has, by every kind of caller, as one table.
+"""Authorisation: every call of every service of the server, by every kind of caller, as one table.
 
-The calls are read from the descriptors of the services: a new call fails here until it has a row.
+The calls are read from the descriptors of the services. A new call fails here until it has a row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TABLE = {  # the answers to CALLERS
 
 
 def calls() -> dict[str, MethodDescriptor]:
-    """Every call of every service, SERVICE/METHOD -> its description."""
+    """Return the description of every call of every service, by SERVICE/METHOD."""
     files = (federation_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
     services = [service for file in files for service in file.services_by_name.values()]
     return {f"{service.full_name}/{method.name}": method for service in services for method in service.methods}
@@ -87,7 +87,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def answer(channel: grpc.Channel, name: str, method: MethodDescriptor) -> str:
-    """To a message without any field: what refuses the caller, or that it was let in, whatever was said to it then."""
+    """Return the answer to a message without any field: the refusal of the caller, or that the caller was let in."""
     kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
     call = getattr(channel, kind)(f"/{name}")
     said: Any = iter([b""]) if method.client_streaming else b""
@@ -114,7 +114,7 @@ def test_each_caller_gets_its_answer(scene: Scene, name: str) -> None:
 
 
 def test_what_the_server_offers_is_what_is_in_the_table(scene: Scene) -> None:
-    """By its own word: a service that is registered and in none of the files above would be missed."""
+    """Ask the server itself: a service that is registered, but in none of the files above, would be missed otherwise."""
     call = scene.channels["operator"].stream_stream(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,

@@ -1,4 +1,4 @@
-"""One device among honest ones tries to decide what the federation is about, or to end the server, before round 1."""
+"""A hostile device tries to decide the federation's data and model, or to end the server, before round 1."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def like(profile: Profile, **fields: Any) -> Profile:
 
 
 def test_the_first_shape_does_not_win(start: Any) -> None:
-    """The majority of those who are there decides; the odd one hears why, and the operator sees it."""
+    """Let the majority of the connected devices decide. The odd device is told why, and the operator sees it."""
     federation, server = start("--min-clients", "3")
     mallory = hand(server, "mallory").connect(like(PROFILE, shape=(4000, 4000, 3), kind="images"))
     until(lambda: federation.client("mallory").get("state"), "mallory to be there")
@@ -114,7 +114,7 @@ def before_round_1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[F
 
 
 def test_devices_for_whom_no_model_can_be_built_do_not_end_the_server(start: Any) -> None:
-    """All of them agree on images of 8,000 x 8,000: far too large a model."""
+    """Let all of them agree on images of 8,000 x 8,000, for which a model would be far too large."""
     federation, server = start("--min-clients", "2", "--model", "mlr")
     huge = Profile(kind="images", shape=(8000, 8000, 1), labels=list(range(1000)), samples=9, test_samples=2)
     streams = [hand(server, name).connect(huge) for name in ("mallory", "malvina")]

@@ -1,4 +1,4 @@
-"""Certificates and tokens that should buy nothing any more, and devices that ask for too many."""
+"""Certificates and tokens that are not valid any more, and devices that ask for too many."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def token(federation: Federation, *flags: str) -> str:
 
 
 def called(hand: Hand) -> Hand:
-    """It has shown its certificate, so it has heard that it is enrolled."""
+    """Make a call, which is refused, so that the device has shown its certificate to the server."""
     with pytest.raises(grpc.RpcError):
         hand.download("sha256:" + "0" * 64)
     return hand
@@ -67,7 +67,7 @@ def test_a_thousand_renewals_are_refused_and_the_database_does_not_grow(scene: S
 
 
 def test_a_renewed_certificate_ends_the_one_before_and_its_stream(scene: Scene) -> None:
-    """After a sixth of the lifetime, here ten seconds. A thief of the old one is out, and the device goes on."""
+    """Renew after a sixth of the lifetime, here ten seconds. A thief of the old certificate is out, and the device goes on."""
     thief = enrolled(scene, "eve")
     stream, key = thief.connect(), new_key()
     stream.next("notice")
@@ -123,7 +123,7 @@ def test_an_operator_s_token_brings_back_the_device_that_it_names_and_no_other(s
 
 
 def test_devices_of_one_token_are_revoked_together(scene: Scene) -> None:
-    """Sybils: twenty silent devices from one token."""
+    """Enrol Sybils: twenty silent devices with one token."""
     federation, server = scene
     text = token(federation, "--uses", "20")
     sybils = [Hand(server.port, text, f"sybil{number}") for number in range(20)]
@@ -144,7 +144,7 @@ def tokens(federation: Federation) -> list[dict[str, Any]]:
 
 
 def test_the_printed_token_admits_one_device_and_says_so(tmp_path: Path) -> None:
-    """The harness asks for more, so the default is asked of the command."""
+    """Ask the command for its default, because the harness asks for more."""
     federation = Federation(tmp_path)
     try:
         server = federation.server(*FLAGS, "--join-uses", "1")

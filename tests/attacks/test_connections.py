@@ -1,4 +1,4 @@
-"""Somebody without a certificate holds the port, or somebody with one holds more of it than a device needs."""
+"""A stranger without a certificate occupies the port, or a device with one opens more connections than it needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="a process is started
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[tuple[Federation, Server]]:
-    """A server that may have 256 descriptors."""
+    """Run a server that may have 256 descriptors."""
     federation = Federation(tmp_path)
     script = str(Path(sys.executable).with_name("fedserver"))
     command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", script, "--host", "127.0.0.1", "--port", "0"]
@@ -42,7 +42,7 @@ def narrow(tmp_path: Path) -> Iterator[tuple[Federation, Server]]:
 
 
 def hold(port: int, number: int, source: str = "") -> list[socket.socket]:
-    """So many connections from an address of this machine, on which nothing is said. Fewer where the server refuses."""
+    """Open this many silent connections from an address of this machine, or fewer if the server refuses."""
     held = []
     for _ in range(number):
         try:
@@ -53,7 +53,7 @@ def hold(port: int, number: int, source: str = "") -> list[socket.socket]:
 
 
 def goes_on(federation: Federation, server: Server) -> None:
-    """Two devices come, and a round is closed."""
+    """Let two devices join, and close a round."""
     hands = [Hand(server.port, server.join_token, name) for name in ("ada", "bob")]
     streams = [hand.connect() for hand in hands]
     for hand, stream in zip(hands, streams, strict=True):
@@ -76,7 +76,7 @@ def test_235_silent_connections_do_not_stop_a_server_of_256_descriptors(
 
 @linux
 def test_connections_that_come_again_and_again_do_not_stop_it_either(narrow: tuple[Federation, Server]) -> None:
-    """From another address than the devices', who try again as devices do."""
+    """Connect from another address than the devices', which try again as devices do."""
     federation, server = narrow
     over = threading.Event()
 
@@ -114,7 +114,7 @@ def closed(held: socket.socket) -> bool:
 
 
 def test_a_handshake_that_is_not_finished_in_its_time_ends(victim: Victim) -> None:
-    """One begins, and one says nothing at all. Who has called stays."""
+    """Start one handshake, and leave another connection silent. A connection with a finished call stays."""
     held = hold(victim.server.port, 2)
     held[0].sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # the beginning of a ClientHello
     until(lambda: all(closed(each) for each in held), "the connections to be dropped")
@@ -190,7 +190,7 @@ def test_a_second_message_that_cannot_be_read_ends_the_stream_with_its_name(vict
 
 
 def test_nothing_of_a_message_is_read_before_the_caller_may_call(victim: Victim) -> None:
-    """The operator's calls with bytes that are no message: refused for who calls, not for what it says."""
+    """Call the operator's methods with bytes that are not a message. They are refused for the caller, not for the bytes."""
     mallory = victim.stranger()
     for path in ("/attune.v1.Admin/Wake", "/attune.v1.Admin/Revoke", "/attune.v1.Federation/Enrol"):
         assert kind_of(lambda path=path: mallory.channel.unary_unary(path)(b"\xff" * 9, timeout=CALL_S)) == "forbidden"

@@ -1,4 +1,4 @@
-"""What a device can hand in where the federation asks for fewer bytes: every lie is refused by name, and the server goes on."""
+"""False updates in encodings with fewer bytes: each is refused by name, and the server goes on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BOMB_BYTES = 1 << 30  # in 32 KB
 
 
 class Eve:
-    """A device of a federation that asks for one encoding, with its first order."""
+    """Device of a federation that asks for one encoding, with its first order."""
 
     def __init__(self, federation: Federation, encoding: str) -> None:
         self.encoding = encoding
@@ -61,7 +61,7 @@ class Eve:
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     def handing_in(self, tensors: Tensors, encoding: str | None = None) -> str:
-        """The answer to it."""
+        """Return the server's answer to an update with these tensors."""
         ref = self.hands[1].send(self.order.id, "shared", tensors)
         ref.encoding = self.encoding if encoding is None else encoding
         found = answer_to(lambda: self.hands[1].submit(self.order.id, [ref]))
@@ -88,7 +88,7 @@ def eve(federations: Callable[[str], Federation]) -> Eve:
 
 
 def changes(eve: Eve, value: int = 1, scale: float = 1e-3) -> Tensors:
-    """A right update, of the same change everywhere."""
+    """Return a right update with the same change everywhere."""
     blocks = sum(-(-tensor.size // 256) for tensor in eve.served.values())
     return {name: np.full(tensor.shape, value, "i1") for name, tensor in eve.served.items()} | {
         SCALES: np.full(blocks, scale, "f4")
@@ -158,14 +158,14 @@ def frames(*each: bytes) -> np.ndarray:
 
 
 def in_place_of_the_largest(eve: Eve, bomb: np.ndarray) -> str:
-    """The answer to an update with this in the place of its largest tensor."""
+    """Return the answer to an update with this tensor in place of its largest one."""
     name = max(eve.served, key=lambda name: eve.served[name].size)
     assert bomb.size < eve.served[name].nbytes
     return eve.handing_in(eve.served | {name: bomb})
 
 
 def test_a_bomb_is_refused_before_it_goes_off(packing: Eve) -> None:
-    """A gigabyte of zeros in 32 KB a frame, and a frame that lies about it: the server's memory stays what it was."""
+    """Send a gigabyte of zeros in 32 KB per frame, and a frame that lies about it: the server's memory does not grow."""
     import zstandard
 
     stream = zstandard.ZstdCompressor().compressobj(size=BOMB_BYTES)

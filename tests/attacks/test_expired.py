@@ -11,7 +11,7 @@ from tests.e2e.harness import Federation
 
 
 def test_an_expired_certificate_does_not_keep_its_stream(tmp_path: Path) -> None:
-    """The ledger says when it ends, so that is what is changed here: nobody waits a minute."""
+    """Change the end of the certificate in the ledger, so that the test does not wait a minute."""
     federation = Federation(tmp_path)
     try:
         server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")

@@ -1,4 +1,4 @@
-"""One device among honest ones hands in extremes that are finite, over the network."""
+"""A hostile device among honest ones hands in extreme, but finite, values over the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", "9")
 
 
 class Scene:
-    """Four devices by hand, of whom Eve is hostile; `close` answers a round, `served` is what the next one begins from."""
+    """Four devices, of which Eve is hostile. `close` answers a round; `served` is the state at the start of the next one."""
 
     def __init__(self, federation: Federation, *flags: str) -> None:
         self.federation = federation
@@ -66,7 +66,7 @@ def filled(value: float) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarr
 
 
 def test_extreme_values_move_the_state_no_further_than_honest_ones(scene: Any) -> None:
-    """1e30, then the end of float32: accepted, bounded, and told to the operator."""
+    """Hand in 1e30, then the end of float32: accepted, bounded, and reported to the operator."""
     found = scene()
     found.close({"ada": 0.1, "bob": 0.1, "carl": 0.11, "eve": filled(1e30)})
     assert largest(found.served) < 2
@@ -101,7 +101,7 @@ def test_a_claim_of_many_samples_weighs_no_more_than_five_medians(scene: Any) ->
 
 
 def test_a_state_on_which_losses_explode_is_taken_back(scene: Any) -> None:
-    """Without bounds one device moves the state anywhere; the next round's losses show it."""
+    """Turn off the bounds: one device moves the state anywhere, and the next round's losses show it."""
     found = scene("--set", "method.bound_change=0")
     found.close({"ada": 0.1, "bob": 0.1, "carl": 0.1, "eve": 0.1}, loss=1.0)
     good = found.served

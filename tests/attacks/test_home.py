@@ -8,7 +8,7 @@ from attune.fedserver.home import ServerHome
 
 
 def test_folders_that_others_could_read_are_closed_to_them(tmp_path: Path) -> None:
-    """The home was made by `mkdir`, and a backup was restored with other modes."""
+    """Use a home that was made by `mkdir`, or restored from a backup with other modes."""
     home = ServerHome(tmp_path / "home")
     for folder in (home.path, *(home.path / name for name in ("ca", "state", "inbox", "uploads", "operator"))):
         folder.mkdir(mode=0o755, parents=True)

@@ -1,4 +1,4 @@
-"""`clean` for any text at all."""
+"""`clean` on any text."""
 
 from __future__ import annotations
 

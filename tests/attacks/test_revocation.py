@@ -1,4 +1,4 @@
-"""A device that the operator has revoked tries to go on with what it had begun."""
+"""A revoked device tries to continue."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_open_upload_ends(scene: Scene) -> None:
 
 
 def test_an_update_that_was_accepted_in_the_same_round_does_not_count(scene: Scene) -> None:
-    """The largest weight would be 1,000."""
+    """Hand in an update with the largest weight, 1,000, and revoke the device."""
     mallory, ada = scene.device("mallory"), scene.device("ada")
     streams = {"mallory": mallory.connect(), "ada": ada.connect()}
     orders = {name: stream.next("order") for name, stream in streams.items()}

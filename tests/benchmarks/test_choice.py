@@ -1,4 +1,4 @@
-"""What a device keeps, beside the models between which it chose."""
+"""The kept model, compared with the models between which a device chose."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path,
 
 @pytest.mark.parametrize(("most", "rounds"), [(60, 2), (12, 10)])
 def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tmp_path, monkeypatch, most, rounds):
-    """Also where 12 samples are too few to choose by."""
+    """Test also the case that 12 samples are too few for a choice."""
     recipe = replace(small(2), rounds=rounds, settings=SETTINGS | {"train.local_epochs": 600 // most, "train.lr": 0.05})
     shards = write_shards(tmp_path / "shards", recipe.points[0].cut(load_source(DIGITS), 0))
     for shard in shards:

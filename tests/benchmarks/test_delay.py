@@ -1,4 +1,4 @@
-"""The delay proxy: bytes come through whole and in order, and late, without the earlier holding up the later."""
+"""The delay proxy: bytes arrive complete, in order and late, and earlier bytes do not hold up later ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _round_trip(payload: bytes, way: Way) -> tuple[bytes, float, float]:
-    """What came back, and after how long its first byte and its last."""
+    """Return the bytes that came back, and the delays of the first and the last byte."""
     echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
     proxy = Proxy(echo.sockets[0].getsockname()[1], way)
     reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start())
@@ -49,13 +49,13 @@ def test_bytes_arrive_whole_and_not_before_the_round_trip():
 
 
 def test_chunks_travel_side_by_side():
-    """3 MB are more than ten chunks: were each to wait for the one before it, the last would need ten times the delay."""
+    """Send 3 MB, more than ten chunks: if each waited for the one before it, the last would need ten times the delay."""
     _, first_s, last_s = aio.run(_round_trip(bytes(3_000_000), Way(RTT_S)))
     assert last_s - first_s < 5 * RTT_S
 
 
 def test_a_narrow_link_lets_bytes_through_at_its_rate_in_both_directions():
-    """500 kB at 10 Mbit/s take 0.4 s, and the way back goes on at the same time."""
+    """Expect 0.4 s for 500 kB at 10 Mbit/s, with the way back at the same time."""
     payload = os.urandom(500_000)
     back, _, last_s = aio.run(_round_trip(payload, Way(0.0, 10.0)))
     assert back == payload
@@ -63,7 +63,7 @@ def test_a_narrow_link_lets_bytes_through_at_its_rate_in_both_directions():
 
 
 def test_what_waits_for_a_narrow_link_is_bounded():
-    """Whoever sends more than modem and kernel hold has to wait."""
+    """Check that a sender waits once modem and kernel are full."""
 
     async def scenario() -> int:
         async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +90,7 @@ def test_what_waits_for_a_narrow_link_is_bounded():
 
 
 def test_a_proxy_in_a_thread_ends_its_connections_with_it():
-    """Both ends hear of it and no thread is left; of an open connection that is forgotten, pytest would warn."""
+    """Check that both ends are closed and no thread is left; pytest would warn of a forgotten open connection."""
     before = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stays:
         with through(listening.getsockname()[1], Way()) as (port, proxy):

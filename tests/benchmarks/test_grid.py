@@ -72,7 +72,7 @@ def of_a_table(name: str) -> dict[str, list[tuple[str, ...]]]:
 
 @pytest.mark.parametrize("tried", [of_a_table("fedtp-2-small"), of_a_table("fedmcsa-1")], ids=["FedTP", "FedMCSA"])
 def test_tables_of_the_papers_have_the_rivals_that_matter_in_their_grids(tried):
-    """Fine-tuning of more than one depth and rate; FedMCSA without a pull, with a large sigma and single tensors."""
+    """Check the rivals: fine-tuning of several depths and rates; FedMCSA without a pull, with a large sigma, by tensors."""
     assert {"local", "fedavg", "fedavg+ft", "fedmcsa"} <= tried.keys()
     tuned = {each for settings in tried["fedavg+ft"] for each in settings if each.startswith("method.")}
     assert len({each.partition("=")[2] for each in tuned if ".tune_" in each}) > 1 and "method.alpha=0.1" in tuned

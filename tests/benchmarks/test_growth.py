@@ -1,4 +1,4 @@
-"""Exponents against powers that are known, and which cases are measured."""
+"""Exponents against known powers, and the cases that are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The papers' tables: settings exist, the grid chooses by validation parts, runs go on, and the page is what the files say."""
+"""The papers' tables: settings exist, the grid chooses on validation parts, runs continue, the page agrees with the files."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_of_two_rivals_that_are_run_both_have_a_share_of_who_is_worse_off(tmp_pa
 
 
 def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_path):
-    """Answers are made up: Local is right on all of eight samples, FedAvg on none."""
+    """Make up answers: Local is right on all of eight samples, FedAvg on none."""
     table = convert(tables.Table, {**SMALL, "row": RIVALS}, "")
     made = paper.Paper(table, {}, tmp_path, *(Results(tmp_path / f"{n}.csv", paper.CELLS) for n in "abc"), "sequential")
     first, second = (paper.Cell("t", row, table.column[0], 0) for row in table.row)

@@ -1,4 +1,4 @@
-"""The run at the published size measures what it says, tried with a small model on fast links."""
+"""The run at the published size measures what it claims; tested with a small model on fast links."""
 
 from __future__ import annotations
 

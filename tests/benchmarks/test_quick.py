@@ -1,4 +1,4 @@
-"""The short look compares with the row that is committed, and says so where there is none."""
+"""The quick check compares with the committed row, and says so if there is none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_line_has_both_figures_and_their_ratio():
 
 
 def test_what_is_committed_is_found():
-    """Else a renamed key would make every line `nothing committed`."""
+    """Check that rows are found: a renamed key would make every line `nothing committed`."""
     assert quick.committed("round.json", "rows", clients=2, parameters=1_000_000, rtt_ms=0.0)
     assert quick.committed("mcsa.json", "cases", clients=10, weights=10_000_000)
     assert quick.committed("hypernetwork.json", "cases", optimiser="sgd")

@@ -1,4 +1,4 @@
-"""Attackers do what the table says they do: an attack reaches what is aggregated, and no honest device does anything else."""
+"""Attackers act as the table says: an attack reaches the aggregation, and honest devices are not changed."""
 
 from __future__ import annotations
 

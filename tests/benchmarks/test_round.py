@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: the model's size, that it travels every round, and the form of the answer."""
+"""The benchmarks measure what they claim: the model's size, that it travels every round, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_forward_touches_one_tensor_alone():
 
 
 def test_the_command_measures_a_federation_in_which_everything_travels(monkeypatch):
-    """Seen in the server's database: each device moved the whole model down and up in every round."""
+    """Check in the server's database that each device moved the whole model down and up in every round."""
     moved: list[tuple[int, int]] = []
     federation = benchmark.federation
 

@@ -1,4 +1,4 @@
-"""The text benchmark: what its windows hold, and its rows against hand-worked shares."""
+"""The text benchmark: the content of its windows, and its rows against shares by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of stacked training measures what it says: every way trains the same devices, and all cases can be stacked."""
+"""The benchmark of stacked training: every way trains the same devices, and all cases can be stacked."""
 
 from __future__ import annotations
 

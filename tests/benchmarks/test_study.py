@@ -1,4 +1,4 @@
-"""Studies: what is tried for whom, on which samples, what is chosen, and that an interrupted one goes on."""
+"""Studies: trials, samples and choices are right, and an interrupted study continues."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_validation_shards_hold_training_samples_only(tmp_path):
 
 
 def test_harmed_is_whoever_is_worse_than_a_rival_by_more_than_chance():
-    """10 to 0 against one rival: p = 2 / 2^10, twice that for two rivals; 5 to 0 is 0.0625, which may be chance."""
+    """Compare 10 to 0 with one rival: p = 2 / 2^10, twice that for two rivals; 5 to 0 is 0.0625, which may be chance."""
 
     def client(common: tuple[int | None, int | None], local: tuple[int | None, int | None]) -> dict[str, int | None]:
         (bc, wc), (bl, wl) = common, local
@@ -107,7 +107,7 @@ def test_siblings_have_the_label_of_their_coarse_class(tmp_path):
 
 @pytest.mark.parametrize("how", [[], ["--in-process"]], ids=["processes", "in-process"])
 def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path, how):
-    """A trial and a federation; what is in the tables is not run again."""
+    """Run a trial and a federation; rows in the tables are not run again."""
     (tmp_path / "small.toml").write_text(SMALL)
     command = [str(tmp_path / "small.toml"), "--out", str(tmp_path), "--scratch", str(tmp_path / "scratch"), *how]
     assert CliRunner().invoke(study.main, command, catch_exceptions=False).output.count("done") == 2

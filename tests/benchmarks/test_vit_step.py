@@ -1,4 +1,4 @@
-"""The ways to compute a training step are the same step: else their times could not be compared."""
+"""The ways to compute a training step compute the same step; otherwise their times could not be compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`make chaos`: seeded runs of small federations under faults. Nothing is lost, nothing hangs, and the bits are the same.
+"""`make chaos`: seeded runs of small federations under faults. No update is lost, no run hangs, and the bits are the same.
 
-Run N has the seed CHAOS_SEED + N; its number decides the kind of fault, its seed everything else. Each result is appended to
-the file of results at once, with the command that repeats the run. Exit status 1 if a run was red.
+Run N has the seed CHAOS_SEED + N. Its number decides the kind of fault, its seed everything else. Each result is appended to
+the file of results at once, with the command that repeats the run. The exit status is 1 if a run was red.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.chaos.site import Outcome, Red, Shape, Site
 
 
 class Lab:
-    """Runs trials; undisturbed outcomes are found once for each shape."""
+    """Runner of trials. Undisturbed outcomes are computed once for each shape."""
 
     def __init__(self, folder: Path, longest_s: float, patience_s: float, keep: bool) -> None:
         self._folder, self._patience_s, self._keep = folder, patience_s, keep
@@ -31,7 +31,7 @@ class Lab:
         self._undisturbed: dict[str, Outcome] = {}
 
     def run(self, seed: int) -> dict[str, Any]:
-        """What a run came to, as it is written down."""
+        """Run a trial, and return its result in the form in which it is written."""
         kind, make = self._kinds[seed % len(self._kinds)]
         shape, trial = make(random.Random(seed))
         began = time.monotonic()
@@ -89,7 +89,7 @@ class Lab:
 def main(
     runs: int, seed: int, only: tuple[int, ...], longest_s: float, patience_s: float, out: Path, keep: bool, tries: int
 ) -> None:
-    """Seeded runs of small federations under faults."""
+    """Run small federations under seeded faults."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     lab = Lab(folder, longest_s, patience_s + 2 * longest_s, keep)
     red = 0
@@ -104,7 +104,7 @@ def main(
 
 
 def _told(found: dict[str, Any], out: Path) -> bool:
-    """Whether the run was green, once it is written down and printed."""
+    """Write and print a result, and return whether the run was green."""
     with out.open("a") as file:
         file.write(json.dumps(found) + "\n")
     words = "green" if found["green"] else f"RED: {found['why']}\n    again: {found['again']}"

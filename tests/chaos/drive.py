@@ -1,4 +1,4 @@
-"""A run from the start to the end of its federation: whoever dies is started again, and a trial strikes meanwhile."""
+"""A run from the start to the end of its federation: processes that die are started again, while a trial applies its faults."""
 
 from __future__ import annotations
 
@@ -13,41 +13,49 @@ RESTART_S = 0.5  # until who ended with an error is started again, as a service 
 
 
 class Trial:
-    """What is done to a federation. Each method may be overridden; this one does nothing."""
+    """Faults of a federation. Each method may be overridden; this class has no faults."""
 
     compares = True  # the outcome is that of an undisturbed run
     tolerated: tuple[int, ...] = ()  # exit codes with which a process may end, to be started again
 
     def faults(self, who: str) -> str:
-        """Of the first process of the server ("server") or of a group of devices."""
+        """Return the faults of the first process of the server ("server") or of a group of devices."""
         return ""
 
     def prepare(self, site: Site) -> None:
-        """Before anything is started."""
+        """Prepare the trial before any process is started."""
 
     def listening(self, site: Site) -> None:
-        """The server listens for the first time; no device was started."""
+        """Act when the server listens for the first time, before a device is started."""
 
     def tick(self, site: Site, elapsed_s: float) -> None:
-        """Again and again, while the federation runs."""
+        """Act again and again while the federation runs."""
 
     def died(self, site: Site, child: Child) -> None:
-        """A process has ended and was not started again yet."""
+        """Act when a process has ended and was not started again yet."""
 
     def refused(self, site: Site, child: Child) -> bool:
-        """A process ended with an error. True: this was to be, and it is started again."""
+        """Return whether a process that ended with an error was expected to; then it is started again."""
         return child.exit in self.tolerated
 
     def rested(self, site: Site) -> bool:
-        """False: there is more to come, and nobody is to end yet."""
+        """Return whether the trial is over. As long as it is not, no process may end."""
         return True
 
     def ended(self, site: Site) -> None:
-        """Everything has ended. Errors: Red if what should have happened did not."""
+        """Check the trial when all processes have ended.
+
+        Raises:
+            Red: An expected event did not happen.
+        """
 
 
 def run(site: Site, trial: Trial, groups: list[str] | None = None) -> Outcome:
-    """What is left. Errors: Red."""
+    """Run the trial, and return its outcome.
+
+    Raises:
+        Red: The run has failed.
+    """
     groups = groups or site.groups
     trial.prepare(site)
     _start_server(site, trial, trial.faults("server"))
@@ -63,7 +71,7 @@ def run(site: Site, trial: Trial, groups: list[str] | None = None) -> Outcome:
 
 
 def _watch(site: Site, trial: Trial, groups: list[str]) -> None:
-    """Until every device has its model."""
+    """Watch until every device has its model."""
     began, starts = time.monotonic(), 0
     due: dict[str, float] = {}  # when who ended with an error is started again
     while any(site.children[group].exit != 0 for group in groups) or not trial.rested(site):
@@ -92,7 +100,7 @@ def _watch(site: Site, trial: Trial, groups: list[str]) -> None:
 
 
 def _start_server(site: Site, trial: Trial, fault: str) -> None:
-    """A server that listens; one that was killed before is started again, and so is one that refused with reason."""
+    """Start a server until it listens, again if it was killed or refused for an expected reason."""
     for _ in range(4):
         child = site.start_server(fault)
         fault = ""
@@ -108,5 +116,5 @@ def kill(child: Child) -> None:
 
 
 def reference(site: Site, trial_of: Callable[[], Trial] = Trial) -> Outcome:
-    """The outcome of a run that nothing disturbs."""
+    """Return the outcome of an undisturbed run."""
     return run(site, trial_of())

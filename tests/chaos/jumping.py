@@ -1,4 +1,4 @@
-"""A fedserver whose time of day jumps by up to an hour, back and forth, each time somebody asks."""
+"""A fedserver whose time of day jumps by up to an hour, back and forth, each time it is read."""
 
 from __future__ import annotations
 

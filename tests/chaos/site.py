@@ -1,4 +1,4 @@
-"""One small federation of real processes below one folder, for chaos: started, watched, started again, and looked at."""
+"""One small federation of real processes below one folder for chaos: it is started, watched, restarted and inspected."""
 
 from __future__ import annotations
 
@@ -29,12 +29,17 @@ SERVER, DEVICE, JUMPING = ENTRIES["fedserver"], ENTRIES["fedclient"], "tests.cha
 
 
 class Red(Exception):
-    """What a run must never come to."""
+    """Failure of a run."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a federation is: everything that decides its bits. settings: as for --set. hosted: all devices in one process."""
+    """All properties of a federation that decide its bits.
+
+    Attributes:
+        settings: As for --set.
+        hosted: Whether all devices are in one process.
+    """
 
     name: str
     devices: int
@@ -48,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a federation leaves: digests of the server's slots and of the devices' models, and what they reported."""
+    """Outcome of a federation: digests of the server's slots and of the devices' models, and the devices' reports."""
 
     slots: dict[str, str]
     models: dict[str, str]
@@ -65,7 +70,7 @@ class Outcome:
 
 
 class Child:
-    """A forked server, device or fleet. what: its name, by which it is started again."""
+    """Forked server, device or fleet. `what` is its name, by which it is started again."""
 
     def __init__(self, what: str, process: Forked, log: Path) -> None:
         self.what, self.log = what, log
@@ -80,7 +85,7 @@ class Child:
 
     @property
     def exit(self) -> int | None:
-        """The exit status; below 0: the signal that ended it; None: it runs."""
+        """Exit status; below 0 the number of the signal that ended it; None while it runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
@@ -88,7 +93,7 @@ class Child:
 
 
 class Site:
-    """The federation. Every process is gone when the site is closed."""
+    """The federation. All its processes end when the site is closed."""
 
     def __init__(self, folder: Path, shape: Shape, patience_s: float) -> None:
         self.folder, self.shape = folder, shape
@@ -115,7 +120,7 @@ class Site:
             self.proxy.close()
 
     def kill_all(self) -> None:
-        """Until every process is gone."""
+        """Kill all processes, and wait until they are gone."""
         for child in self.children.values():
             child.signal(signal.SIGKILL)
         deadline = time.monotonic() + GONE_S
@@ -126,11 +131,15 @@ class Site:
 
     @property
     def groups(self) -> list[str]:
-        """What the processes of devices are called: shards, or the one fleet."""
+        """Names of the processes of devices: shards, or the one fleet."""
         return ["fleet"] if self.shape.hosted else self.shape.shards
 
     def start_server(self, fault: str = "") -> Child:
-        """Until it listens. Errors: Red if it does not; a fault may have ended it before."""
+        """Start the server, and wait until it listens; a fault may end it before.
+
+        Raises:
+            Red: It does not listen.
+        """
         assignments = [*self.shape.settings, f"round.min_clients={self.shape.devices}"]
         if self.clock_jumps:
             entry, words = JUMPING, ["jumping-server", str(self.server_home), str(self.port), *assignments]
@@ -182,7 +191,11 @@ class Site:
         return self.children["server"]
 
     def until(self, happened: Callable[[], Any], what: str) -> None:
-        """Errors: Red when the run's time is over."""
+        """Wait until something has happened.
+
+        Raises:
+            Red: The run's time is over.
+        """
         while not happened():
             self.check_time(what)
             time.sleep(LOOK_S)
@@ -193,18 +206,22 @@ class Site:
             raise Red(f"hung: waited in vain for {what}; {self._patience_s:.0f} s are over; running: {running}")
 
     def note_inbox(self) -> None:
-        """Remembers what was accepted, while no server runs."""
+        """Remember the accepted updates, while no server runs."""
         self.accepted |= {path.parent.name for path in (self.server_home / "inbox").glob("*/update.json")}
 
     def stop_server(self) -> None:
-        """Errors: Red if it ends other than well."""
+        """Stop the server.
+
+        Raises:
+            Red: Its exit status is not 0.
+        """
         self.server.signal(signal.SIGTERM)
         self.until(lambda: self.server.exit is not None, "the server to stop")
         if self.server.exit != 0:
             raise Red(f"the server ended with {self.server.exit} when it was told to stop")
 
     def tracebacks(self) -> list[str]:
-        """Logs that say what no person should be told."""
+        """Return the logs that contain a traceback."""
         words = ("Traceback", "Task was destroyed", "never retrieved", "never awaited", "Exception ignored")
         return [
             log.name for log in self.logs if log.exists() and any(word in log.read_text(errors="replace") for word in words)
@@ -223,7 +240,11 @@ class Site:
         return aio.run(read())
 
     def outcome(self) -> Outcome:
-        """Of a site at rest. Errors: Red for a slot whose file is not what the ledger says, and for a lost update."""
+        """Return the outcome of a site whose processes have ended.
+
+        Raises:
+            Red: A slot's file is not the one of the ledger, or an update was lost.
+        """
         found = self.snapshot()
         rows = {f"{row.work}-{row.round}-{row.client}": msgspec.structs.asdict(row) for row in found.rows}
         lost = sorted(self.accepted - rows.keys())
@@ -242,6 +263,6 @@ class Site:
         return Outcome(slots, models, kept)
 
     def remove(self) -> None:
-        """With every process: one that still runs would write into the folder of the next try."""
+        """Remove the folder after all processes have ended; a running one would write into the folder of the next try."""
         self.kill_all()
         shutil.rmtree(self.folder, ignore_errors=True)

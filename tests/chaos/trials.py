@@ -1,4 +1,4 @@
-"""What chaos does to a federation, each kind drawn from a seed."""
+"""Kinds of faults for federations, each drawn from a seed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class KilledBoth(Trial):
 
 
 class KilledAtRandom(Trial):
-    """kill -9 at times that nobody chose, of whoever it hits."""
+    """kill -9 at random times, of random processes."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -118,7 +118,7 @@ class KilledAtRandom(Trial):
 
 
 class CutConnections(Trial):
-    """Connections are reset at a tenth of a transfer, up or down, once for each of some connections."""
+    """Reset of connections at a tenth of a transfer, up or down, once for each of some connections."""
 
     def __init__(self, rng: random.Random) -> None:
         self.cuts = [
@@ -145,7 +145,7 @@ class Throttled(Trial):
 
 
 class Silent(Trial):
-    """The network passes nothing for a while, with all connections open."""
+    """Network that passes no bytes for a while, with all connections open."""
 
     def __init__(self, rng: random.Random, longest_s: float) -> None:
         self._times = sorted(rng.uniform(0.1, 3.0) for _ in range(2))
@@ -189,7 +189,7 @@ class Stopped(Trial):
 
 
 class FullDisk(Trial):
-    """The disk of one side is full for some seconds; a small tmpfs stands for it."""
+    """Full disk of one side for some seconds; a small tmpfs takes its place."""
 
     tolerated = (17,)  # a device without room ends and says so
 
@@ -227,7 +227,7 @@ class FullDisk(Trial):
 
 
 class FullAtAStep(Trial):
-    """A write fails for want of room at one step, once; for machines where no tmpfs can be mounted."""
+    """Write that fails for lack of space at one step, once; for machines where no tmpfs can be mounted."""
 
     tolerated = (17,)
 
@@ -244,9 +244,10 @@ class FullAtAStep(Trial):
 
 
 class Damaged(Trial):
-    """kill -9 at a step; then a byte of one file is flipped, or its end cut off, before the start.
+    """kill -9 at a step; before the next start a byte of one file is flipped, or its end is cut off.
 
-    The same bits, or one clear line and exit code 4; then the file comes back from a backup, and the bits are the same again.
+    The result has the same bits, or there is one clear line and exit code 4. Then the file is restored from a backup, and the
+    bits are the same again.
     """
 
     def __init__(self, rng: random.Random, shape: Shape, rounds: int) -> None:
@@ -295,14 +296,14 @@ class Damaged(Trial):
 
 
 class Jumping(Trial):
-    """The time of day that the server sees jumps by up to an hour, back and forth."""
+    """Time of day of the server that jumps by up to an hour, back and forth."""
 
     def prepare(self, site: Site) -> None:
         site.clock_jumps = True
 
 
 class Churn(Trial):
-    """Twenty devices in some processes that are killed and come back, and the server too, while rounds go on."""
+    """Twenty devices in some processes that are killed and come back, like the server, while rounds go on."""
 
     compares = False
 
@@ -324,7 +325,7 @@ FLEET_GROUPS = [f"fleet{number}of{FLEETS}" for number in range(FLEETS)]
 
 
 def _step(rng: random.Random, steps: dict[str, str], who: str, rounds: int, action: str, first_round: int = 0) -> str:
-    """A fault at one of the steps, in a round in which it can strike."""
+    """Return a fault at one of the steps, in a round in which it can occur."""
     only_first = ("settings-written", "plan-committed", "certificate-issued", "key-written", "certificate-kept", "plan-kept")
     only_last = ("evaluation-committed", "model-saved")
     step = rng.choice([step for step in sorted(steps) if not (first_round and step in only_first)])
@@ -337,7 +338,7 @@ def _can_be_damaged(path: Path) -> bool:
 
 
 def _kind(path: Path) -> str:
-    """Files of one kind: `state/shared.value.2.safetensors` and `state/attended.s1.1.safetensors` are."""
+    """Return the kind of a file: `state/shared.value.2.safetensors` and `state/attended.s1.1.safetensors` have the same."""
     return (
         f"{path.parent.name if path.parent.name in ('state', 'uploads', 'serve', 'ca') else ''}/{path.suffix}/{path.stem[:3]}"
     )
@@ -363,7 +364,10 @@ Make = Callable[[random.Random], tuple[Shape, Trial]]
 
 
 def kinds(longest_s: float, mounts: bool) -> list[tuple[str, Make]]:
-    """Every kind by name, those that find most more than once. longest_s: of silences and halts."""
+    """Return every kind by its name; the kinds that find most are listed more than once.
+
+    `longest_s` is the longest time of silence or of a stopped process.
+    """
 
     def rounds_of(shape: Shape) -> int:
         return next(int(each.partition("=")[2]) for each in shape.settings if each.startswith("round.rounds="))

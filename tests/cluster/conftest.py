@@ -1,4 +1,4 @@
-"""Aggregators over vaults of blobs, in this process and on workers, played side by side."""
+"""Aggregators over vaults of blobs, in this process and on workers, for comparison."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def draw(seed: int) -> Tensors:
 
 
 def update(number: int, client: str, samples: float) -> PartUpdate:
-    """What a client hands in in a round."""
+    """Return a client's update in a round."""
     return PartUpdate(client, samples, draw(1000 * number + sum(client.encode())))
 
 
 class Played:
-    """One aggregator over a vault of blobs. pool: carries out its rounds; None: this process does."""
+    """One aggregator over a vault of blobs. `pool` carries out its rounds; None means this process does."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Played:
         self.commit()
 
     def reopen(self) -> None:
-        """As after a restart, or after a round that was not committed."""
+        """Open again, as after a restart, or after a round that was not committed."""
         self.vault = StateVault(self.blobs, self.part, list(self.slots.values()), self.version)
         carrier = IN_TURN if self.pool is None else ClusterCarrier(self.pool, self.spec, self.parcel_bytes)
         self.aggregator = made(self.spec, self.vault, carrier)
@@ -67,13 +67,13 @@ class Played:
         return self.aggregator.close_round([update(number, name, m) for name, m in samples.items()])
 
     def served(self, client: str) -> Tensors:
-        """Of a client with a slot."""
+        """Return the tensors served to a client with a slot."""
         slot = self.aggregator.slot(client)
         assert slot is not None
         return dict(self.vault.read(slot))
 
     def commit(self) -> list[str]:
-        """What was staged is true; the digests of all of it."""
+        """Commit the staged state, and return the digests of all state."""
         staged = self.vault.staged_slots()
         self.slots |= {slot.key: slot for slot in staged}
         self.vault.settle()
@@ -91,7 +91,7 @@ def new_pool() -> Callable[..., tuple[WorkerPool, InlineCluster]]:
 
 
 def rounds() -> Sequence[Mapping[str, float]]:
-    """Cohorts that overlap, somebody without samples, and one that is alone."""
+    """Return cohorts that overlap, with a client without samples, and one cohort of a single client."""
     return [
         {"ann": 30, "bob": 10, "cyd": 60},
         {"ann": 5, "dot": 7, "eve": 0},

@@ -13,7 +13,7 @@ Call = tuple[int, str, tuple[Any, ...]]  # the worker's number, from 0 as they w
 
 
 class InlineCall:
-    """Implements worker_pool.PendingCall. The work is done when this or a later result of the worker is waited for."""
+    """Implementation of worker_pool.PendingCall. The work is done when this or a later result of the worker is awaited."""
 
     def __init__(self, worker: InlineWorker, call: Call) -> None:
         self.call, self._worker = call, worker
@@ -28,7 +28,7 @@ class InlineCall:
 
 
 class InlineWorker:
-    """Implements worker_pool.WorkerHandle."""
+    """Implementation of worker_pool.WorkerHandle."""
 
     def __init__(self, cluster: InlineCluster, number: int) -> None:
         self.worker, self._cluster, self._number = ClusterWorker(cluster.threads), cluster, number
@@ -40,7 +40,7 @@ class InlineWorker:
         return self._waiting[-1]
 
     def work_until(self, call: InlineCall) -> None:
-        """Do what was asked up to this call, in order and once."""
+        """Do the work up to this call, in order and once."""
         while call in self._waiting:
             self._work(self._waiting.pop(0))
 
@@ -62,7 +62,7 @@ class InlineWorker:
 
 
 class InlineCluster:
-    """Implements worker_pool.Cluster.
+    """Implementation of worker_pool.Cluster.
 
     Args:
         size: Number of workers.

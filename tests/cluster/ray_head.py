@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine as an operator starts one, with a port for clients; ended with all of its processes."""
+"""A Ray cluster of this machine as an operator starts one, with a port for clients. All its processes end with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.harness import until
 
 
 class Head:
-    """`ray start --head` with so many processors."""
+    """Cluster started by `ray start --head` with this number of processors."""
 
     def __init__(self, folder: Path, cpus: int) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class Head:
         assert self.popen.poll() is None, (folder / "ray.log").read_text()
 
     def stop(self) -> None:
-        """kill -9 of everything that it has started."""
+        """Stop all its processes with kill -9."""
         for pid in [*descendants(self.popen.pid), self.popen.pid]:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -40,7 +40,7 @@ class Head:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one, by /proc."""
+    """Return the processes below one, from /proc."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -58,6 +58,6 @@ def listens(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One that is free, and not among those that the system gives to whoever asks: Ray's own processes ask for many."""
+    """Return a free port outside of the system's dynamic ports, from which Ray's own processes take many."""
     draw = SystemRandom()
     return next(port for port in iter(lambda: draw.randrange(20_000, 30_000), None) if not listens(port))

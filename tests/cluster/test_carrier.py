@@ -1,4 +1,4 @@
-"""Rounds on workers: the bits of one process whatever the number of workers, whoever dies, and wherever the cluster ends."""
+"""Rounds on workers have the bits of one process, for any number of workers, if workers die, and if the cluster ends."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_step_that_kills_every_worker_is_done_here(new_pool, caplog):
 
 
 def test_columns_travel_once_where_a_unit_has_one_parcel(new_pool):
-    """FedAMP's one unit has several parcels; its columns travel again, so that no machine must hold a whole cohort."""
+    """Use FedAMP too, whose unit has several parcels: its columns travel again, so that no machine holds a whole cohort."""
     for aggregator, times in [("attention", 1), ("amp", 2), ("mean", 1)]:
         pool, cluster = new_pool(2)
         Played(aggregator, {}, pool).play(1, {"ann": 1, "bob": 1})

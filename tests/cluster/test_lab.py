@@ -1,4 +1,4 @@
-"""The whole lab over a cluster: what is served, staged, adapted and taken up again has the bits of the lab of one process."""
+"""The whole lab over a cluster: served, staged, adapted and resumed state has the bits of the lab of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors are packed and work is cut, for any tensors and any units."""
+"""Packing of tensors and cutting of work, for any tensors and any units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedserver --lab ray` on Ray clusters of this machine: `make ray`. Skipped where Ray is not installed."""
+"""`fedserver --lab ray` on Ray clusters of this machine: `make ray`. Skipped if Ray is not installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 @pytest.fixture
 def pool(head: Head, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
-    """As many workers as the test says: two in a cluster of their own, four on a cluster's node, others from outside of it."""
+    """Make the pool of the test: two workers in a cluster of their own, four on a cluster's node, others from outside of it."""
     workers = request.param
     if workers == 4:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.port}")
@@ -76,7 +76,7 @@ def test_a_worker_that_is_killed_in_a_step_is_replaced(
     start = PoolCall._start
 
     def started(call: PoolCall) -> None:
-        """The worker dies with the call on its way, or in the midst of it."""
+        """Start a call, and kill its worker, while the call is on its way or in progress."""
         start(call)
         if call._method == method and not killed:
             killed.append(pids[call._member])
@@ -122,7 +122,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> dict[str, dict[str, str]]:
-    """The slots of federations whose server does everything itself."""
+    """Return the slots of federations whose server computes everything itself."""
     found = {}
     for method in METHODS:
         federation = Federation(tmp_path_factory.mktemp("alone"))

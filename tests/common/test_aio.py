@@ -1,4 +1,4 @@
-"""Deadlines and cancellations, which Python 3.10 counts by `taskgroup` and later ones by themselves."""
+"""Deadlines and cancellations, which `taskgroup` counts on Python 3.10, and later versions count themselves."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_who_is_cancelled_knows_it_and_who_awaits_something_cancelled_does_not()
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A process of xdist ignores Ctrl-C."""
+    """Let Ctrl-C interrupt, which a process of xdist ignores."""
     assert threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, and people who interrupt it."""
+"""An event loop on a thread of its own, and its interruption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attune.common.aio import Stopped, run_alone
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises, also in a job that was started in the background."""
+    """Make Ctrl-C raise, also in a job that was started in the background."""
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, usual)
@@ -40,7 +40,7 @@ def test_what_the_coroutine_returns_or_raises_is_passed_on() -> None:
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("again", [0, 1, 5], ids=["once", "twice", "often"])
 def test_however_often_it_is_interrupted_it_ends_in_order_first(again: int) -> None:
-    """Its caller takes away what it works on once this has raised: its ledger is closed and its folder is removed."""
+    """Interrupt several times. It must end before it raises, because the caller then closes its ledger and folder."""
     told: list[bool] = []
 
     async def work(stopped: Stopped) -> None:

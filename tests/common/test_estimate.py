@@ -1,4 +1,4 @@
-"""Lines that say how long something still takes: right, none for what is quick, and few for what is long."""
+"""Lines with the remaining time: right, none for quick work, and few for long work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock:
 
 
 def test_what_is_left_follows_from_what_was_done():
-    """A quarter in 6 s: three quarters take 18 s. Half in 40 s: 40 s."""
+    """Expect 18 s for three quarters after a quarter in 6 s, and 40 s after a half in 40 s."""
     clock = Clock()
     estimate = Estimate(clock)
     assert estimate.at("round 3", 0.0) is None

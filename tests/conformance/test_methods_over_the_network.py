@@ -1,7 +1,7 @@
-"""Every registered method passes two rounds over gRPC and mutual TLS, a server and a hosted fleet of three devices; and then
-as a simulation, with the same bits.
+"""Every registered method over the network, and as a simulation with the same bits.
 
-`make conformance`; not part of `make test`, for it takes some minutes on a busy machine.
+Two rounds run over gRPC and mutual TLS, with a server and a hosted fleet of three devices. `make conformance` runs them; they
+are not part of `make test`, because they take some minutes on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tasks on small models that tests of objectives use."""
+"""Tasks on small models for tests of objectives."""
 
 from tests.objectives.conftest import make_task
 

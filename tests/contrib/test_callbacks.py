@@ -1,4 +1,7 @@
-"""Other libraries' loops inside `train`: the method's term reaches their steps, and progress is told. Skipped without them."""
+"""Other libraries' loops inside `train`: the method's term reaches their steps, and progress is reported.
+
+These tests are skipped without the libraries.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def shards() -> dict[str, Any]:
 
 
 def by_hand(model: Any, data: Any, context: Any) -> None:
-    """Three steps on all samples, with the method's term."""
+    """Take three steps on all samples, with the method's term."""
     optimizer = torch.optim.SGD(context.parameters(), lr=RATE)
     for _ in range(3):
         optimizer.zero_grad()

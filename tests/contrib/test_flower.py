@@ -1,4 +1,4 @@
-"""Flower's clients as they are train what a loop by hand trains: `make flower`. Without flwr only some of this is run."""
+"""Flower's clients train the same model as a loop by hand: `make flower`. Without flwr only some of these tests run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shards() -> dict[str, Any]:
 
 
 def steps(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Three steps on all samples; the last loss."""
+    """Take three steps on all samples, and return the last loss."""
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     for _ in range(3):
         optimizer.zero_grad()
@@ -47,7 +47,7 @@ def steps(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def by_hand(model: Any, data: Any, context: Any) -> float:
-    """On the samples as Flower's client has them, which are not standardised."""
+    """Train on the samples as Flower's client has them, which are not standardised."""
     return steps(model, *load_data(SIZES.index(len(data))))
 
 
@@ -69,7 +69,7 @@ def load_data(partition: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Methods:
-    """Of a NumPyClient."""
+    """Calls of a NumPyClient."""
 
     def __init__(self, partition: int) -> None:
         self.net, (self.x, self.y) = nn.Sequential(nn.Linear(4, 2)), load_data(partition)
@@ -144,7 +144,7 @@ FORMS: dict[str, Callable[[int], Any]] = {
 
 
 def trainings(make: Callable[[int], Any]) -> list[Any]:
-    """Of each device."""
+    """Return the own training of each device."""
     return [
         from_flower(make(at), {"local-epochs": 3}, node_config={"partition-id": at, "num-partitions": 2}, evaluate=True)
         for at in range(2)
@@ -184,7 +184,7 @@ def test_the_state_of_an_app_lasts_from_round_to_round() -> None:
 
 
 def test_over_the_network_an_app_trains_as_in_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To rounding: the threads are not the same here."""
+    """Compare to rounding, because the numbers of threads differ."""
     pytest.importorskip("flwr")
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     home, models = ServerHome(tmp_path / "server"), {}
@@ -196,7 +196,7 @@ def test_over_the_network_an_app_trains_as_in_the_simulation(tmp_path: Path, mon
 
     class Quiet(Console):
         def say(self, text: str) -> None:
-            """Nobody reads it."""
+            """No-op."""
 
     def take_part(name: str, training: Any) -> None:
         models[name] = attune.Client(address, shards()[name], name=name, device="cpu", train=training).run(Quiet())

@@ -1,4 +1,4 @@
-"""The marginal likelihood as a loss: what it trains, what it leaves alone, and devices on which there is nothing to learn."""
+"""The marginal likelihood as a loss: the tensors that it trains, those that it does not, and devices with nothing to learn."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_device_of_one_class_has_nothing_to_learn(make, labels):
 
 
 def test_batches_without_some_class_count_the_nodes_that_have_points(make):
-    """One sample a step: the root alone for the class that is divided off first. Each K is 8, whatever the features."""
+    """Take one sample per step: only the root, for the class that is divided off first. Each K is 8, whatever the features."""
     task = make([0, 0, 1, 2], batch_size=1)
     trained = GpObjective(GpObjectiveSettings()).run(task)
     assert trained.loss > 0

@@ -23,7 +23,7 @@ from attune.fedclient.work.objectives.network import Network
 
 
 class Body(nn.Module):
-    """Features are the input itself, after dropout."""
+    """Model whose features are the input itself, after dropout."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def task_of(x, y, classes=10, seed=7, cancelled: Callable[[], bool] = lambda: Fa
 
 
 def blobs(classes, each=8, seed=0):
-    """A heap of samples around a point of its own for each class."""
+    """Return samples around a point of its own for each class."""
     draw = torch.Generator().manual_seed(seed)
     y = torch.tensor(classes).repeat_interleave(each)
     return torch.randn(len(classes), 3, generator=draw).repeat_interleave(each, 0) * 2 + 0.1 * torch.randn(
@@ -67,7 +67,7 @@ def predict(gp, task, x, tensors=None):
 
 
 def test_two_classes_against_an_oracle():
-    """p(class 3) = mean over chains of E sigma(f), f normal as in a regression on kappa / omega; by the trapezoidal rule."""
+    """Expect p(class 3) = mean over chains of E sigma(f), f as in a regression on kappa / omega, by the trapezoidal rule."""
     x, y = blobs([3, 8], each=5)
     gp = GpPredictor(GpPredictorSettings(length_scale=0.8, output_scale=5.0, gibbs_draws=6))
     task = task_of(x, y)
@@ -104,7 +104,7 @@ def test_probabilities_over_the_classes_add_up_to_one_and_heaps_are_told_apart(c
 
 
 def test_far_from_everything_it_does_not_know():
-    """Three classes, 2 and 3 alike: half for one branch, a quarter for each class of the other."""
+    """Use three classes, 2 and 3 alike: half for one branch, a quarter for each class of the other."""
     x, y = torch.tensor([[0.0], [0.1], [5.0], [5.1], [6.0], [6.1]]), torch.tensor([1, 1, 2, 2, 3, 3])
     scores = predict(GpPredictor(GpPredictorSettings()), task_of(x, y), torch.full((1, 1), 1e4))
     assert scores.exp()[0, 1:4].tolist() == pytest.approx([0.5, 0.25, 0.25], abs=1e-6)

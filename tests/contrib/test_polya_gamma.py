@@ -24,25 +24,28 @@ def drawn(c, seed=0):
 
 
 def mean_of(c):
-    """tanh(c / 2) / (2 c), in 50 digits."""
+    """Return tanh(c / 2) / (2 c), in 50 digits."""
     with mpmath.workdps(50):
         return 0.25 if c == 0 else float(mpmath.tanh(mpmath.mpf(c) / 2) / (2 * mpmath.mpf(c)))
 
 
 def variance_of(c):
-    """(sinh c - c) / (4 c^3 cosh^2(c / 2)), in 50 digits."""
+    """Return (sinh c - c) / (4 c^3 cosh^2(c / 2)), in 50 digits."""
     with mpmath.workdps(50):
         c = mpmath.mpf(c)
         return 1 / 24 if c == 0 else float((mpmath.sinh(c) - c) / (4 * c**3 * mpmath.cosh(c / 2) ** 2))
 
 
 def laplace_of(c, t):
-    """E exp(-t omega) = cosh(c / 2) / cosh(sqrt(c^2 / 4 + t / 2)): Polson et al., equation 3 tilted."""
+    """Return E exp(-t omega) = cosh(c / 2) / cosh(sqrt(c^2 / 4 + t / 2)): Polson et al., equation 3 tilted."""
     return math.cosh(c / 2) / math.cosh(math.sqrt(c * c / 4 + t / 2))
 
 
 def density(omega):
-    """Of PG(1, 0): J*(1, 0) / 4, by the alternating series of the Jacobi density, one for small x and one for the rest."""
+    """Return the density of PG(1, 0) = J*(1, 0) / 4 by the alternating series of the Jacobi density.
+
+    There is one series for small x, and one for the rest.
+    """
     x, k = 4 * omega, np.arange(60)[:, None] + 0.5
     small = (-1.0) ** (k - 0.5) * 2 * k * (2 / (math.pi * x)) ** 1.5 * (math.pi / 2) * np.exp(-2 * k * k / x)
     large = (-1.0) ** (k - 0.5) * math.pi * k * np.exp(-k * k * math.pi**2 * x / 2)
@@ -74,13 +77,13 @@ def test_draws_have_the_laplace_transform(c, t):
 
 @pytest.mark.parametrize("t", [0.0, 0.5, 4.0, 60.0])
 def test_the_transform_is_the_integral_over_the_density(t):
-    """That the reference itself is right: 1 / cosh(sqrt(t / 2)) by the trapezoidal rule."""
+    """Check the reference itself: 1 / cosh(sqrt(t / 2)) by the trapezoidal rule."""
     omega = np.linspace(1e-6, 8, 40_001)
     assert np.trapezoid(np.exp(-t * omega) * density(omega), omega) == pytest.approx(laplace_of(0.0, t), abs=1e-6)
 
 
 def test_the_distribution_is_that_of_the_density():
-    """Shares of draws in bins against the integral of the density: 4 standard errors each."""
+    """Compare shares of draws in bins with the integral of the density, within 4 standard errors each."""
     omega, edges = drawn(0.0, seed=5), np.array([1e-9, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 8.0])
     counts, _ = np.histogram(omega, edges)
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
@@ -91,7 +94,7 @@ def test_the_distribution_is_that_of_the_density():
 
 @pytest.mark.parametrize("c", [0.0, 5.0, 100.0])
 def test_what_the_truncated_series_misses_of_the_variance(c):
-    """The docstring's figures, from the series itself: terms of variance 1 / (2 pi^2 ((k - 1/2)^2 + (c / 2 pi)^2))^2."""
+    """Compute the docstring's figures from the series: terms of variance 1 / (2 pi^2 ((k - 1/2)^2 + (c / 2 pi)^2))^2."""
     k = np.arange(1, polya_gamma.TERMS + 1) - 0.5
     kept = ((2 * math.pi**2 * (k**2 + (c / (2 * math.pi)) ** 2)) ** -2.0).sum()
     assert 0 <= variance_of(c) - kept < 3.3e-9

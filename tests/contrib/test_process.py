@@ -1,6 +1,6 @@
 """The binary process: formulas against textbook regression with explicit inverses, the sampler against quadrature over f.
 
-N training points, M others, S chains; given omega the process is a regression on z = kappa / omega with noise 1 / omega.
+N training points, M others, S chains. Given omega, the process is a regression on z = kappa / omega with noise 1 / omega.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tensor(array):
 
 
 def problem(points, others, seed):
-    """(settings, features, features of the others, sign, omega of three chains)."""
+    """Return settings, features, features of the others, sign, and omega of three chains."""
     rng = np.random.default_rng(seed)
     kernel = ProcessSettings(length_scale=float(rng.uniform(0.3, 2)), output_scale=float(rng.uniform(0.2, 12)), gibbs_draws=3)
     x, x_other = rng.normal(size=(points, 4)), rng.normal(size=(others, 4))
@@ -47,7 +47,7 @@ def problem(points, others, seed):
 
 
 def rbf(kernel, a, b):
-    """One entry after the other."""
+    """Compute the kernel one entry after the other."""
     scale = 2 * a.shape[1] * kernel.length_scale**2
     return np.array([[kernel.output_scale * math.exp(-(math.dist(p, q) ** 2) / scale) for q in b] for p in a])
 
@@ -57,7 +57,7 @@ def own(kernel, a):
 
 
 def test_covariance_by_hand():
-    """Two features, distance 5: exp(-25 / (2 * 2 * 4)); the jitter is a millionth of the prior variance."""
+    """Compute two features with distance 5: exp(-25 / (2 * 2 * 4)); the jitter is a millionth of the prior variance."""
     kernel = ProcessSettings(length_scale=2.0, output_scale=3.0)
     a = tensor([[0.0, 0.0], [3.0, 4.0]])
     near = 3 * math.exp(-25 / 16)
@@ -76,8 +76,11 @@ def test_covariance_is_symmetric_and_as_entry_by_entry(points, seed):
 @cases
 @given(st.integers(1, 9), st.integers(0, 10**6))
 def test_the_evidence_and_its_gradient_are_those_of_the_regression(points, seed):
-    """log N(z | 0, K + 1/omega), and what the logistic function has beside that Gaussian: for each point
-    kappa^2 / 2 omega + 1/2 log(2 pi / omega) - log 2. Its gradient in K: 1/2 (A z z' A - A), A = (K + 1/omega)^-1."""
+    """Compare with log N(z | 0, K + 1/omega) and the difference of the logistic function from that Gaussian.
+
+    The difference is kappa^2 / 2 omega + 1/2 log(2 pi / omega) - log 2 for each point. The gradient in K is 1/2 (A z z' A - A)
+    with A = (K + 1/omega)^-1.
+    """
     kernel, x, _, sign, omega = problem(points, 1, seed)
     K = tensor(own(kernel, x)).requires_grad_()
     found = log_evidence(K, tensor(omega), tensor(sign))
@@ -123,7 +126,7 @@ def test_chains_are_averaged_as_probabilities():
 
 
 class Quadrature:
-    """A problem of two points with signs 1 and -1: everything by Gauss-Hermite over f = L u, 80 x 80 places."""
+    """Problem of two points with signs 1 and -1, by Gauss-Hermite over f = L u at 80 x 80 points."""
 
     def __init__(self, K):
         place, weight = np.polynomial.hermite_e.hermegauss(80)
@@ -143,7 +146,7 @@ CHAINS = 8000
 
 @pytest.mark.parametrize("K", [K2[:1, :1], K2], ids=["one point", "two points"])
 def test_p_of_y_is_the_mean_over_omegas_prior(K):
-    """One point: 1/2 by symmetry. Two: p(y) by quadrature. Within 4 standard errors."""
+    """Expect 1/2 for one point, by symmetry, and p(y) by quadrature for two, within 4 standard errors."""
     points = len(K)
     omega = polya_gamma.draw(torch.zeros(40_000, points, dtype=torch.float64), generator(1))
     values = log_evidence(tensor(K), omega, tensor(SIGN[:points])).exp().numpy()
@@ -153,7 +156,7 @@ def test_p_of_y_is_the_mean_over_omegas_prior(K):
 
 
 def test_gibbs_samples_the_posterior_whose_mean_and_gradient_are_those_of_quadrature():
-    """E[f | y], and d log p(y) / dK_12 (by differences of the quadrature) as the mean gradient of the evidence."""
+    """Compare E[f | y], and d log p(y) / dK_12 (by differences of the quadrature) with the mean gradient of the evidence."""
     exact = Quadrature(K2)
     kernel = ProcessSettings(gibbs_steps=12, gibbs_draws=CHAINS)
     omega = gibbs(kernel, tensor(K2), tensor(SIGN), generator(2))
@@ -187,7 +190,7 @@ def test_a_seed_gives_the_same_chains_and_another_one_others():
 
 
 def test_duplicates_and_points_that_contradict_each_other_are_no_trouble():
-    """Six times one point, three of each sign: by symmetry 1/2 there, on average over many chains."""
+    """Use one point six times, with each sign three times: by symmetry 1/2 there, on average over many chains."""
     kernel = ProcessSettings(gibbs_draws=400, output_scale=8.0)
     x, sign = torch.zeros(6, 5, dtype=torch.float64), tensor([1, -1, 1, -1, 1, -1])
     K = own_covariance(kernel, x)

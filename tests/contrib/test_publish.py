@@ -1,4 +1,4 @@
-"""The numbers that TensorBoard and MLflow get are those of the run; each test reads them back with the package itself."""
+"""Numbers for TensorBoard and MLflow are those of the run. Each test reads them back with the package itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.test_compare import saved
 
 @pytest.fixture
 def run(tmp_path):
-    """Two devices at 0.5 and 0.75, of 40 test samples each, in one round of 2 and 3 seconds."""
+    """Make a run of two devices at 0.5 and 0.75, of 40 test samples each, in one round of 2 and 3 seconds."""
     [found] = compare.read([f"mine={saved(tmp_path / 'saved', {'a': 0.5, 'b': 0.75})}"], ServerHome(tmp_path))
     return found
 

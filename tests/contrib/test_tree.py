@@ -1,4 +1,4 @@
-"""The tree of classes by hand, and that its leaves share all the probability."""
+"""The tree of classes by hand; its leaves share all the probability."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attune.contrib.gp.tree import class_tree, members
 
 
 def tree_of(places, classes=8):
-    """Of a mean a class: two points on either side of each."""
+    """Return the tree of classes with these means: two points on either side of each."""
     features = torch.tensor([[place + step, 0.0] for place in places.values() for step in (-0.1, 0.1)], dtype=torch.float64)
     return class_tree(features, torch.tensor([label for label in places for _ in range(2)]), classes).tolist()
 
 
 def test_alike_classes_stay_together():
-    """Means at 0, 1, 9 and 10: {2, 5} against {3, 7} first, whatever the order of their numbers."""
+    """Use means at 0, 1, 9 and 10: {2, 5} against {3, 7} first, whatever the order of their numbers."""
     assert tree_of({2: 0.0, 3: 10.0, 5: 1.0, 7: 9.0}) == [
         [0, 0, 1, -1, 0, 1, 0, -1],
         [0, 0, 1, 0, 0, -1, 0, 0],
@@ -28,7 +28,7 @@ def test_alike_classes_stay_together():
 
 
 def test_a_class_moves_to_the_nearer_centre():
-    """0 and 10 are furthest apart; 5.2 starts with 10. Their centre is 7.6, that of 0, 4.4, 4.5 and 4.7 is 3.4: it moves."""
+    """Use 0 and 10, which are furthest apart; 5.2 starts with 10. Their centre is 7.6, that of the others is 3.4: it moves."""
     assert tree_of(dict(enumerate([0.0, 4.4, 4.5, 4.7, 5.2, 10.0])), 6) == [
         [1, 1, 1, 1, 1, -1],
         [1, -1, -1, -1, -1, 0],

@@ -1,4 +1,4 @@
-"""Shards and plans made on the spot."""
+"""Shards and plans for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = {"images": (np.uint8, (5, 4)), "tokens": (np.int32, (6,)), "series": (np.
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """write(x, y, test=(x, y) or None, meta={...} or text): a shard folder."""
+    """Return a function that writes a shard's folder from x, y, test (a pair or None) and meta (a mapping or text)."""
 
     def make(x: Any, y: Any, test: tuple[Any, Any] | None = None, meta: Any = None, name: str = "mine") -> Path:
         folder = tmp_path / name
@@ -35,7 +35,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def samples() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    """samples(kind, n): random x of that kind and labels 0, 1, 0, 1, ..."""
+    """Return a function that makes n random samples x of a kind, with labels 0, 1, 0, 1, ..."""
 
     def make(kind: str, n: int = 80) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(3)

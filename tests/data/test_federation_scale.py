@@ -1,4 +1,4 @@
-"""`standardise = "federation"`: means and deviations over all devices, from sums alone; by hand and by numpy."""
+"""`standardise = "federation"`: means and deviations over all devices, from sums alone, compared by hand and with numpy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def profile(columns: Columns | None, samples: int = 2, **changed: object) -> Pro
 
 
 def test_two_devices_by_hand() -> None:
-    """Columns 1, 3 and 5, 7, 9: mean 5, squares 16 + 4 + 0 + 4 + 16 = 40, deviation sqrt(40 / 5). The other never changes."""
+    """Use 1, 3 and 5, 7, 9: mean 5, squares 16 + 4 + 0 + 4 + 16 = 40, deviation sqrt(40 / 5). The other column is constant."""
     a, b = Columns(2, [2.0, 4.0], [2.0, 0.0]), Columns(3, [7.0, 4.0], [8.0, 0.0])
     found = scale_of({"b": profile(b), "z": profile(None), "a": profile(a)})
     assert found is not None
@@ -43,7 +43,7 @@ ROWS = st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)), min_size=
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=5), st.floats(-1e6, 1e6))
 def test_it_is_what_one_who_had_all_samples_would_find(shards: list[list[tuple[float, float]]], offset: float) -> None:
-    """Also far from zero, where a difference of large squares would have no digits left."""
+    """Test also far from zero, where a difference of large squares would have no digits left."""
     parts = [np.array(rows) + offset for rows in shards]
     found = scale_of({str(i): profile(column_sums(part)) for i, part in enumerate(parts)})
     everything = np.concatenate(parts)
@@ -74,7 +74,7 @@ def test_what_is_not_standardised_has_no_columns(write, samples, kind: str) -> N
 
 
 def test_profiles_with_and_without_columns_are_read_by_old_and_new_sides() -> None:
-    """Version 1 only grows: both directions."""
+    """Test both directions: version 1 only grows."""
 
     class Old(msgspec.Struct):
         kind: str
@@ -88,7 +88,7 @@ def test_profiles_with_and_without_columns_are_read_by_old_and_new_sides() -> No
 
 
 def test_a_plan_without_a_scale_has_the_bytes_that_it_had_before_there_were_scales(plan_for) -> None:
-    """A device compares: a server that was updated must not seem to be another federation."""
+    """Keep the bytes, because a device compares them: an updated server must not seem to be another federation."""
     plan = plan_for("tabular", (5,), [0, 1])
     assert b"scale" not in msgspec.json.encode(plan)
     assert b"scale" in msgspec.json.encode(msgspec.structs.replace(plan, scale=Scale([0.0], [1.0])))

@@ -1,4 +1,4 @@
-"""Which training samples are held out."""
+"""Choice of the training samples that are held out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_sample_is_on_one_side_and_classes_keep_their_proportions(classes, 
 
 
 def neighbours(held, runs):
-    """How many held-out samples have one before or after them, in the same run, that is trained on."""
+    """Count the held-out samples with a neighbour in the same run that is trained on."""
     mask = np.zeros(len(runs), dtype=bool)
     mask[held] = True
     beside = np.zeros(len(runs), dtype=bool)
@@ -54,7 +54,7 @@ def neighbours(held, runs):
 
 
 def recording(rng, activities=6, segments=5, windows=10):
-    """Labels and segments of a recording: runs of one activity each, every activity several times."""
+    """Return labels and segments of a recording: runs of one activity each, every activity several times."""
     order = rng.permutation(np.repeat(np.arange(activities), segments))
     lengths = rng.integers(windows - 4, windows + 5, len(order))
     return np.repeat(order, lengths), np.repeat(np.arange(len(order)), lengths)
@@ -62,7 +62,7 @@ def recording(rng, activities=6, segments=5, windows=10):
 
 @pytest.mark.parametrize("kind", ["series", "tokens"])
 def test_windows_are_held_out_in_unbroken_runs(kind):
-    """At random nearly every held-out window has a neighbour that is trained on, with which it shares half its samples."""
+    """Compare with a random choice: nearly every held-out window has a neighbour in training with half of its samples."""
     labels, runs = recording(np.random.default_rng(3))
     fit, held = hold_out(labels, 0.1, 0, kind)
     assert abs(len(held) - 0.1 * len(labels)) <= 3 and sorted([*fit, *held]) == list(range(len(labels)))
@@ -93,7 +93,7 @@ def test_whole_groups_are_held_out(kind):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=4, max_size=12), st.integers(0, 99))
 def test_no_class_is_held_out_as_a_whole(runs, seed):
-    """With few labels a class has one run of windows, and a device cannot learn what it does not train on."""
+    """Test few labels: a class has one run of windows, and a device cannot learn a class that it does not train on."""
     y = np.concatenate([[label] * size for label, size in runs])
     groups = np.concatenate([[place] * size for place, (_, size) in enumerate(runs)])
     trained, held = hold_out(y, 0.25, seed, "series", groups)

@@ -1,4 +1,4 @@
-"""Shards as tensors: scaling, axes, class indices, and the refusal of what does not fit the plan."""
+"""Shards as tensors: scaling, axes, class indices, and the refusal of data that do not fit the plan."""
 
 from __future__ import annotations
 

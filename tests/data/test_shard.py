@@ -1,4 +1,4 @@
-"""Reading shards: every kind, the hold-out, and the error for each way of being wrong."""
+"""Reading of shards: every kind, the hold-out, and the error for each fault."""
 
 from __future__ import annotations
 

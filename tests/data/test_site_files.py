@@ -235,7 +235,7 @@ def test_a_column_of_text_has_a_class_each(tmp_path: Path) -> None:
 
 
 def saved(path: Path, columns: dict[str, list[Any]], features: dict[str, Any]) -> Path:
-    """As `Dataset.save_to_disk` writes it: an Arrow stream, and two files of JSON."""
+    """Write a dataset as `Dataset.save_to_disk` does: an Arrow stream, and two files of JSON."""
     pyarrow = pytest.importorskip("pyarrow")
     path.mkdir(parents=True)
     table = pyarrow.table(columns)

@@ -22,7 +22,7 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "king", "is", "dead")
 
 
 def saved(folder: Path, words: tuple[str, ...] = WORDS, padding: int | None = None) -> Path:
-    """A tokenizer of whole words, with a mark before and one behind each text."""
+    """Write a tokenizer of whole words, with a special token before and after each text."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     marks = [("[CLS]", 2), ("[SEP]", 3)]
@@ -37,7 +37,7 @@ def saved(folder: Path, words: tuple[str, ...] = WORDS, padding: int | None = No
 
 @pytest.mark.parametrize("file", ["", "tokenizer.json"])
 def test_rows_have_the_models_marks_and_padding_behind(tmp_path: Path, file: str) -> None:
-    """What is too long loses words and keeps the last mark; what the file says of lengths does not count."""
+    """Check that a long text loses words and keeps the last special token; the lengths in the file do not count."""
     alphabet = alphabet_of(str(saved(tmp_path / "t") / file))
     assert alphabet.size == 8
     assert alphabet.rows(["the king", "the king is dead the king", ""], 6).tolist() == [

@@ -1,4 +1,4 @@
-"""What the files of deploy/ say, in a form that tests can compare with the code."""
+"""The files of deploy/ in a form that tests can compare with the code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def deploy() -> Path:
 
 @pytest.fixture
 def commands() -> dict[str, Path]:
-    """The installed commands by name."""
+    """Return the installed commands by name."""
     return {name: BIN / name for name in ("fedserver", "fedclient")}
 
 
 @pytest.fixture
 def unit(deploy: Path) -> Callable[[str], configparser.ConfigParser]:
-    """Reads a unit; of a key that comes twice the last counts, except where a test reads the text itself."""
+    """Return a reader of units. If a key comes twice, the last one counts, except where a test reads the text itself."""
 
     def read(name: str) -> configparser.ConfigParser:
         parser = configparser.ConfigParser(strict=False, interpolation=None)
@@ -41,7 +41,7 @@ def unit(deploy: Path) -> Callable[[str], configparser.ConfigParser]:
 
 @pytest.fixture
 def instructions(deploy: Path) -> Callable[[str], list[tuple[str, str]]]:
-    """A Dockerfile as (INSTRUCTION, rest), continued lines joined, comments dropped."""
+    """Return a reader of Dockerfiles as (INSTRUCTION, rest), with continued lines joined and comments dropped."""
 
     def read(name: str) -> list[tuple[str, str]]:
         lines = [
@@ -55,7 +55,10 @@ def instructions(deploy: Path) -> Callable[[str], list[tuple[str, str]]]:
 
 @pytest.fixture
 def parse() -> Callable[[list[str]], click.Context]:
-    """Takes a command line apart as the command itself would, without doing anything. Errors: click.UsageError."""
+    """Return a parser that reads a command line as the command itself would, without running it.
+
+    Its errors are those of click.
+    """
 
     def check(words: list[str]) -> click.Context:
         from attune.fedclient.cli import main as client
@@ -75,7 +78,7 @@ def parse() -> Callable[[list[str]], click.Context]:
 
 @pytest.fixture
 def attune_lines(deploy: Path) -> list[list[str]]:
-    """Every fedserver or fedclient command line in the README, from the command's own name on."""
+    """Return every fedserver or fedclient command line in the README, from the command's name on."""
     found, inside = [], False
     for line in (deploy / "README.md").read_text().splitlines():
         if line.startswith("```"):

@@ -1,4 +1,4 @@
-"""The command lines of the kit: every one in the README can be read, and those of the server are run for real."""
+"""Command lines of the kit: every one in the README can be parsed, and those of the server are run."""
 
 from __future__ import annotations
 

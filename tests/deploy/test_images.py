@@ -1,4 +1,4 @@
-"""The Dockerfiles and the compose file, read and compared with the code. Nothing is built here."""
+"""The Dockerfiles and the compose file, compared with the code. No image is built here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_instruction_is_one(name, instructions):
 
 
 def test_every_stage_of_every_image_begins_with_the_same_pinned_base(instructions):
-    """By digest: a tag says what is meant, and may mean other bytes tomorrow."""
+    """Require the digest: a tag may name other bytes tomorrow."""
     bases = [rest.partition(" AS ")[0] for name in IMAGES for word, rest in instructions(name) if word == "FROM"]
     assert len(bases) == 4
     assert len(set(bases)) == 1
@@ -54,7 +54,7 @@ def test_what_is_copied_exists_and_is_not_ignored(name, deploy, instructions):
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_all_that_the_package_consists_of_is_copied_to_its_place(name, instructions):
-    """The root is the package `attune`: a room that is missing, or lies elsewhere, would be missing in the image."""
+    """Check every folder: the root is the package `attune`, and a folder in another place would be missing in the image."""
     copies = [rest.split() for what, rest in instructions(name) if what == "COPY" and "--from" not in rest]
     places = {Path(source): Path(target) for *sources, target in copies for source in sources}
     assert all(target == (Path(source) if (ROOT / source).is_dir() else Path()) for source, target in places.items()), places

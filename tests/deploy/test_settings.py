@@ -1,4 +1,4 @@
-"""federation.toml: it loads, it says every section, and it is the defaults, so that copying it changes nothing."""
+"""federation.toml: it loads, it has every section, and its values are the defaults, so that a copy changes nothing."""
 
 from __future__ import annotations
 

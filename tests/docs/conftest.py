@@ -26,7 +26,7 @@ class Page:
 
     @property
     def prose(self) -> str:
-        """The text without its code blocks."""
+        """Text without its code blocks."""
         return FENCE.sub("", self.text)
 
     def blocks(self, language: str) -> list[str]:
@@ -39,18 +39,18 @@ class Page:
         return [line for line in self.prose.splitlines() if line.startswith("#")]
 
     def anchors(self) -> set[str]:
-        """As GitHub makes them: lower case, punctuation dropped, spaces as hyphens."""
+        """Anchors as GitHub makes them: lower case, punctuation dropped, spaces as hyphens."""
         titles = (heading.lstrip("# ").lower() for heading in self.headings())
         return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
 
     def section(self, heading: str) -> str:
-        """From a heading to the next of any level."""
+        """Return the text from a heading to the next one of any level."""
         _, found, rest = self.text.partition(f"\n{heading}\n")
         assert found, f"{self.path} has no heading {heading!r}"
         return rest.split("\n#", 1)[0]
 
     def table(self, heading: str) -> list[list[str]]:
-        """The rows of all tables of a section, as cells, without their heads."""
+        """Return the rows of all tables of a section, as cells, without their heads."""
         rows = [line for line in self.section(heading).splitlines() if line.startswith("|")]
         cells = [[cell.strip() for cell in CELL.split(row)[1:-1]] for row in rows]
         rules = [number for number, row in enumerate(cells) if set(row[0]) == {"-"}]
@@ -65,7 +65,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def page() -> Callable[[str], Page]:
-    """A page by its path from the repository's root."""
+    """Return a reader of pages by their path from the repository's root."""
 
     @cache
     def open_page(path: str) -> Page:

@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, executed; its targets against the Makefile."""
+"""The examples of CONTRIBUTING.md, executed, and its targets against the Makefile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = "CONTRIBUTING.md"
 
 @pytest.fixture
 def example(page: Any) -> Any:
-    """The code block whose first line is `# PATH`."""
+    """Return the code block whose first line is `# PATH`."""
     found = {block.split("\n", 1)[0].removeprefix("# "): block for block in page(PAGE).blocks("python")}
     return found.__getitem__
 

@@ -1,4 +1,4 @@
-"""Every document: links resolve, files, commands and flags that it names exist, and the arrow rule is the one checked."""
+"""Every document: links resolve; files, commands and flags exist; the arrow rule is the checked one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGES = sorted({*tracked(), "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"
 
 
 def shown_commands(text: str) -> Iterator[list[str]]:
-    """The words of every command line shown, in a block or in code within the prose; comments and continuations apart."""
+    """Return the words of every shown command line, in a block or in code within the prose, without comments."""
     for line in SHOWN.findall(text.replace("\\\n", " ")):
         try:
             words = shlex.split(line, comments=True)
@@ -85,7 +85,7 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
 
 
 def with_commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """A command, and where it is a group the commands in it."""
+    """Yield a command and, if it is a group, the commands in it."""
     yield name, command
     if isinstance(command, click.Group):
         context = click.Context(command)

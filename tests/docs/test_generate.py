@@ -1,4 +1,4 @@
-"""The generated regions of the documents are what the code and the result files say."""
+"""Generated regions of the documents agree with the code and the result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/operations against what the commands print."""
+"""docs/operations against the output of the commands."""
 
 from __future__ import annotations
 

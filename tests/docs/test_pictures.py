@@ -1,4 +1,4 @@
-"""The picture of the README is what its script draws."""
+"""The picture of the README is the one that its script draws."""
 
 from __future__ import annotations
 

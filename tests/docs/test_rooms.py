@@ -1,4 +1,4 @@
-"""Rooms: what lies in `common` is read by both sides, and nothing of the server's decisions knows a path."""
+"""Folders: both sides read `common`, and the server's decisions know no paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = modules()
 
 
 def imports_of(path: Path) -> set[str]:
-    """The project's modules that a file imports, or names in a string for a later import ("module:attribute")."""
+    """Return the project's modules that a file imports, or names in a string for a later import ("module:attribute")."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -38,7 +38,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def reached(side: str) -> set[str]:
-    """What a side imports, directly or by way of others; methods are imported by name, so all of them are."""
+    """Return the modules that a side imports, directly or not. Methods are imported by name, so all of them are included."""
     graph = defaultdict(set, {name: imports_of(path) for name, path in MODULES.items()})
     graph["attune.common.methods.registry"] |= {name for name in MODULES if name.startswith("attune.common.methods.")}
     waiting = [name for name in MODULES if name.startswith(f"attune.{side}")]
@@ -59,7 +59,7 @@ def test_no_file_lies_in_common_that_one_side_alone_reads() -> None:
 
 @pytest.mark.parametrize("room", ["core", "lab", "federation"])
 def test_decisions_and_tensors_know_no_paths(room: str) -> None:
-    """State is reached through the ports; where it lies is the stores' business."""
+    """Require that state is reached through the ports; only the stores know where it lies."""
     knowing = [
         path.name
         for path in (ROOT / "fedserver" / room).rglob("*.py")

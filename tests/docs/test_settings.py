@@ -1,4 +1,4 @@
-"""docs/settings.md: its examples are accepted, and every setting in the generated tables says what it means."""
+"""docs/settings.md: its examples are accepted, and every setting in the generated tables has a meaning."""
 
 from __future__ import annotations
 

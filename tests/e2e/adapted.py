@@ -1,4 +1,4 @@
-"""Models with a frozen body and trained adapters, for tests; others find them as attune.tests.e2e.adapted."""
+"""Models with a frozen body and trained adapters for tests, which find them as attune.tests.e2e.adapted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = "ATTUNE_TEST_BODY"  # an environment variable with the path of the body's
 
 
 class Adapted(nn.Module):
-    """A linear layer, and a product of two narrow ones beside it."""
+    """Linear layer with an adapter beside it: a product of two narrow layers."""
 
     def __init__(self, base: nn.Linear, rank: int = 2) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class Adapted(nn.Module):
 
 
 def table_body(spec: ModelSpec) -> nn.Module:
-    """What `layered` stands on, new."""
+    """Make the body of `layered` with new weights."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(spec.shape), 8), nn.BatchNorm1d(8), nn.ReLU())
 
 
 def layered(spec: ModelSpec) -> nn.Module:
-    """A body with running statistics, read from a file where the environment names one, an adapter and a head."""
+    """Make a body with running statistics, an adapter and a head. The environment may name a file with the body's weights."""
     body = table_body(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -50,7 +50,7 @@ def layered(spec: ModelSpec) -> nn.Module:
 
 
 def vit(spec: ModelSpec) -> nn.Module:
-    """A Vision Transformer of which each attention has an adapter; the head is trained too."""
+    """Make a Vision Transformer with an adapter in each attention; the head is trained too."""
     options = {"width": 8, "heads": 2, "depth": 2, "patch": 4}
     model = build(ModelSpec("vit", "images", spec.shape, spec.classes, options=options), 3).requires_grad_(False)
     for block in model.blocks:
@@ -60,7 +60,7 @@ def vit(spec: ModelSpec) -> nn.Module:
 
 
 def without_attention(spec: ModelSpec) -> nn.Module:
-    """As `vit`, but only the head is trained."""
+    """Make the model of `vit` with only the head trained."""
     model = vit(spec)
     for block in model.blocks:
         block.attention.to_qkv = block.attention.to_qkv.base
@@ -68,7 +68,7 @@ def without_attention(spec: ModelSpec) -> nn.Module:
 
 
 def peft_lora(spec: ModelSpec) -> nn.Module:
-    """As `vit`, by peft."""
+    """Make the model of `vit` with peft."""
     from peft import LoraConfig, inject_adapter_in_model
 
     options = {"width": 8, "heads": 2, "depth": 2, "patch": 4}

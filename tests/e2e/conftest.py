@@ -1,4 +1,4 @@
-"""Federations of real processes, ended with the test or the module that asked for them."""
+"""Federations of real processes, which end with the test or the module that uses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.harness import Federation, digit_shards
 
 @pytest.fixture(scope="module")
 def federation_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Federation]]:
-    """Makes federations, each in a folder of its own; every process they started is gone at the end."""
+    """Return a function that makes federations, each in a folder of its own. All their processes are gone at the end."""
     made: list[Federation] = []
 
     def make(name: str) -> Federation:
@@ -26,5 +26,5 @@ def federation_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 @pytest.fixture(scope="session")
 def three_shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three devices, two digits each, 60 images to train and 20 to test."""
+    """Make shards of three devices with two digits each, 60 images for training and 20 for testing."""
     return digit_shards(tmp_path_factory.mktemp("shards") / "three", 3, 60, 20)

@@ -1,4 +1,4 @@
-"""A device driven by hand: every call of the protocol, in whatever order and with whatever bytes a test wants."""
+"""A device driven by hand: every call of the protocol, in any order and with any bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_sa
 
 
 def refusal(call: Callable[[], Any]) -> tuple[str, str]:
-    """(kind, message) of the error that the server named for this call."""
+    """Return kind and message of the error that the server named for this call."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     error: Any = caught.value
@@ -42,7 +42,7 @@ def kind_of(call: Callable[[], Any]) -> str:
 
 
 class Caller:
-    """A channel to a server, under a root and a credential."""
+    """Channel to a server, under a root and a credential."""
 
     def __init__(self, port: int, root_pem: bytes, credential: Credential) -> None:
         options = [*channel_options(root_pem), ("grpc.enable_retries", 0)]
@@ -55,7 +55,7 @@ class Caller:
 
 
 class Stream:
-    """A control stream; what the server says is kept until it is asked for."""
+    """Control stream. The server's messages are kept until they are asked for."""
 
     def __init__(self, caller: Caller, *first: pb.DeviceMessage) -> None:
         self._said: queue.Queue[pb.DeviceMessage | None] = queue.Queue()
@@ -77,7 +77,7 @@ class Stream:
         self._said.put(pb.DeviceMessage(**message))
 
     def next(self, kind: str) -> Any:
-        """The next message of this kind, past others. Raises the error that the stream ended with."""
+        """Return the next message of this kind, and skip others. Raise the error that the stream ended with."""
         while True:
             message = self._heard.get(timeout=CALL_S)
             if isinstance(message, grpc.RpcError):
@@ -87,7 +87,7 @@ class Stream:
                 return getattr(message, kind)
 
     def end(self) -> None:
-        """Until the server ends the stream; raises the error that it ended with."""
+        """Wait until the server ends the stream. Raise the error that it ended with."""
         while (message := self._heard.get(timeout=CALL_S)) is not None:
             if isinstance(message, grpc.RpcError):
                 raise message
@@ -98,7 +98,7 @@ class Stream:
 
 
 class Hand(Caller):
-    """An enrolled device."""
+    """Enrolled device."""
 
     def __init__(self, port: int, token: str, name: str, key: bytes | None = None) -> None:
         parsed = JoinToken.parse(token)
@@ -124,7 +124,7 @@ class Hand(Caller):
         return b"".join(call(pb.DownloadRequest(digest=digest, offset=offset), timeout=CALL_S))
 
     def served(self, order: pb.Order) -> dict[str, dict[str, np.ndarray]]:
-        """The tensors of every part that the order starts from."""
+        """Return the tensors of every part that the order starts from."""
         return {ref.part: load(self.download(ref.digest)) for ref in order.downloads}
 
     def upload(self, order_id: str, part: str, frames: Iterable[bytes], digest: str, size: int, offset: int = 0) -> int:
@@ -136,7 +136,7 @@ class Hand(Caller):
         return int(reply.received)
 
     def send(self, order_id: str, part: str, tensors: Mapping[str, np.ndarray]) -> pb.BlobRef:
-        """Uploads a whole blob as it should be; whether its tensors are those asked for is another matter."""
+        """Upload a whole blob in the right way; its tensors may be right or wrong."""
         data = save(dict(tensors))
         self.upload(order_id, part, [data], digest_of(data), len(data))
         return pb.BlobRef(part=part, digest=digest_of(data), size=len(data))
@@ -146,7 +146,7 @@ class Hand(Caller):
         return self.federation.Submit(update, timeout=CALL_S)
 
     def answer(self, order: pb.Order, change: float = 1.0) -> pb.Receipt:
-        """What a well-behaved device does: every part asked for, each value moved by `change`."""
+        """Answer an order as a good device does, with every value of every part moved by `change`."""
         served = self.served(order)
         parts = [self.send(order.id, part, moved(served[part], change)) for part in (each.part for each in order.returns)]
         return self.submit(order.id, parts, loss=0.5, accuracy_before=0.5, accuracy_after=0.75, test_samples=5)

@@ -1,4 +1,4 @@
-"""Real processes for tests: servers and devices of one federation below one folder, all ended with it."""
+"""Real processes for tests: servers and devices of one federation below one folder, which all end with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 120.0  # for anything that must happen at all; a quiet machine need
 
 
 def until(happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of `happened`, looked at again and again."""
+    """Call `happened` again and again, and return its first true value."""
     deadline = time.monotonic() + patience_s
     while not (value := happened()):
         assert time.monotonic() < deadline, f"in vain for {patience_s:.0f} s: {what}"
@@ -38,10 +38,11 @@ def until(happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S
 
 
 class Process:
-    """One running command; what it prints goes to a file.
+    """Running command whose output goes to a file.
 
-    fresh: an interpreter of its own, as users start it; else a fork of one that has imported everything, which saves two to
-    four seconds of processor time.
+    Args:
+        fresh: Whether it gets an interpreter of its own, as when users start it. Otherwise it is a fork of a process that has
+            imported everything, which saves two to four seconds of processor time.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str], fresh: bool = False) -> None:
@@ -58,7 +59,7 @@ class Process:
         return self.log.read_text()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Until a line of the output matches."""
+        """Wait until a line of the output matches."""
 
         def look() -> re.Match[str] | None:
             found = re.search(pattern, self.text, re.MULTILINE)
@@ -72,7 +73,7 @@ class Process:
         self.wait_for("^fault: ")
 
     def code(self) -> int:
-        """The exit status, once it has ended."""
+        """Wait for the end, and return the exit status."""
         try:
             return self.popen.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -82,18 +83,18 @@ class Process:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process with kill -9."""
         self.signal(signal.SIGKILL)
         assert self.code() == -signal.SIGKILL
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM, and return the exit status."""
         self.signal(signal.SIGTERM)
         return self.code()
 
 
 class Server(Process):
-    """A fedserver that listens."""
+    """fedserver that listens."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str], home: Path, fresh: bool = False) -> None:
         super().__init__(command, log, environment, fresh)
@@ -103,7 +104,7 @@ class Server(Process):
 
 
 class Federation:
-    """The processes of one federation. Its server is in the default home, so devices find a token there by themselves."""
+    """Processes of one federation. Its server has the default home, so devices find a token there by themselves."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +116,7 @@ class Federation:
         self._started = 0
 
     def server(self, *flags: str, fault: str = "") -> Server:
-        """Starts (again) a server; a later one takes the port of the first. fault: see common/faults.py."""
+        """Start a server, or start it again on the port of the first one. For `fault`, see common/faults.py."""
         command = [_script("fedserver"), "--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100", *flags]
         if "--dashboard" not in flags:
             command += ["--dashboard", "off"]
@@ -125,7 +126,7 @@ class Federation:
         return server
 
     def device(self, shard: Path, *flags: str, name: str | None = None, fault: str = "") -> Process:
-        """Starts (again) the device of a shard. fault: see common/faults.py."""
+        """Start the device of a shard, or start it again. For `fault`, see common/faults.py."""
         name = name or shard.name
         command = [_script("fedclient"), "--data", str(shard), "--device", "cpu"]
         command += ["--server", f"localhost:{self.port}", "--name", name, *flags]
@@ -137,22 +138,22 @@ class Federation:
         return [self.device(shard, *flags) for shard in shards]
 
     def command(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Runs `fedserver ...` or `fedclient ...` to its end and checks its exit status."""
+        """Run `fedserver ...` or `fedclient ...` to its end, and check its exit status."""
         done = run([_script(words[0]), *words[1:]], self.environment, PATIENCE_S)
         assert "Traceback" not in done.stderr, done.stderr
         assert code is None or done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done
 
     def status(self) -> dict[str, Any]:
-        """As `fedserver status --json` prints it; asked in this process, for a process more would take a second each time."""
+        """Return the output of `fedserver status --json`, computed in this process to save a second each time."""
         return status_of(ServerHome(self.home))
 
     def client(self, name: str) -> dict[str, Any]:
-        """One device's entry in the status."""
+        """Return one device's entry in the status."""
         return next((entry for entry in self.status()["clients"] if entry["name"] == name), {})
 
     def await_status(self, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The first status that is as wanted."""
+        """Wait for a status with a property, and return it."""
         seen: dict[str, Any] = {}
 
         def look() -> bool:
@@ -163,24 +164,24 @@ class Federation:
         return seen
 
     def model(self, shard: Path) -> Path:
-        """The folder of a device's finished model."""
+        """Return the folder of a device's finished model."""
         [found] = self.folder.glob(f"attune/devices/localhost_{self.port}/{shard.name}-*/model")
         return found
 
     def export(self) -> dict[str, bytes]:
-        """What `fedserver export` writes, by relative path."""
+        """Return the files that `fedserver export` writes, by relative path."""
         out = self.folder / f"export{self._started}"
         self._started += 1
         export_home(ServerHome(self.home), out)
         return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
     def metrics(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv."""
+        """Return the rows of metrics.csv."""
         rows = ServerHome(self.home).snapshot().rows
         return [{name: "" if value is None else str(value) for name, value in msgspec.structs.asdict(r).items()} for r in rows]
 
     def inbox(self) -> set[str]:
-        """Accepted updates that wait for their round's end, as order ids."""
+        """Return the order ids of accepted updates that wait for the end of their round."""
         return {path.name for path in (self.home / "inbox").glob("*") if not path.name.startswith(".")}
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class Federation:
 def run_to_the_end(
     federation: Federation, shards: Sequence[Path], *flags: str, device_flags: Sequence[str] = ()
 ) -> tuple[Server, list[Process]]:
-    """A server that leaves when done and a device for each shard, all ended well."""
+    """Run a server that exits when done, and a device for each shard, until all have ended well."""
     minimum = ("--min-clients", str(len(shards)))
     server = federation.server("--exit-when-done", *minimum, *flags)
     devices = federation.devices(shards, *device_flags)
@@ -210,7 +211,7 @@ def run_to_the_end(
 
 
 def digit_shards(folder: Path, clients: int, samples: int | None = None, test_samples: int | None = None) -> list[Path]:
-    """The first shards of five with two digits each, cut to so many samples."""
+    """Write the first shards of five with two digits each, with this number of samples."""
     cut = partition(load_dataset("digits"), "pathological", 5, classes_per_client=2)
     train, test = (
         [part[:limit] for part in parts[:clients]] for parts, limit in ((cut.train, samples), (cut.test, test_samples))
@@ -219,7 +220,7 @@ def digit_shards(folder: Path, clients: int, samples: int | None = None, test_sa
 
 
 def tabular_shard(folder: Path, seed: int, samples: int = 40, features: int = 6, classes: Sequence[int] = (0, 1, 2)) -> Path:
-    """Gaussian clouds, one a class; classes are those that may occur anywhere."""
+    """Write Gaussian clouds, one for each class. `classes` are those that may occur in the federation."""
     rng = np.random.default_rng(seed)
     y = rng.choice(np.array(classes), size=samples + 20)
     x = (np.random.default_rng(0).normal(size=(10, features))[y] * 3 + rng.normal(size=(samples + 20, features))).astype("f4")

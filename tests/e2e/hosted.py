@@ -1,4 +1,4 @@
-"""A whole federation over gRPC and mutual TLS in this process: a server on a thread, and a hosted fleet. Nothing is spawned."""
+"""A whole federation over gRPC and mutual TLS in this process: a server on a thread, and a hosted fleet."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.e2e.harness import until
 
 class Quiet(Console):
     def say(self, text: str) -> None:
-        """Nobody reads it."""
+        """No-op."""
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """What is left when it is over. Its folder must be $ATTUNE_HOME, so that devices find the server's token."""
+    """Finished federation. Its folder must be $ATTUNE_HOME, so that devices find the server's token."""
 
     folder: Path
 
@@ -39,7 +39,7 @@ class Hosted:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the server's slots, by part and key."""
+        """Digests of the server's slots, by part and key."""
         return {f"{slot.part}/{slot.key}": slot.digest for slot in self.home.snapshot().slots}
 
 
@@ -51,7 +51,7 @@ def host(
     executor: fleet.How = "sequential",
     allow_models: tuple[str, ...] = (),
 ) -> Hosted:
-    """Runs a device for each shard, by name, to the end. settings: in the shape of a federation.toml."""
+    """Run a device for each shard, by name, to the end. `settings` has the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
     options = app.ServerOptions(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
     server = threading.Thread(target=lambda: aio.run(app.run(options, merge(settings, fixed))))

@@ -1,4 +1,4 @@
-"""A model that is code of the operator's own, for tests of who allows it: both sides find it as attune.tests.e2e.own_model."""
+"""A model in the operator's own code, for tests of permissions: both sides find it as attune.tests.e2e.own_model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over the network, a device with another frozen body than the federation's is refused by name, before it trains."""
+"""Over the network, a device whose frozen body differs from the federation's is refused by name before it trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL = "attune.tests.e2e.adapted:layered"
 
 
 def body(folder: Path, seed: int) -> str:
-    """The path of a file with its weights."""
+    """Write the body's weights, and return the path."""
     torch.manual_seed(seed)
     path = folder / f"body{seed}.safetensors"
     write_tensors(path, table_body(ModelSpec(MODEL, "tabular", (6,), 3)).state_dict())

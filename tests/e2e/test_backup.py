@@ -1,4 +1,4 @@
-"""A backup that is made while rounds close, and the home that is made of it."""
+"""A backup that is made while rounds close, and the home that is restored from it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(
 
 @pytest.fixture
 def backed_up(federation_at: Callable[[str], Federation], tmp_path: Path) -> tuple[Federation, Path]:
-    """Of a federation before its first round, which has all kinds of files but state."""
+    """Back up a federation before its first round, which has all kinds of files except state."""
     federation = federation_at("small")
     server = federation.server("--method", "fedavg", "--min-clients", "9")
     federation.command("fedserver", "backup", "--out", str(tmp_path / "made"))
@@ -66,7 +66,7 @@ def backed_up(federation_at: Callable[[str], Federation], tmp_path: Path) -> tup
 
 
 def test_answers_to_later_rounds_than_the_database_counts_stay_out(backed_up: tuple[Federation, Path], tmp_path: Path) -> None:
-    """Rounds may close between the copy of the database and the look into the inbox."""
+    """Allow for rounds that close between the copy of the database and the look into the inbox."""
     home = ServerHome(backed_up[0].home)
     for order in ("train-1-ada", "train-2-ada"):
         (home.path / "inbox" / order).mkdir(parents=True)

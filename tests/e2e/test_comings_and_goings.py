@@ -1,4 +1,4 @@
-"""Devices that hang, join in the middle, come after the end, or hold data that does not fit: one small federation."""
+"""Devices that hang, join in the middle, come after the end, or hold data that do not fit: one small federation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DECLARED = Profile(kind="tabular", shape=(6,), labels=[0, 1, 2], samples=20, tes
 
 @dataclass
 class Ended:
-    """What happened: three devices begin, of which a real one stops for good in round 1; a newcomer is in the rest."""
+    """Finished federation. Three devices begin; one of them, a real process, stops in round 1; a newcomer joins the rest."""
 
     federation: Federation
     server: Server
@@ -75,7 +75,7 @@ def test_the_deadline_closes_a_round_that_has_its_quorum(ended):
 
 
 def test_a_device_that_hangs_is_noticed(ended):
-    """Its kernel still answers for it; only the ping of HTTP/2 tells."""
+    """Stop a process whose kernel still answers; only the ping of HTTP/2 shows that it hangs."""
     ended.server.wait_for(" frozen disconnected")
     assert ended.federation.client("frozen")["state"] == "disconnected"
 

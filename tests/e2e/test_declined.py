@@ -1,4 +1,4 @@
-"""A device that takes no part says why to the server, whose operator would otherwise see it come and go."""
+"""A device that takes no part tells the server why; otherwise the operator would only see it come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make demo` in small: what it prints is what its federations came to, and the commands that it offers can be run."""
+"""`make demo` in small: it prints the results of its federations, and the commands that it shows work."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
 
 
 def test_a_tuned_model_is_what_fedavg_with_fine_tuning_serves(demo: tuple[Path, str], tmp_path: Path) -> None:
-    """Names and seeds alike: the accuracies of a federation that tunes at its end, to rounding: that may turn one answer."""
+    """Compare with the accuracies of a federation that tunes at its end, with equal names and seeds; one answer may differ."""
     out, _ = demo
     shards = [out / "shards" / f"shard{i}" for i in range(3)]
     tuning = FineTuneSettings(tune_epochs=3, alpha=0.2)

@@ -1,4 +1,4 @@
-"""A server that may open no more files goes on by itself when it may again; meanwhile it says why it does not."""
+"""A server that has no free file descriptors says so, and continues by itself when it has some again."""
 
 from __future__ import annotations
 

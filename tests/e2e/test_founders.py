@@ -1,4 +1,4 @@
-"""FedTP with sampling: founders keep their own embeddings until they are trained, through kill -9; who comes later has none."""
+"""FedTP with sampling: founders keep their own embeddings until they are trained, through kill -9; late devices have none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = (
 
 
 def weights_of(phi: Mapping[str, np.ndarray], z: np.ndarray) -> np.ndarray:
-    """h(phi; z) in float64: all that the hypernetwork generates, head after head."""
+    """Return all that the hypernetwork generates, h(phi; z), in float64, head after head."""
     hidden = z.astype(float)
     for layer in range(sum(name.startswith("mlp.") and name.endswith(".weight") for name in phi)):
         hidden = np.maximum(hidden, 0) if layer else hidden
@@ -33,7 +33,7 @@ def weights_of(phi: Mapping[str, np.ndarray], z: np.ndarray) -> np.ndarray:
 
 
 def draw(name: str) -> np.ndarray:
-    """The embedding that a founder of this name begins with."""
+    """Return the embedding that a founder of this name begins with."""
     generator = torch.Generator().manual_seed(derive(SEED, "embedding", name))
     return torch.randn(6, generator=generator, dtype=torch.float64).float().numpy()
 

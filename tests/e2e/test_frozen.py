@@ -1,4 +1,4 @@
-"""Either side is stopped (SIGSTOP) behind an open connection on which nothing else happens: the other one notices."""
+"""One side is stopped (SIGSTOP) behind an idle open connection: the other side notices."""
 
 from __future__ import annotations
 

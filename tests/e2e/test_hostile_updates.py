@@ -1,4 +1,4 @@
-"""One device of three hands in everything that must not be: each is refused by name, and the round closes with the others."""
+"""One of three devices hands in wrong updates of every kind: each is refused by name, and the round closes with the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTSIDE = "sha256:" + "0" * 64
 
 @dataclass
 class Trio:
-    """Ada and Bob behave; Eve is the test. A server that never runs out of rounds."""
+    """Ada and Bob, who behave, and Eve, who is under test, at a server that has very many rounds."""
 
     federation: Federation
     server: Server
@@ -50,7 +50,7 @@ class Round:
         self.is_closed = False
 
     def close(self) -> None:
-        """The others answer. Nobody waits for Eve, who (if she has not answered) gives up."""
+        """Answer as the others. The round does not wait for Eve, who gives up if she has not answered."""
         if self.is_closed:
             return
         self.trio.streams["eve"].say(trouble=pb.Trouble(order_id=self.order.id, reason="eve gives up"))
@@ -375,7 +375,7 @@ def test_a_bad_beginning_is_refused_by_name(trio, mallory, case):
 
 
 def test_after_all_that_the_mean_is_right_and_the_server_ends_well(opened, trio):
-    """Updates that were refused are in no mean: two devices that add 1 and 3 move the common model by exactly 2."""
+    """Check that refused updates are in no mean: two devices that add 1 and 3 move the common model by exactly 2."""
     before = opened.trio.hands["ada"].served(opened.orders["ada"])["shared"]
     trio.streams["eve"].say(trouble=pb.Trouble(order_id=opened.order.id, reason="done"))
     for name, change in (("ada", 1.0), ("bob", 3.0)):

@@ -1,4 +1,4 @@
-"""`attune.serve` and `attune.Client`: the same federation as by the commands, from one Python program."""
+"""`attune.serve` and `attune.Client`: the same federation as with the commands, from one Python program."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def cloud(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 class Quiet(Console):
     def say(self, text: str) -> None:
-        """Nobody reads it."""
+        """No-op."""
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begins; what is returned waits for the end and returns what it came to."""
+    """Start work on a thread, and return a function that waits for its end and returns its result."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()

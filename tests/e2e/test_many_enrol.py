@@ -1,4 +1,4 @@
-"""A fleet enrols at once: its devices share one token, and none is turned away for the others' sake."""
+"""A fleet enrols at once: its devices share one token, and each of them is accepted."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LABELS = ("fever", "cough", "pain")
 
 
 def site(path: Path, seed: int, sign: float) -> Path:
-    """Three labels of three columns; the last column means the reverse where sign is -1, so each needs a model of its own."""
+    """Write three labels of three columns. With sign -1 the last column has the opposite meaning, so sites need own models."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(160, 3))
     there = (x * [1.0, 1.0, sign] + 0.1 * rng.normal(size=x.shape) > 0).astype(int)

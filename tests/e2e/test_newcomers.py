@@ -1,4 +1,4 @@
-"""Devices that come after the end are fitted in rounds of their own, through kill -9, and nobody else notices."""
+"""Newcomers to a finished federation are fitted in rounds of their own, through kill -9, without effect on other devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLAGS = ("--rounds", "2", "--min-clients", "2", "--set", "train.local_epochs=1",
 
 
 def phi(exported: dict[str, bytes]) -> dict[str, bytes]:
-    """The hypernetwork's own weights, without embeddings."""
+    """Return the hypernetwork's own weights, without embeddings."""
     tensors = load(exported["server.safetensors"])
     return {name: tensor.tobytes() for name, tensor in tensors.items() if name.startswith(("mlp.", "head."))}
 

@@ -1,4 +1,4 @@
-"""What an operator does beside a running server: pauses it, and reads what happened in its audit log."""
+"""An operator pauses a running server, and reads its audit log."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.e2e.harness import Federation, tabular_shard
 
 
 def site(path: Path, seed: int) -> Path:
-    """A dose that depends on three columns."""
+    """Write a table with a dose that depends on three columns."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(80, 3))
     dose = 300 + 40 * (x @ [1.0, -0.5, 0.2]) + rng.normal(size=80)

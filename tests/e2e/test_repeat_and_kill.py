@@ -22,7 +22,7 @@ BY_THE_CLOCK = ("seconds", "bytes_down")  # a device that was killed downloads a
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a federation leaves: exported tensors, the devices' models, and what they reported."""
+    """Outcome of a federation: exported tensors, the devices' models, and their reports."""
 
     exported: dict[str, bytes]
     models: dict[str, bytes]
@@ -30,7 +30,7 @@ class Outcome:
 
     @classmethod
     def simulated(cls, folder: Path, shards: list[Path], settings: tuple[str, ...]) -> Outcome:
-        """Of the same federation in this process, saved in `folder`."""
+        """Simulate the same federation in this process, save it in `folder`, and return its outcome."""
         attune.simulate({shard.name: shard for shard in shards}, settings=load_settings(None, settings, {})).save(folder)
         files = [path for path in folder.rglob("*.safetensors") if not path.is_relative_to(folder / "models")]
         exported = {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def flags(settings: tuple[str, ...]) -> list[str]:
-    """One thread on the server too: a sum over several has other bits."""
+    """Return the flags of these settings, with one thread on the server too: a sum over several threads has other bits."""
     return [word for setting in (*settings, "server.threads=1") for word in ("--set", setting)]
 
 
@@ -135,7 +135,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
 
 
 def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation_at, three_shards):
-    """FedMCSA keeps state for devices outside the cohort, on both sides: none of it may be lost or counted twice."""
+    """Use FedMCSA, which keeps state for devices outside the cohort on both sides: it must not be lost or counted twice."""
     federation = federation_at("killed-mcsa")
     server = federation.server("--min-clients", "3", *flags(FEDMCSA), fault=IN_AGGREGATION)
     devices = federation.devices(three_shards)

@@ -1,4 +1,4 @@
-"""Several runs over one enrolled fleet, in real processes: nobody enrols again, and every run keeps its own results."""
+"""Several runs over one enrolled fleet, in real processes: devices enrol once, and every run keeps its own results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, and what each may ask for, over the wire against a running server."""
+"""Authentication and authorisation over the wire, against a running server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEDTP = ("--model", "transformer", "--min-clients", "2", "--rounds", "3", "--set
 
 @pytest.fixture(scope="module")
 def running(federation_at: Callable[[str], Federation]) -> SimpleNamespace:
-    """A FedTP server with two devices, each with an order in its hands, and the operator's credential."""
+    """Run a FedTP server with two devices, each with an open order, and the operator's credential."""
     federation = federation_at("security")
     server = federation.server(*FEDTP)
     ada, bob = (Hand(server.port, server.join_token, name) for name in ("ada", "bob"))
@@ -89,14 +89,14 @@ def test_an_expired_certificate_is_refused(running):
 
 
 def test_a_certificate_that_was_signed_but_never_issued_is_refused(running):
-    """A stolen authority key is not enough: the fingerprint is unknown."""
+    """Steal the authority's key, which is not enough: the server does not know the certificate's fingerprint."""
     key = new_key()
     pem = Authority.load(running.federation.home / "ca").issue_device(csr_der(key, "ada"), "ada", 1.0)
     assert kind_of(lambda: submit(Caller(running.port, running.ca, Credential(key, pem)))) == "forbidden"
 
 
 def test_a_token_holder_cannot_mint_certificates(running):
-    """The bootstrap certificate is a trust root of the handshake; it must not vouch for others."""
+    """Sign with the bootstrap certificate, which is a trust root of the handshake, but must not vouch for others."""
     bootstrap = JoinToken.parse(running.server.join_token).bootstrap()
     key, issuer = load_key(new_key()), load_certificate(bootstrap.certificate_pem)
     now = datetime.now(timezone.utc)
@@ -258,7 +258,7 @@ def test_a_revoked_device_is_cut_off_at_once_and_stays_out(running):
 
 
 def test_the_server_stops_well_while_devices_are_connected(running):
-    """After all the refusals above: nothing was an accident."""
+    """Stop the server after all the refusals above: none of them has done harm."""
     assert running.server.stop() == 0
     running.streams[0].end()
     assert "Traceback" not in running.server.text, running.server.text

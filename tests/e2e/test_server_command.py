@@ -1,4 +1,4 @@
-"""How commands of the server refuse: one line on stderr, an exit code of its own; and what they must not import."""
+"""Refusals of the server's commands: one line on stderr and an exit code of its own. Quick commands import little."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.harness import Federation
 
 @pytest.fixture(scope="module")
 def home(federation_at: Callable[[str], Federation]) -> Federation:
-    """A home in which a server has run and was stopped."""
+    """Return a home in which a server has run and was stopped."""
     federation = federation_at("commands")
     server = federation.server("--rounds", "3", "--set", "method.embedding_dim=8")
     second = federation.command("fedserver", "--port", "0", code=5)
@@ -91,7 +91,7 @@ def test_a_token_is_alone_on_stdout(home):
 
 @pytest.mark.parametrize("words", [["--help"], ["status", "--json"], ["status"], ["token"], ["revoke", "nobody"]])
 def test_quick_commands_do_not_import_torch(home, words):
-    """What makes a command answer in half a second, without measuring time."""
+    """Check, without measuring time, that a command can answer in half a second."""
     program = (
         "import sys\nfrom fedserver import cli\nsys.argv = ['fedserver', *sys.argv[1:]]\n"
         "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"

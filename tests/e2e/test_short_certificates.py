@@ -1,6 +1,6 @@
-"""A federation whose certificates live a minute: they are renewed beside training, and no round loses a device over it.
+"""A federation whose certificates live for a minute: they are renewed beside training, and no round loses a device.
 
-`python -m benchmarks.certificates` runs it for as long as is wanted; here until each device has renewed once.
+`python -m benchmarks.certificates` runs it for any time; here it runs until each device has renewed once.
 """
 
 from __future__ import annotations

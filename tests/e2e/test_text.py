@@ -1,4 +1,4 @@
-"""Text over the network: a label for every position from the shard to the predictions, and the leaky model that says so."""
+"""Text over the network: a label for every position from the shard to the predictions, and the leaky model with its warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 6
 
 
 def text_shard(folder: Path, per_position: bool = True) -> Path:
-    """Windows of letters that are counted through, a to e; the labels are the next letters, as text."""
+    """Write windows of letters that count from a to e again and again; the labels are the next letters, as text."""
     letters = np.array(list("abcde"))
     start = np.random.default_rng(3).integers(0, 5, 40)
     whole = (start[:, None] + np.arange(STEPS + 1)) % 5

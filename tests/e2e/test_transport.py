@@ -1,4 +1,4 @@
-"""How parts travel, in real processes: within messages or by themselves, as they are or in fewer bytes."""
+"""Transport of parts in real processes: within messages or as blobs, as they are or encoded in fewer bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ended = tuple[dict[str, bytes], list[dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def ended(federation_at: Callable[[str], Federation], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
-    """(every file of the export, the rows of the metrics) of a federation of two devices with these flags."""
+    """Run a federation of two devices with these flags. Return the files of its export, and the rows of its metrics."""
     folder = tmp_path_factory.mktemp("shards")
     shards = [tabular_shard(folder / name, seed) for seed, name in enumerate(("ada", "bob"))]
 
@@ -58,7 +58,7 @@ def test_a_quarter_of_the_bytes_go_up_as_int8(ended: Callable[..., Ended], usual
 def test_what_rounding_lost_is_made_up_for_once_whoever_is_killed(
     federation_at: Callable[[str], Federation], tmp_path: Path
 ) -> None:
-    """A device dies when its order is committed and not sent; the server when an update is kept and not answered."""
+    """Kill a device between commit and upload of its update, and the server between its commit and the receipt."""
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))]
     flags = (*FLAGS, "--rounds", "3", "--set", "round.encoding=int8", "--set", "server.threads=1")
     calm = federation_at("calm")
@@ -84,8 +84,10 @@ needs_zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra
 def test_a_change_leads_to_the_same_bits_whoever_is_killed(
     method: str, federation_at: Callable[[str], Federation], tmp_path: Path
 ) -> None:
-    """The server dies when a state is true and nobody was told; a device when it has fetched a change. One common value, or one
-    generated for each device, of which a restarted server has no older one."""
+    """Kill the server when a state is committed and not announced; kill a device when it has fetched a change.
+
+    One method has a common value; another one generates a value for each device, of which a restarted server has no older one.
+    """
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))]
     flags = ("--method", method, "--model", "dnn", "--rounds", "4", "--seed", "3", "--set", "server.threads=1")
     flags = (*flags, "--set", "model.hidden=[100]", "--set", "train.lr=0.003")

@@ -1,4 +1,4 @@
-"""Five devices with two digits each, from nothing to models of their own: processes, mutual TLS, the documented commands."""
+"""Five devices with two digits each, from the start to models of their own: processes, mutual TLS, the documented commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAGS = tuple(word for setting in SETTINGS for word in ("--set", setting))
 
 @dataclass
 class Ended:
-    """A federation that is over."""
+    """Finished federation."""
 
     federation: Federation
     shards: list[Path]
@@ -75,7 +75,7 @@ def test_status_has_every_promised_field(fedtp):
 
 
 def test_every_device_keeps_a_model_that_works_offline(fedtp, tmp_path):
-    """The server is gone. What a device kept is what it was served last, so it is as accurate as the status says."""
+    """Work without the server. A device keeps what it was served last, so its accuracy is that of the status."""
     for shard, process in zip(fedtp.shards, fedtp.devices, strict=True):
         place = fedtp.federation.model(shard)
         assert str(place) in process.text.splitlines()[-1]
@@ -142,7 +142,7 @@ def test_the_summary_follows_from_the_metrics(fedtp):
 
 
 def draw(command: click.Command, *words: str) -> None:
-    """In this process, for loading matplotlib takes a second in each."""
+    """Draw in this process, because loading matplotlib takes a second in each."""
     done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
 
@@ -181,7 +181,7 @@ def test_numbers_are_those_that_the_devices_said(fedtp):
 
 
 def test_fedtp_beats_fedavg_on_every_device(fedtp):
-    """The point of it all, on digits with two classes a device: same shards, rounds, seeds and settings."""
+    """Check the purpose of the system on digits with two classes for each device: same shards, rounds, seeds and settings."""
     members = {shard.name: shard for shard in fedtp.shards}
     fedavg = attune.simulate(members, "fedavg", settings=load_settings(None, SETTINGS, {}))
     ours = fedtp.accuracy

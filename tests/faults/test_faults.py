@@ -1,4 +1,4 @@
-"""Faults on demand: what strikes where, and that the names on paper are those in the code."""
+"""Faults on demand: where they strike, and that the documented names are those in the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def disarmed():
 
 
 def calls(side):
-    """(step, file) of every call of fail_at below a folder."""
+    """Return step and file of every call of fail_at below a folder."""
     for path in sorted((ROOT / side).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fail_at":

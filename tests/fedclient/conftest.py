@@ -1,4 +1,4 @@
-"""A small server that speaks the whole contract over real mutual TLS, and can be told to fail; shards to train on."""
+"""A small server that speaks the whole contract over real mutual TLS and can fail on demand, and shards to train on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAN_SEED = 5
 
 @dataclass
 class Faults:
-    """What goes wrong, once each unless said otherwise."""
+    """Faults of the server, once each unless said otherwise."""
 
     break_stream_after_order: int | None = None  # index of the order after whose sending the stream is cut
     break_upload_at: float | None = None  # share of a blob after which the upload is cut
@@ -68,7 +68,7 @@ class Seen:
 
 
 class FakeServer(FederationServicer):
-    """Two TRAIN orders and one EVALUATE for one device, then Finish; each order serves what the last one returned."""
+    """Server with two TRAIN orders and one EVALUATE for one device, then Finish; each order serves the last result."""
 
     def __init__(self, folder: Path, method: str = "fedavg", model: str = "mlr", **options: Any) -> None:
         self.folder, self.method, self.model, self.options = folder, method, model, options
@@ -303,7 +303,7 @@ class FakeServer(FederationServicer):
 
 
 class Lines(Console):
-    """Keeps what was said."""
+    """Console that keeps its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -314,7 +314,7 @@ class Lines(Console):
 
 @dataclass
 class Bench:
-    """A folder with a shard, a server, and devices run in this process."""
+    """Folder with a shard, a server, and devices that run in this process."""
 
     folder: Path
     server: FakeServer
@@ -338,7 +338,7 @@ class Bench:
         return app.run(self.options(**changed), self.lines)
 
     def run_until(self, happened: Callable[[], bool], **changed: Any) -> None:
-        """Starts a device and cuts it off, as a kill would, once `happened`."""
+        """Start a device, and cut it off, as a kill would, once `happened`."""
         options = self.options(**changed)
 
         async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""How sure a model may be of itself: against numpy's float64, and what it changes for a blend."""
+"""Calibration: how sure a model may be, against numpy's float64, and its effect on a blend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def calibrate(logits, y):
 
 
 def hesitant_and_sure(samples, seed=0):
-    """Scores of two models, (logits, y): one is right four times in five and hardly says so, one half the time, and swears."""
+    """Return logits and y of two models: one is right four times in five and unsure, one is right half the time and sure."""
     draw = np.random.default_rng(seed)
     y = draw.integers(0, 10, samples)
 
@@ -35,7 +35,7 @@ def hesitant_and_sure(samples, seed=0):
 
 @pytest.mark.parametrize("samples", [1, 6, 60, 600])
 def test_the_likeliest_sharpness_of_all(samples):
-    """A search on a finer grid by numpy finds the same, but for the width of a step."""
+    """Compare with a search on a finer grid by numpy, to the width of a step."""
     *models, y = hesitant_and_sure(samples)
     grid = np.linspace(-3, 3, 2001)
     for logits in models:
@@ -81,7 +81,7 @@ def test_numbers_have_no_sharpness():
 
 @pytest.mark.parametrize("samples", [6, 20, 100])
 def test_a_poor_model_that_swears_does_not_drown_a_good_one_that_hesitates(samples):
-    """By likelihood of raw probabilities it does: a hesitant model is right at odds of 1 to 6, a sure one at nearly 1."""
+    """Compare with raw probabilities, by which the poor, but sure, model outweighs the good, but unsure, one."""
     tested = 2000
 
     def right(sharpen):

@@ -1,4 +1,4 @@
-"""How several models are blended, what a device says about them, and the intervals that it is said with."""
+"""Blends of several models, the lines that a device prints about them, and the intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attune.fedclient.work.stacked.weigh import weigh
 
 
 def test_weights_are_the_likeliest_of_all():
-    """Against every mixture on a grid: log likelihood plus log prior, the latter of Dirichlet(2, 2, 2)."""
+    """Compare with every mixture on a grid: log likelihood plus log prior, the latter of Dirichlet(2, 2, 2)."""
     generator = torch.Generator().manual_seed(4)
     p_KV = torch.rand(3, 9, generator=generator, dtype=torch.float64) ** torch.tensor([[1.0], [3.0], [0.5]])
     found = weights_of(dict(zip(("personalized", "common", "local"), p_KV, strict=True)))
@@ -42,8 +42,11 @@ def test_few_samples_move_the_weights_little_and_many_decide():
 
 
 def test_what_others_found_weighs_as_much_as_a_sample_for_each_model():
-    """By hand: a sample that all models find alike leaves the shares as they are, of those models that there are; shares that
-    lack one of them count for nothing. And one that the first alone explains, of two: w = (1 + 2 share) / (1 + 2)."""
+    """Compute by hand. A sample that all models explain alike leaves the shares of the existing models as they are.
+
+    Shares without one of the models do not count. With a sample that only the first of two models explains, w = (1 + 2 share) /
+    (1 + 2).
+    """
     alike = {name: torch.tensor([0.5]) for name in ("personalized", "common", "local")}
     shares = {"personalized": 0.2, "common": 0.7, "local": 0.1}
     assert weights_of(alike, shares) == pytest.approx(shares)
@@ -60,7 +63,7 @@ def test_many_samples_outweigh_what_others_found():
 
 
 def test_samples_that_count_as_one_are_as_one():
-    """Three windows of one recording, each alike, beside one of another."""
+    """Use three equal windows of one recording, and one of another."""
     own, rival = torch.tensor([0.9, 0.2]), torch.tensor([0.3, 0.6])
     alike, counts = torch.tensor([0, 0, 0, 1]), torch.tensor([1 / 3, 1 / 3, 1 / 3, 1.0], dtype=torch.float64)
     once = {"personalized": own, "common": rival}
@@ -101,7 +104,7 @@ def test_wilson_by_hand():
 
 
 def result(before, common, local=None, samples=100, **more):
-    """A device's evaluation; of each rival (accuracy, own model better, worse)."""
+    """Return a device's evaluation; a rival has its accuracy, and how often the own model is better or worse."""
     said = {"accuracy_before": before, "test_samples": samples}
     for name, rival in (("common", common), ("local", local)):
         if rival is not None:

@@ -1,4 +1,4 @@
-"""The commands: what they print, how they end, and that help comes without torch."""
+"""The commands: their output and exit codes, and help without torch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from attune.fedclient.work.state import Orders
 
 @pytest.fixture
 def shard_of(tmp_path):
-    """Two classes that a linear model separates."""
+    """Return a function that writes shards of two classes that a linear model separates."""
 
     def made(size):
         rng = np.random.default_rng(1)
@@ -56,7 +56,7 @@ def make(shard_of, tmp_path):
 
 
 def rule(learner, sign):
-    """The model that tells the classes apart, or always takes the one for the other."""
+    """Return the model that separates the classes or, with the other sign, always confuses them."""
     weight = torch.tensor([[-1.0] * 4, [1.0] * 4]) * sign
     tensors = {name: torch.zeros_like(tensor) for name, tensor in learner.theta.items()}
     return {name: weight if tensor.shape == weight.shape else tensor for name, tensor in tensors.items()}
@@ -94,7 +94,7 @@ def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost
     ],
 )
 def test_with_too_few_samples_to_choose_by_the_federations_models_count_two_thirds(make, prior, weights):
-    """Nothing is held out of 12 samples. What others found weighs these two; the one trained alone is made less sure."""
+    """Use 12 samples, of which none is held out. Others' weights decide, and the model trained alone is made less sure."""
     learner = make("fedavg+ft", baseline="local", size=12)
     train(learner, 1)
     result = evaluate(learner, own=1, common=1, number=2, prior=prior)
@@ -111,7 +111,7 @@ def test_with_too_few_samples_to_choose_by_the_federations_models_count_two_thir
 
 @pytest.mark.parametrize("size", [60, 12])
 def test_a_model_whose_scores_are_no_numbers_is_in_no_blend(make, size):
-    """Weighted with anything, it would make every answer of the blend no number."""
+    """Leave it out: with any weight it would make every answer of the blend NaN."""
     result = evaluate(make("fedavg+ft", size=size), own=1, common=math.nan)
     assert result.weights == {} and result.kept == "personalized" and result.accuracy_kept == result.accuracy_before > 0.9
 
@@ -161,7 +161,7 @@ def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
 
 
 def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
-    """FedAvg's model is the common one, and is not its own rival; of training alone it is the local one."""
+    """Use FedAvg, whose model is the common one and not its own rival, and training alone, whose model is the local one."""
     common = evaluate(make("fedavg", "a", baseline="local"), own=1, common=1)
     assert (common.own, common.kept, {each.rival for each in comparisons_of(common)}) == ("common", "common", {"local"})
     assert common.accuracies.keys() == {"common", "local"}
@@ -178,7 +178,7 @@ def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
     + [(method, False) for method in ("fedper", "fedrep", "pfedgp", "fedavg", "local")],
 )
 def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has):
-    """A head that never leaves a device is to a stranger as it began."""
+    """Use a head that never leaves a device, so that a newcomer's head is untrained."""
     learner = make(method, method, model="dnn")
     ref = BlobRef("attended" if method == "fedamp" else "shared", "stranger", 1)
     order = Order("evaluate-1-kiel", 1, "evaluate", cold_start=() if method == "local" else (ref,))
@@ -210,7 +210,7 @@ def test_a_constant_answer_is_the_most_frequent_label_of_the_training_part(make,
 
 
 def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(make):
-    """Of many tensors: the norm that clips a step is a sum over them, so their order counts."""
+    """Use many tensors: the norm that clips a step is a sum over them, so their order counts."""
     for model in ("mlr", "transformer"):
         alone = make("local", f"alone-{model}", model=model)
         compared = make("fedavg", f"compared-{model}", baseline="local", model=model)

@@ -1,4 +1,4 @@
-"""The dial between the mean, the attended and the device's own values, against every choice there is."""
+"""The dial between the mean, the attended and the device's own values, against every possible choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def search(components, score, cost):
 
 
 def objective(score, cost, components):
-    """What is to be maximised, written down by itself."""
+    """Compute the objective to be maximised, independently."""
     base = max(VALUES, key=lambda value: score(dict.fromkeys(components, value)))
     return lambda positions: score(positions) - cost * sum(value != base for value in positions.values())
 
@@ -81,7 +81,7 @@ def test_no_choice_is_worse_than_one_value_everywhere_and_a_small_gain_moves_non
 
 @pytest.mark.parametrize("truth", all_choices(["first", "second"]))
 def test_a_network_whose_layers_come_from_different_places_is_put_together_again(truth):
-    """Labels are those of one mixture of three random networks; float64, against all nine mixtures."""
+    """Use labels of one mixture of three random networks; compare in float64 with all nine mixtures."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(200, 4, generator=generator, dtype=torch.float64)
     candidates = {
@@ -159,7 +159,7 @@ def make(shard, tmp_path):
 
 
 def ordered(learner, number, *, train=False, serves=(), common=None, parts=None):
-    """Carries out an order that serves these (part, tensors), and names this common model."""
+    """Carry out an order that serves these parts with their tensors, and names this common model."""
     blobs = [(BlobRef(part, f"{part}-{number}-{at}", 1), tensors) for at, (part, tensors) in enumerate(serves)]
     compared = [] if common is None else [(BlobRef(part, f"c-{part}-{number}", 1), t) for part, t in by_part(learner, common)]
     work = "train" if train else "evaluate"
@@ -177,7 +177,7 @@ def by_part(learner, tensors):
 
 
 def spoilt(tensors):
-    """What is right becomes wrong."""
+    """Return tensors with which right answers become wrong."""
     return {name: -tensor if name.startswith("head") else tensor for name, tensor in tensors.items()}
 
 
@@ -211,7 +211,7 @@ def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(mak
 
 @pytest.mark.parametrize("dial", [True, False])
 def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, dial):
-    """The same samples have made it; they say too much for it. Its blend is weighted by them as before."""
+    """Withhold the score, because the same samples have chosen the result and flatter it. The blend is weighted as before."""
     learner = make("fedmcsa", home="on" if dial else "off", baseline="local", dial=dial)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
     found = ordered(learner, 2, common=spoilt(learner.theta))

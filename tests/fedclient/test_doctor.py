@@ -1,4 +1,4 @@
-"""What the doctor finds: a device that can take part, and each thing that is in the way, with what to do."""
+"""Findings of the doctor: a device that can take part, and each obstacle, with its remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a device is: enrolling, staying the same, and every way of being refused, with its exit code."""
+"""Identity of a device: enrolling, staying the same, and every refusal with its exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from attune.fedserver.identity.authority import Authority
 
 @pytest.fixture
 def quick(bench):
-    """A server without work: a device that gets in ends with an evaluation."""
+    """Run a server without work: a device that is accepted ends with an evaluation."""
     bench.server.works, bench.server.rounds = ["evaluate"], [0]
     return bench
 
@@ -227,7 +227,7 @@ def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quic
 
 
 def test_a_certificate_is_renewed_beside_a_stream_that_lasts(quick, monkeypatch):
-    """A stream that is never broken would outlive it, and the device would end with exit code 14."""
+    """Keep a stream open for longer than the certificate lives; without renewal the device would end with exit code 14."""
     quick.server.works, quick.server.rounds = ["train", "evaluate"], [1, 1]
     asked: list[bytes] = []
 
@@ -262,7 +262,7 @@ def test_addresses():
 
 @pytest.mark.parametrize("damage", ["cut", "of another federation", "empty"])
 def test_a_damaged_authority_is_damage_of_the_home_and_no_refusal(tmp_path: Path, damage: str) -> None:
-    """Seed 7042 of `make chaos`: cut in the midst, ca.pem ended a device with 14 (refused), as if the operator had to act."""
+    """Repeat seed 7042 of `make chaos`: a truncated ca.pem ended a device with 14 (refused), as if the operator had to act."""
     authority, stranger = (Authority.create(tmp_path / name) for name in ("ca", "other"))
     key = new_key()
     home = Home(tmp_path / "device")

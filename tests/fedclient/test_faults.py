@@ -1,4 +1,4 @@
-"""What a device does when the link, the server or the device itself fails in the middle."""
+"""Behaviour of a device when the link, the server or the device itself fails in the middle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attune.fedclient.work.trainer import Trainer
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """How often an order was trained."""
+    """Return a list that grows each time an order is trained."""
     count = []
     real = Trainer.training
 
@@ -28,7 +28,7 @@ def trainings(monkeypatch):
 
 @pytest.fixture
 def undisturbed(make_bench):
-    """The tensors that a run without faults ends with."""
+    """Return the tensors of a run without faults."""
     bench = make_bench()
     return read_tensors(bench.run(home=bench.folder / "undisturbed") / "model.safetensors")
 

@@ -1,4 +1,4 @@
-"""Which models a device keeps that can hold nothing out, how much each counts, and how sure the one trained alone may be."""
+"""A device that can hold out no samples: the models that it keeps, their weights, and how sure the one trained alone may be."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Y = torch.tensor([0, 1])  # a constant answer gives each of them 1/2
 
 
 class Gives:
-    """A trainer whose tensors are the probability that the model gives to the right one of two labels."""
+    """Trainer whose tensors are the probability that the model gives to the right one of two labels."""
 
     measure = MEASURES["classes"]
 
     def likelihoods(self, right, x, y):
-        """With each sharpness."""
+        """Return the likelihoods for each sharpness."""
         logit = math.log(right / (1 - right))
         scores = torch.tensor([[logit, 0.0], [0.0, logit]])[y]
         yield from ()
@@ -29,7 +29,7 @@ class Gives:
 
 
 class Predicts:
-    """Of numbers: its tensors are the predictions."""
+    """Trainer for numbers whose tensors are the predictions."""
 
     measure = MEASURES["regression"]
 
@@ -52,8 +52,10 @@ def test_the_federations_models_count_alike_or_as_other_devices_found():
 
 
 def test_the_model_trained_alone_counts_a_third_and_is_as_sure_as_the_others():
-    """By hand: together they give 0.8, a logit of ln 4. Of a logit of ln 999 that is the factor 0.2007, and the next of the
-    sharpnesses exp(k / 4) is exp(-1.5)."""
+    """Compute by hand: together the others give 0.8, a logit of ln 4. From a logit of ln 999 that is the factor 0.2007.
+
+    The next of the sharpnesses exp(k / 4) is exp(-1.5).
+    """
     found = weigh("personalized", personalized=0.9, common=0.7, local=0.999)
     assert found["local"] == (pytest.approx(1 / 3), pytest.approx(math.exp(-1.5)))
     assert [found[name] for name in ("personalized", "common")] == [(pytest.approx(1 / 3), 1.0)] * 2

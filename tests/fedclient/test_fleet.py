@@ -1,4 +1,4 @@
-"""A hosted fleet: who its devices are, what is said of many, and that what ends one leaves the others alone."""
+"""A hosted fleet: its devices, the lines about many of them, and the independence of devices when one ends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
 
 
 def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
-    """A fleet has no service unit for each device that would start it again."""
+    """Wait, because a fleet has no service unit for each device that would start it again."""
     bench.server.works, bench.server.rounds = ["evaluate"], [0]
     faults.arm("edge-shard1:0:state-written=raise-ENOSPC")
     try:

@@ -1,4 +1,4 @@
-"""A hosted fleet against a real server: the same bits as a process for each device, also through kill -9 in mid-round."""
+"""A hosted fleet against a real server: the same bits as with a process for each device, also after kill -9 during a round."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fleet(federation, shards, log, fault=""):
 
 
 def outcome(federation, shards):
-    """Everything that is left, but for what the clock decides and for the federation's own id."""
+    """Return the whole outcome, except times and the federation's own id."""
     exported = federation.export()
     kept = {name: data for name, data in exported.items() if name.endswith(".safetensors")}
     for shard in shards:

@@ -1,4 +1,4 @@
-"""What an order does to a device's tensors, and what of them is handed in: private ones never."""
+"""Effect of an order on a device's tensors, and the tensors that are handed in: never private ones."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
 
 
 def test_an_order_says_which_tensors_move_and_hands_in_the_change_of_those(make):
-    """A newcomer's order under FedTP: what is shared is bit for bit what was received."""
+    """Use a newcomer's order under FedTP: shared tensors are bit for bit as received."""
     learner = make()
     (shared, shared_tensors), (generated, generated_tensors) = served(learner, "shared", 0.5), served(learner, "generated")
     order = Order("train-41-kiel", 41, "train", (shared, generated), ("generated",), trains=("generated",))
@@ -260,7 +260,7 @@ def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
     ("method", "files"), [("fedavg", {"shared"}), ("fedper", {"shared", "state"}), ("fedtp", {"shared", "generated", "state"})]
 )
 def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, method, files):
-    """fedper keeps its head, which no part has; of what fedtp generates the change is handed in, so the state has it too."""
+    """Use fedper, which keeps its head, and fedtp, whose changes are handed in, so that the state has them too."""
     learner = make(method)
     returns = tuple(sorted(files - {"state"}))
     result = carry_out(learner, Order("train-1-kiel", 1, "train", (), returns))
@@ -315,7 +315,7 @@ def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
 
 
 def test_what_an_update_lacks_is_made_up_for_once(make):
-    """An order that comes again is answered with the same bytes; an evaluation, and a plain update, keep what is owed."""
+    """Answer a repeated order with the same bytes; an evaluation and a plain update do not change the error feedback."""
     learner = make("fedavg")
     ref, weights = served(learner, "shared")
     order = Order("train-1-kiel", 1, "train", (ref,), ("shared",), encodings={"shared": "int8"})

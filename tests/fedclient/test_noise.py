@@ -1,4 +1,4 @@
-"""What asyncio says on stderr when the server vanishes: nothing."""
+"""asyncio prints no lines on stderr when the server vanishes."""
 
 from __future__ import annotations
 

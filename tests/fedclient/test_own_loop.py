@@ -1,4 +1,4 @@
-"""A user's own training loop and scores: what they are given, what becomes of them, and which methods cannot live with them."""
+"""A user's own training loop and scores: their arguments, their results, and the methods that cannot use them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shards(samples: int = 24) -> dict[str, Any]:
 
 
 def by_the_method(model: Any, data: Any, context: Any) -> float:
-    """The built-in loop, written by hand with what the context offers."""
+    """Train as the built-in loop does, written by hand with what the context offers."""
     settings = context.settings
     optimizer = torch.optim.SGD(list(context.parameters()), lr=settings.lr, momentum=settings.momentum)
     generator = torch.Generator().manual_seed(data.seed)
@@ -152,7 +152,7 @@ def test_draws_of_torch_in_a_loop_are_of_the_seed() -> None:
 
 
 def half(model: Any, data: Any) -> torch.Tensor:
-    """How probable the right label is."""
+    """Return the probability of the right label."""
     return model(data.x).softmax(-1).gather(1, data.y[:, None])[:, 0]
 
 
@@ -180,7 +180,7 @@ def test_accuracy_as_a_score_of_ones_own_is_the_accuracy() -> None:
 
 
 def windows() -> dict[str, Any]:
-    """Two speakers count: one by one, and by twos. Every position of a sequence has the next number as its label."""
+    """Return sequences of two speakers who count, one by ones and one by twos. Every position's label is the next number."""
     starts = np.arange(40)[:, None]
     counted = {name: (starts + step * np.arange(9)) % 8 for name, step in (("kiel", 1), ("lund", 2))}
     return {name: (text[:, :-1], text[:, 1:]) for name, text in counted.items()}
@@ -193,7 +193,7 @@ def test_a_language_model_is_judged_by_a_score_of_each_sequence() -> None:
     asked: list[tuple[int, ...]] = []
 
     def likelihood(model: Any, data: Any) -> torch.Tensor:
-        """The geometric mean of what the right characters of a sequence are given: one over its perplexity."""
+        """Return the geometric mean of the probabilities of the right characters of a sequence: one over its perplexity."""
         logits = model(data.x)
         asked.append((*logits.shape[:2], *data.y.shape))
         return -cross_entropy(logits.transpose(1, 2), data.y, reduction="none").mean(dim=1)
@@ -213,7 +213,7 @@ def test_a_metric_of_torchmetrics_for_each_sample_is_a_score() -> None:
     twice = []
 
     def of_three(model: Any, data: Any) -> torch.Tensor:
-        """The share of positions whose label is among the three likeliest."""
+        """Return the share of positions whose label is among the three likeliest."""
         scores, y = model(data.x), data.y
         shares = found.multiclass_accuracy(
             scores.transpose(1, 2), y, num_classes=len(data.classes), average="micro", top_k=3, multidim_average="samplewise"

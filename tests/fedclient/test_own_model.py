@@ -1,4 +1,4 @@
-"""A model of the user's own: never built unless this device allows it."""
+"""A model in the user's own code: never built unless this device allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paired test for any score: by hand, beside McNemar's, and by its own promise."""
+"""The paired test for any score: by hand, against McNemar's, and by its own promise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_same_gains_have_the_same_p_in_any_unit_and_an_outlier_proves_nothin
 @pytest.mark.parametrize("samples", [EXACT - 2, 20, 50])
 @pytest.mark.parametrize("draw", ["normal", "standard_cauchy", "laplace"])
 def test_of_equal_models_at_most_one_finding_in_twenty_is_wrong(samples, draw):
-    """400 devices, each against two rivals; gains of any symmetric shape. Two standard errors of a share of 0.05 are 0.022."""
+    """Draw 400 devices with two rivals each, and symmetric gains. Two standard errors of a share of 0.05 are 0.022."""
     rng, wrong = np.random.default_rng(5), 0
     for _ in range(400):
         reported = {"test_samples": samples}
@@ -54,7 +54,7 @@ def test_what_is_there_is_found():
 
 
 def test_the_mean_decides_and_not_the_count():
-    """A little better on seven samples, much worse on three."""
+    """Make a model a little better on seven samples, and much worse on three."""
     reported = {"test_samples": 10, "better_than_common": 7, "worse_than_common": 3}
     scored = {"gain_common": -0.4, "error_common": 0.1, "p_common": 0.01}
     [pair] = pairs_of(reported | scored)

@@ -28,7 +28,7 @@ ALL = {"rollout", "confusion", "classes"}
 
 
 def model(folder, method="fedavg", name="a", kind="vit", shape=(4, 6, 1), seed=0, kept="personalized", classes=(5, 7, 9)):
-    """A finished model with weights drawn from the seed."""
+    """Write a finished model with weights drawn from the seed."""
     data = {3: "images", 2: "series", 1: "tabular"}[len(shape)]
     spec = default_spec(data, shape, len(classes), 0, kind, TINY if kind == "vit" else {})
     info = artifact.ModelInfo(name, "federation", method, {}, spec, list(classes), TrainSettings(), kept=kept)
@@ -46,7 +46,7 @@ def shard(folder, shape=(4, 6, 1), samples=10, labels=(5, 9)):
 
 
 def numbers_of(folder, path):
-    """True and found labels by another way than plotting takes."""
+    """Return true and predicted labels, computed in another way than plotting does."""
     loaded = artifact.Model.load(folder / "model")
     with np.load(path / "test.npz") as test:
         return test["y"].tolist(), loaded.predict(test["x"], "test")
@@ -82,7 +82,7 @@ def test_the_maps_numbers_are_the_rollouts(tmp_path):
 
 
 def test_all_maps_have_one_scale_in_equal_shares_with_a_colour_bar(tmp_path, monkeypatch):
-    """A map with all attention on one of four patches is 4 equal shares there; an even one is 1 everywhere."""
+    """Expect 4 equal shares for a map with all attention on one of four patches, and 1 everywhere for an even one."""
     kept = []
     monkeypatch.setattr(drawings.figures, "png", lambda figure: kept.append(figure) or b"png")
     maps = np.array([[[0.7, 0.0], [0.0, 0.0]], [[0.1, 0.1], [0.1, 0.1]]])
@@ -186,7 +186,7 @@ def test_the_command(tmp_path):
 
 
 def of_task(folder, task, names, seed=0, targets=None):
-    """A finished linear model for another task, with weights drawn from the seed."""
+    """Write a finished linear model for another task, with weights drawn from the seed."""
     spec = default_spec("tabular", (4,), len(names), 0, "mlr", {})
     info = artifact.ModelInfo(
         "a",
@@ -215,7 +215,7 @@ def shard_of_task(folder, task, names, y):
 
 
 def test_numbers_are_drawn_in_their_unit_with_the_errors_in_the_page(tmp_path):
-    """Two models, two targets; R2 over targets is what `fedclient evaluate` says, the errors are worked out from `predict`."""
+    """Draw two models and two targets; R2 is that of `fedclient evaluate`, and the errors are computed from `predict`."""
     y = np.random.default_rng(2).normal(size=(30, 2)) * [40.0, 0.1] + [300.0, -1.0]
     scale = Scale([300.0, -1.0], [40.0, 0.1])
     homes = [of_task(tmp_path / str(seed), "regression", ("dose", "level"), seed, scale) for seed in (0, 1)]
@@ -240,7 +240,7 @@ def test_numbers_are_drawn_in_their_unit_with_the_errors_in_the_page(tmp_path):
 
 
 def test_a_perfect_and_a_hopeless_number(monkeypatch):
-    """All on the line is R2 1 and no error; 3 too much with a deviation of 1 is 1 - 9; what is no number is left out."""
+    """Expect R2 1 for perfect predictions, and 1 - 9 for 3 too much with a deviation of 1; NaN is left out."""
     kept = []
     monkeypatch.setattr(scatter.figures, "png", lambda figure: kept.append(figure) or b"png")
     true = np.array([[1.0], [2.0], [4.0]])

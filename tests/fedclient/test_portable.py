@@ -1,4 +1,4 @@
-"""A finished model as a file for other programs: it computes what the original does, or there is no file."""
+"""A finished model as a file for other programs: it computes the same as the original, or there is no file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ needs_onnx = pytest.mark.skipif(
 
 
 def finished(folder, kind="tabular", architecture="dnn", blend=False, method="fedavg"):
-    """A model with weights drawn from a seed, standardised where its kind is."""
+    """Write a model with weights drawn from a seed, standardised if its kind is."""
     spec = default_spec(kind, SHAPES[kind], 3, 9 if kind == "tokens" else 0, architecture, TINY.get(architecture, {}))
     last = SHAPES[kind][-1]
     standard = {"mean": [2.0] * last, "std": [3.0] * last} if kind in ("tabular", "series") else None

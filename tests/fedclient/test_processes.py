@@ -1,4 +1,4 @@
-"""Real processes: killed in mid-training and started again, and stopped by signals."""
+"""Real processes: killed during training and started again, and stopped by signals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOW = "kiel:*:training=sleep:0.5"
 
 @pytest.fixture
 def device(bench):
-    """Starts a device as a process; `slow` makes every batch take half a second."""
+    """Start a device as a process; `slow` makes every batch take half a second."""
     started = []
 
     def start(*more, slow=False):

@@ -1,4 +1,4 @@
-"""The session as transcripts: what happened, and what the device does about it."""
+"""The session as transcripts: events, and the device's reactions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LATE = "the round closed before this update arrived; waiting for the next"
 
 
 def play(session, *script):
-    """Each line is (event, effects expected)."""
+    """Feed events to the session, and compare the effects of each with the expected ones."""
     for number, (event, expected) in enumerate(script):
         assert session.on(event) == expected, f"line {number}: {event}"
 

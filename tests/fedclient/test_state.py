@@ -1,4 +1,4 @@
-"""What a device keeps between orders: checked when it is loaded, with the order before to go on from."""
+"""State of a device between orders: it is checked when it is loaded, and keeps the order before to continue from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def orders(tmp_path: Path) -> Orders:
 
 
 def flip(path: Path) -> None:
-    """One bit of a tensor, or of a number that is still one afterwards."""
+    """Flip one bit of a tensor, or of a digit such that it stays one."""
     data = bytearray(path.read_bytes())
     place = data.index(b"0.125") + 2 if path.name == "update.json" else len(data) - 3
     data[place] ^= 2
@@ -52,7 +52,7 @@ def test_the_order_before_the_newest_is_kept_until_the_next_commit(orders: Order
 
 
 def test_the_text_is_checked_and_not_how_this_version_would_write_it(orders: Orders) -> None:
-    """A default that came from another process is not the same object, and is written; read again it would be left out."""
+    """Use a default that is not the same object, so that it is written, although this version would leave it out."""
     task = msgspec.json.decode(b'"classes"')
     orders.commit(Result(order_id="train-4-kiel", round=4, trained=True, samples=1, sequence=4, task=task), {}, {}, {})
     path = orders.path / "train-4-kiel" / "update.json"

@@ -1,4 +1,4 @@
-"""Paired tests and intervals, against numbers worked out by hand, brute force, and their own promise."""
+"""Paired tests and intervals, against numbers by hand, brute force, and their own promise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_holm_by_hand():
 
 
 def score(won, lost, n, delta):
-    """The score statistic with the nuisance share found by brute force over the likelihood."""
+    """Return the score statistic; its nuisance share is found by brute force over the likelihood."""
     best, found = -math.inf, 0.0
     for share_lost in np.linspace(max(0.0, -delta), (1 - delta) / 2, 20001)[1:-1]:
         share_won = share_lost + delta
@@ -58,14 +58,14 @@ def test_interval_and_test_agree():
 
 
 def answers(rng, models, n, accuracy):
-    """(models, n) bool: equally accurate models, whose answers agree because samples are of different difficulty."""
+    """Return answers (models, n) of equally accurate models, which agree because samples are of different difficulty."""
     easy = rng.beta(2 * accuracy, 2 * (1 - accuracy), n)
     return rng.random((models, n)) < easy
 
 
 @functools.cache
 def finding(samples, counts):
-    """Of a device with (better, worse) against each rival."""
+    """Return the finding of a device with (better, worse) counts against each rival."""
     said = {"test_samples": samples}
     for name, (better, worse) in zip(("common", "local"), counts, strict=False):
         said |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
@@ -75,7 +75,7 @@ def finding(samples, counts):
 @pytest.mark.parametrize("samples", [20, 50, 100])
 @pytest.mark.parametrize("rivals", [1, 2])
 def test_of_equal_models_at_most_one_finding_in_twenty_is_wrong(samples, rivals):
-    """1000 devices at each of three accuracies; two standard errors of a share of 0.05 are 0.014."""
+    """Draw 1000 devices at each of three accuracies; two standard errors of a share of 0.05 are 0.014."""
     rng = np.random.default_rng(7)
     for accuracy in (0.5, 0.8, 0.95):
         wrong = 0
@@ -87,13 +87,13 @@ def test_of_equal_models_at_most_one_finding_in_twenty_is_wrong(samples, rivals)
 
 
 def in_groups(rng, groups, samples, wrong):
-    """Which samples a model finds that errs on a whole group or not at all: windows of one recording."""
+    """Return the samples that a model gets right that errs on a whole group or not at all: windows of one recording."""
     return torch.from_numpy(np.repeat(rng.random(groups) >= wrong, samples))
 
 
 @pytest.mark.parametrize("groups", [8, 20])
 def test_equal_models_are_not_told_apart_by_the_sizes_of_groups_of_samples(groups):
-    """2000 devices, eleven samples a group. By samples one device in two would hear of a difference that is not there."""
+    """Draw 2000 devices with eleven samples per group. By samples, one device in two would report a false difference."""
     rng, places = np.random.default_rng(11), np.repeat(np.arange(groups), 11)
     by_groups, by_samples = 0, 0
     for _ in range(2000):
@@ -107,8 +107,10 @@ def test_equal_models_are_not_told_apart_by_the_sizes_of_groups_of_samples(group
 
 
 def test_what_is_said_of_groups_by_hand():
-    """Three groups with gains of +2, +1 and -1 of two samples each. Mean 2 / 6; of 8 signs, 6 give a sum of 2 or more in size.
-    Error: deviations from the mean 2 - 2/3, 1 - 2/3, -1 - 2/3; sqrt(14/3 * 3/2) / 6."""
+    """Compute three groups with gains of +2, +1 and -1 of two samples each: the mean is 2 / 6; p is 6 of 8 signs.
+
+    The error has the deviations 2 - 2/3, 1 - 2/3, -1 - 2/3 from the mean: sqrt(14/3 * 3/2) / 6.
+    """
     own = torch.tensor([1, 1, 1, 0, 0, 0], dtype=torch.bool)
     rival = torch.tensor([0, 0, 0, 0, 0, 1], dtype=torch.bool)
     found = compared(own, rival, "local", np.array([0, 0, 1, 1, 2, 2]))

@@ -1,4 +1,4 @@
-"""What a device's owner lets it use: each bound holds, and waiting is said once."""
+"""Resource limits that a device's owner sets: each limit holds, and a wait is reported once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_device_waits_until_it_may_and_says_so_once(monkeypatch):
 
 
 def test_bytes_are_paid_for_at_the_rate_and_a_rest_saves_nothing():
-    """100 bytes/s: 50 bytes cost 0.5 s, the next 50 a second from the same moment; after 10 s of rest 50 cost 0.5 s again."""
+    """Expect 0.5 s for 50 bytes at 100 bytes/s, and 1 s for 50 more; after 10 s of rest 50 bytes cost 0.5 s again."""
     now = 0.0
     allowance = Allowance(100.0, lambda: now)
     assert allowance.owed_s(50) == pytest.approx(0.5)

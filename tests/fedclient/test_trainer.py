@@ -1,4 +1,4 @@
-"""Local training against numbers worked out by hand, and the same bits every time."""
+"""Local training against numbers by hand, with the same bits every time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trainer(model, objective=None, **settings):
 
 
 def two_weights():
-    """Logits (a x, b x) from weights (2, 1)."""
+    """Return a model with logits (a x, b x) from weights (2, 1)."""
     return nn.Linear(1, 2, bias=False)
 
 

@@ -1,4 +1,4 @@
-"""`fedclient verify`: a line for each thing of a device's home that is not what was written. And what a start sweeps up."""
+"""`fedclient verify`: a line for each damaged file of a device's home. A start removes leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fuzzers have found, as text: a file for each target, a line of base64 for each input."""
+"""Findings of fuzzers as text: a file for each target, a line of base64 for each input."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MOST, LONGEST = 250, 3000  # inputs of a target, and bytes of one: CI reads them
 
 
 def kept(target: str) -> list[bytes]:
-    """The inputs of the repository."""
+    """Return the kept inputs of a target."""
     path = FOLDER / f"{target}.txt"
     return [base64.b64decode(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def keep(target: str, inputs: Iterable[bytes]) -> int:
-    """Replaces them, the shortest first; how many there are now."""
+    """Replace the kept inputs, the shortest first, and return their number."""
     chosen = sorted({each for each in inputs if len(each) <= LONGEST}, key=lambda each: (len(each), each))[:MOST]
     (FOLDER / f"{target}.txt").write_text("".join(f"{base64.b64encode(each).decode()}\n" for each in chosen))
     return len(chosen)

@@ -1,6 +1,6 @@
 """Fuzzing of one target by coverage: `python -m tests.fuzz.fuzz TARGET FOLDER [options of libFuzzer]`; needs atheris.
 
-FOLDER is a corpus that grows, one file for each input. It begins with the seeds and with what the repository keeps.
+FOLDER is a corpus that grows, one file for each input. It begins with the seeds and the kept inputs of the repository.
 """
 
 from __future__ import annotations

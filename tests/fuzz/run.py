@@ -1,7 +1,8 @@
-"""Fuzzes every target by coverage, keeps a small corpus and writes down what it came to: `python -m tests.fuzz.run`.
+"""Fuzzing of every target by coverage, with a small kept corpus and a table of results: `python -m tests.fuzz.run`.
 
-Needs atheris (`make fuzz` installs it). Each target has a process of its own, which begins with the seeds and with the inputs
-of tests/fuzz/found. At its end the inputs that reach different code are kept there. A crash is printed, and its input kept.
+It needs atheris (`make fuzz` installs it). Each target has a process of its own, which begins with the seeds and with the
+inputs of tests/fuzz/found. At its end, the inputs that reach different code are kept there. A crash is printed, and its input
+is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def begin(target: str, folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def read_log(text: str) -> dict[str, Any]:
-    """What libFuzzer says of a run: inputs that were thrown, edges of the program and features that they reached."""
+    """Parse the log of libFuzzer: inputs that were tried, and edges and features of the program that they reached."""
     steps = STEP.findall(text)
     thrown = DONE.search(text)
     number, edges, features = map(int, steps[-1]) if steps else (0, 0, 0)
@@ -40,7 +41,7 @@ def read_log(text: str) -> dict[str, Any]:
 
 
 def small(target: str, folder: Path) -> int:
-    """Keeps the inputs that are needed for the coverage of all; how many."""
+    """Keep the inputs that are needed for the coverage of all, and return their number."""
     least = folder / f"{target}.least"
     least.mkdir()
     command = [sys.executable, "-m", "tests.fuzz.fuzz", target, str(folder / target), "-merge=1", str(least)]
@@ -64,7 +65,7 @@ def result(target: str, folder: Path, seconds: float) -> Mapping[str, Any]:
 @click.option("--at-once", default=2, help="Targets at one time.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(seconds: int, targets: tuple[str, ...], at_once: int, out: Path) -> None:
-    """Writes one row a target to --out. Ends with 1 if something crashed."""
+    """Write one row for each target to --out. The exit status is 1 if something crashed."""
     rows: list[Mapping[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -1,4 +1,4 @@
-"""Whole examples to begin with, so that a fuzzer need not find the form of a certificate request by chance."""
+"""Whole examples to begin with, so that a fuzzer need not discover the form of a certificate request by chance."""
 
 from __future__ import annotations
 

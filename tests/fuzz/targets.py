@@ -1,7 +1,7 @@
-"""What a fuzzer throws bytes at: each target does with them what server and device do with what a peer has sent.
+"""Targets of fuzzers: each does with bytes what server and device do with a message of a peer.
 
-A target may raise an error of the project, which names what is wrong and to whom; anything else is a finding. What is accepted
-must be what it seems to be, which the asserts say.
+A target may raise an error of the project, which names the fault for its reader; any other error is a finding. The asserts
+check that accepted input is what it seems to be.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEVICE = DeviceRecord(WHO, "", samples=20)
 
 
 def header(data: bytes) -> None:
-    """A blob of tensors."""
+    """Read a blob of tensors."""
     layout = layout_in(memoryview(data), LIMITS, WHO)
     assert layout.size == len(data) and layout.spans.keys() == layout.manifest.keys()
     end = layout.data_start
@@ -55,7 +55,7 @@ def header(data: bytes) -> None:
 
 
 def token(data: bytes) -> None:
-    """A join token, as a person pastes it."""
+    """Read a join token, as a person pastes it."""
     text = data.decode("latin-1")
     parsed = JoinToken.parse(text)
     assert parsed.encode() == text.strip()
@@ -63,7 +63,7 @@ def token(data: bytes) -> None:
 
 
 def csr(data: bytes) -> None:
-    """A certificate request."""
+    """Read a certificate request."""
     key = request_key(data)
     assert key.curve.name == "secp256r1"
     AUTHORITY.issue_device(data, WHO, 1.0, NOW)
@@ -117,7 +117,7 @@ def _server_message(message: pb.ServerMessage) -> None:
 
 
 def _nothing(message: Message) -> None:
-    """What is only read."""
+    """No-op for messages that are only parsed."""
 
 
 MESSAGES: tuple[tuple[type[Message], Callable[[Any], None]], ...] = (
@@ -138,7 +138,7 @@ MESSAGES: tuple[tuple[type[Message], Callable[[Any], None]], ...] = (
 
 
 def message(data: bytes) -> None:
-    """The message that the first byte picks, and what its receiver does with it."""
+    """Read the message that the first byte chooses, and handle it as its receiver does."""
     kind, use = MESSAGES[data[0] % len(MESSAGES)] if data else MESSAGES[0]
     with contextlib.suppress(DecodeError):
         use(kind.FromString(data[1:]))
@@ -148,6 +148,6 @@ TARGETS: dict[str, Target] = {each.__name__: each for each in (header, token, cs
 
 
 def throw(name: str, data: bytes) -> None:
-    """One input at one target. Raises what is a finding; what is refused by name is none."""
+    """Give one input to one target. Raise findings; a refusal by name is not a finding."""
     with contextlib.suppress(AttuneError):
         TARGETS[name](data)

@@ -1,4 +1,4 @@
-"""What fuzzers have found is thrown again: nothing but errors that name what is wrong. `make fuzz` looks for more."""
+"""Kept inputs of fuzzers are tried again: the only errors are those that name the fault. `make fuzz` looks for more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_was_found_is_refused_by_name_or_whole(target: str) -> None:
 
 
 def test_a_seed_goes_through_to_the_end() -> None:
-    """Else a target that refuses everything would look well. Seeds of tokens and requests have damaged ones too."""
+    """Check that good seeds are accepted: a target that refuses everything would pass otherwise. Some seeds are damaged."""
     for data in seeds("header"):
         TARGETS["header"](data)
     TARGETS["token"](seeds("token")[0])
@@ -50,7 +50,7 @@ def test_what_is_not_foreseen_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_message_that_travels_alone_is_thrown() -> None:
-    """Parts of messages travel in others; what has no field has nothing to throw."""
+    """Leave out messages that travel within others, and those without fields."""
     inner = {"Beat", "Progress", "Trouble", "Welcome", "Notice", "Order", "BlobRef", "Return", "Finish", "Frame"}
     thrown = {kind.DESCRIPTOR.name for kind, _ in MESSAGES}
     known = {name for name, each in pb.DESCRIPTOR.message_types_by_name.items() if each.fields}

@@ -1,7 +1,7 @@
-"""`make homes REV=...`: makes the homes of this folder with a revision's own commands, and notes what it makes of them.
+"""`make homes REV=...`: homes of this folder, made with a revision's own commands, and the expected results.
 
-Each home lies in an archive: the server's home, its devices' homes and their shards. A later version must go on with them, to
-the bits in expected.json, or refuse them in one line.
+Each home lies in an archive: the server's home, its devices' homes and their shards. A later version must continue them, to the
+bits in expected.json, or refuse them in one line.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Site:
         assert process.wait(PATIENCE_S) == 0, f"a command of {self.folder} failed; its log lies beside"
 
     def kill(self) -> None:
-        """kill -9 for all that still runs."""
+        """Kill all running processes with kill -9."""
         for process in self._running:
             if process.poll() is None:
                 process.kill()
@@ -153,7 +153,7 @@ def write_shards(folder: Path, kind: str) -> None:
 
 
 def begin(site: Site, kind: str) -> None:
-    """Run a federation to where its home is to be kept, and kill all of its processes there."""
+    """Run a federation to the point at which its home is kept, and kill all its processes there."""
     write_shards(site.folder / "shards", kind)
     flags = (*SETTINGS[kind], *ROUNDS, *CERTIFICATES)
     if kind == "midrun":  # in round 2 two devices have handed in, and one has carried out its order and said nothing
@@ -176,7 +176,7 @@ def begin(site: Site, kind: str) -> None:
 
 
 def go_on(site: Site, kind: str) -> dict[str, Any]:
-    """Go on with a home to its end and return what it then holds; of the finished home, what commands show of it."""
+    """Continue a home to its end, and return its content; for the finished home, return what commands show of it."""
     if kind == "finished":
         return shown(site.folder, site.command)
     port = site.server()

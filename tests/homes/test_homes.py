@@ -1,4 +1,4 @@
-"""Homes that an earlier revision made: this version goes on with them to the same bits, and shows what they hold."""
+"""Homes of an earlier revision: this version continues them to the same bits, and shows their content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME_NUMBERS = (version("torch"), platform.machine()) == (NOTED["torch"], NOTED[
 
 @pytest.fixture
 def home(request: pytest.FixtureRequest, federation_at: Callable[[str], Federation]) -> Federation:
-    """The kept home of this name, with no process yet."""
+    """Return the kept home of this name, without processes."""
     federation = federation_at(request.param)
     federation.environment |= PORTABLE
     unpack(HERE / f"{request.param}.tar.xz", federation.home.parent)
@@ -29,7 +29,7 @@ def home(request: pytest.FixtureRequest, federation_at: Callable[[str], Federati
 
 
 def go_on(federation: Federation, kind: str) -> dict[str, Any]:
-    """Start the server and the devices that come back; return what is held once all is done."""
+    """Start the server and the devices that come back, and return the content of the home when all is done."""
     folder = federation.home.parent
     first, *others = [folder / "shards" / f"{name}.npz" for name in COMING[kind]]
     server = federation.server()

@@ -23,7 +23,7 @@ METHOD = "/attune.test.Identity/Who"
 
 
 class Served:
-    """A running server: its port, and the fingerprints of everybody whose call reached it."""
+    """Running server: its port, and the fingerprints of all callers whose call reached it."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -63,13 +63,13 @@ def serve() -> Callable[[LiveServerCredentials], AbstractAsyncContextManager[Ser
 
 @pytest.fixture
 def call() -> Callable[[int, bytes, Credential | None], Coroutine[None, None, str]]:
-    """Calls a server under `root_pem`, with a certificate or without; what it answers."""
+    """Return a function that calls a server under `root_pem`, with or without a certificate, and returns the answer."""
     return _call
 
 
 @pytest.fixture
 def refused(call: Callable[..., Coroutine[None, None, str]]) -> Callable[..., Coroutine[None, None, bool]]:
-    """Whether a connection under `root_pem` with `credential` ends before any call gets through."""
+    """Return whether a connection under `root_pem` with `credential` ends before any call gets through."""
 
     async def attempt(port: int, root_pem: bytes, credential: Credential) -> bool:
         try:
@@ -89,7 +89,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Another federation's authority: the same subject, another key."""
+    """Make another federation's authority: the same subject, another key."""
     return Authority.create(tmp_path_factory.mktemp("theirs"))
 
 
@@ -100,7 +100,7 @@ def _device(authority: Authority, name: str = "pi", days: float = 30, **options:
 
 @pytest.fixture(scope="session")
 def device() -> Callable[..., Credential]:
-    """Enrols a device as the server does: `device(authority, name, days, now=...)`."""
+    """Return a function that enrols a device as the server does: `device(authority, name, days, now=...)`."""
     return _device
 
 

@@ -1,4 +1,4 @@
-"""What the authority signs, what it refuses to sign, and how it is kept."""
+"""The authority: the certificates that it signs, those that it refuses, and its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping a credential on disk, and reading its dates."""
+"""Credentials on disk, and their dates."""
 
 from __future__ import annotations
 

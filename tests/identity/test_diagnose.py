@@ -38,7 +38,7 @@ def _diagnosed_against(
 
 @contextmanager
 def _listener(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[int]]]:
-    """A TCP server that gives each connection to `answer`: its port, and a list that grows with each connection."""
+    """Run a TCP server that gives each connection to `answer`. Yield its port, and a list that grows with each connection."""
     accepted: list[int] = []
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -1,4 +1,4 @@
-"""Who gets through a real mutual-TLS handshake, and who does not."""
+"""Real mutual-TLS handshakes: accepted and refused certificates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fin
 
 
 def _forged(issuer: x509.Name, signer: Credential) -> Credential:
-    """A client certificate that the holder of `signer`'s key makes for a key of its own."""
+    """Make a client certificate as the holder of `signer`'s key could, for a key of its own."""
     key = load_key(new_key())
     now = datetime.now(timezone.utc)
     lifetime = Lifetime(now - timedelta(days=1), now + timedelta(days=1))

@@ -1,6 +1,6 @@
-"""A server outlives devices that connect all at once, also while its trust roots change.
+"""A server survives devices that connect all at once, also while its trust roots change.
 
-The server is a process of its own: what is feared is a crash in gRPC's core (grpc issue 36693).
+The server is a process of its own, because gRPC's core might crash (grpc issue 36693).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Join tokens: what is in them, what both sides derive, and what is not a token."""
+"""Join tokens: their content, the values that both sides derive, and wrong tokens."""
 
 from __future__ import annotations
 

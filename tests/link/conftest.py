@@ -1,4 +1,4 @@
-"""Tests of this folder that ask for `play` run over each implementation of the link; `committed` is a result to hand in."""
+"""Fixtures: `play` runs a test over each implementation of the link; `committed` is a result to hand in."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ TENSORS = {"head.weight": torch.arange(10_000, dtype=torch.float32)}
 
 @pytest.fixture(params=["within the process", "over gRPC"])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], Any]:
-    """Runs a scenario with a link and the server that it leads to; what the scenario returns."""
-
+    """Return a function that runs a scenario with a link and its server, and returns the scenario's result."""
     runs = itertools.count()
 
     async def run(scenario: Scenario) -> Any:
@@ -53,7 +52,7 @@ def _impatient(monkeypatch):
 
 @pytest.fixture
 def committed(tmp_path: Path) -> tuple[Orders, Result]:
-    """A result on disk: one part of 40 kB."""
+    """Write a result to disk: one part of 40 kB."""
     orders = Orders(tmp_path / "orders")
     result = Result(order_id=ORDER, round=1, trained=True, samples=20, sequence=1)
     return orders, orders.commit(result, TENSORS, {}, {"shared": TENSORS})

@@ -1,4 +1,4 @@
-"""A server that does what a test tells it: within the process, and the same one over real gRPC with mutual TLS."""
+"""A scripted server for tests: within the process, and over real gRPC with mutual TLS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stream:
 
 @dataclass
 class Scripted:
-    """A LocalServer. What goes wrong is taken from the lists, one entry a call; a number cuts after so many bytes."""
+    """LocalServer whose faults come from lists, one entry for each call; a number cuts after that many bytes."""
 
     downloads_fail: list[int | AttuneError] = field(default_factory=list)
     uploads_fail: list[int | AttuneError] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Scripted:
 
 
 class OverGrpc(FederationServicer):
-    """The scripted server behind a port. It sets a pace if `every_s`, and can fall silent."""
+    """The scripted server behind a port. It sets a pace with `every_s`, and can fall silent."""
 
     def __init__(self, scripted: Scripted, folder: Path, every_s: float = 0.0) -> None:
         self.scripted, self.every_s, self.beats, self.peers = scripted, every_s, 0, []
@@ -238,7 +238,7 @@ async def _end(context: Any, error: Exception) -> None:
 
 
 def _message(said: ToDevice, says: dict[str, Any]) -> pb.ServerMessage:
-    """`says`: what this server says of itself, in its welcome."""
+    """Return a message for the device. `says` has the server's abilities, for its welcome."""
     message = pb.ServerMessage.FromString(exchange.TO_DEVICE.write(said))
     for name, value in says.items() if isinstance(said, Welcome) else ():
         setattr(message.welcome, name, value)

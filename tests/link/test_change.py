@@ -1,4 +1,4 @@
-"""A device that is served a change: it takes the right one, and the whole value in the place of any other."""
+"""A device that is served a change: it takes the right one, and fetches the whole value in place of any other."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def troubles(server: Scripted) -> list[object]:
 
 
 def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inline: bool, offered: bool = True) -> Any:
-    """(bytes of the downloads of two orders, what the device said, what it started the second order from)."""
+    """Return the bytes of two orders' downloads, the device's lines, and the start of its second order."""
     folder, value = tabular_shard(tmp_path / "shard"), [blob(each, tmp_path) for each in (FIRST, SECOND)]
     options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
     home, shard, console = Home(tmp_path / "home"), LazyShard.in_memory(load_shard(folder)), Said()
@@ -129,7 +129,7 @@ def test_the_change_is_enough(play, tmp_path, inline: bool) -> None:
 
 @pytest.mark.parametrize("base", ["sha256:" + 64 * "0", ""], ids=["of another value", "needs none"])
 def test_a_change_from_what_is_not_held_is_not_asked_for(play, tmp_path, base: str) -> None:
-    """One that needs no base is a compressed value."""
+    """Use a change without a base too, which is a compressed value."""
     change = save(encode(SECOND, "zstd").tensors) if not base else the_change()
     down, said, received = life(play, tmp_path, change, base, False)
     assert down[1] == (len(change) if not base else down[0])
@@ -158,14 +158,14 @@ def test_any_other_change_is_refused_and_the_value_is_fetched(play, tmp_path, ki
 
 
 def test_a_server_that_has_the_change_no_longer_is_asked_for_the_value(play, tmp_path) -> None:
-    """As one that was killed after its order."""
+    """Use a server that was killed after its order."""
     down, said, received = life(play, tmp_path, the_change(), "held", False, offered=False)
     assert down[1] == down[0] and digest_of_tensors(received) == digest_of_tensors(SECOND)
     assert [line for line in said if "was not offered" in line]
 
 
 def test_what_is_kept_is_what_was_written(tmp_path) -> None:
-    """The digest that a value is known by is that of its bytes on the server."""
+    """Check that the digest by which a value is known is that of its bytes on the server."""
     odd = {
         "b": torch.zeros(0),
         "a": torch.randn(3, 5, dtype=torch.float64),

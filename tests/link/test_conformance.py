@@ -1,4 +1,4 @@
-"""What every link does: events in order, bytes from any offset, the server's errors by name, and cancellation that is one."""
+"""Requirements of every link: ordered events, bytes from any offset, the server's errors by name, and real cancellation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ORDER = Order(
 
 @contextlib.asynccontextmanager
 async def stream(link: Link) -> AsyncIterator[tuple[list[Event], asyncio.Task[None]]]:
-    """An open control stream: what came so far, and the task that ends as it ends."""
+    """Open a control stream. Return its events so far, and the task that ends with it."""
     heard: list[Event] = []
 
     async def handle(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""A whole life of a device over each link: the app knows the port alone; and the local link does without gRPC."""
+"""A whole life of a device over each link. The app knows only the port; the local link works without gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says of itself on a stream changes how a result is handed in: within the update, or right behind its bytes."""
+"""Upload of a result, which depends on the server's abilities: within the update, or followed by it at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Committed = tuple[Orders, Result]
 
 
 def hand_in(play, committed: Committed, server_says: dict[str, object], **script: object):
-    """(what came of it, the server)."""
+    """Hand in a result. Return the outcome and the server."""
     orders, result = committed
 
     async def scenario(link: Link, server: Scripted):
@@ -58,7 +58,7 @@ def test_what_the_server_does_not_find_in_the_update_is_uploaded(play, committed
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_update_follows_the_last_byte_if_the_server_waits_for_it(play, committed: Committed, waits: bool) -> None:
-    """The server answers an upload only when it has the update too, or has waited for it in vain."""
+    """Make the server answer an upload only when it has the update too, or has waited for it in vain."""
     orders, result = committed
 
     async def scenario(link: Link, server: Scripted):
@@ -81,7 +81,7 @@ def test_the_update_follows_the_last_byte_if_the_server_waits_for_it(play, commi
 
 
 def test_an_update_that_overtakes_its_upload_again_and_again_follows_it_in_the_end(play, committed: Committed) -> None:
-    """A busy server may look at the update before it looks at the upload, each time, and asks for the bytes."""
+    """Make the server look at the update before the upload each time, as a busy one may, and ask for the bytes."""
     orders, result = committed
 
     async def scenario(link: Link, server: Scripted):
@@ -142,7 +142,7 @@ def test_a_blob_within_the_order_is_checked_as_one_that_is_downloaded(play, comm
 
 
 def test_what_the_server_says_of_itself_counts_for_its_stream(play) -> None:
-    """Over the network it is a part of Welcome; the next server behind the same address may be an older one."""
+    """Use two servers behind one address, of which the second is older. Over the network, abilities are a part of Welcome."""
 
     async def scenario(link: Link, server: Scripted) -> None:
         server.says = {"inline_bytes": 5_000, "waits": True}

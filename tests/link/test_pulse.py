@@ -1,4 +1,4 @@
-"""Who is alive: silence in ticks of one's own, the pace of frames, and a server that freezes behind an open connection."""
+"""Liveness: silence in one's own ticks, the pace of frames, and a server that freezes behind an open connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.link.test_conformance import DATA, stream, until
 
 
 def ticks(pulse):
-    """How many pass until the other side counts as gone."""
+    """Count the ticks until the other side counts as gone."""
     count = 1
     while not pulse.tick():
         count += 1
@@ -40,7 +40,7 @@ def test_a_transfer_gives_silence_more_time_for_as_long_as_it_lasts():
 
 
 def test_a_process_that_was_stopped_itself_does_not_blame_the_other():
-    """Whatever time passes between two ticks, it is one."""
+    """Count the time between two ticks, however long, as one tick."""
 
     async def scenario():
         pulse, gone = Pulse(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Handing in over any link: what a cut, a take-over, a stall, damaged bytes and a full disk come to."""
+"""Uploads over any link: a cut, a take-over, a stall, damaged bytes and a full disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.link.test_conformance import stream
 
 
 def hand_in(play, committed, said=None, **faults):
-    """(what came of it, what the device said to people, the server)."""
+    """Hand in a result. Return the outcome, the device's lines for people, and the server."""
     orders, result = committed
     lines: list[str] = [] if said is None else said
 
@@ -106,7 +106,7 @@ def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged
 
 
 def downloaded(play, data: bytes, encoding: str):
-    """What a device makes of such a blob, served for TENSORS."""
+    """Return what a device reads from such a blob, which is served for TENSORS."""
     expected = manifest_of(TENSORS)
 
     async def scenario(link: Link, server: Scripted):
@@ -165,7 +165,7 @@ def test_a_download_waits_for_a_restarted_server_to_know_the_order_again(play, c
 
 
 def test_a_job_that_is_cancelled_in_the_moment_its_upload_breaks_does_not_go_on(play, committed):
-    """The cut of a connection breaks the upload and, through the control stream, cancels the job, both at once."""
+    """Cut the connection, which breaks the upload and, through the control stream, cancels the job at the same time."""
     orders, result = committed
 
     async def scenario(link: Link, server: Scripted):

@@ -1,4 +1,4 @@
-"""Cancellation on a wire: whose it is, when a call breaks and its task is cancelled in the same turn of the loop."""
+"""Cancellation on a wire, when a call breaks and its task is cancelled in the same turn of the loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CUT = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "cut")
 
 
 class Call:
-    """As a call of grpc.aio: it ends with an error, or as cancelled where it was cancelled."""
+    """Call like one of grpc.aio: it ends with an error, or as cancelled if it was cancelled."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -40,7 +40,7 @@ class Channel:
 
 
 def struck(strike, nested):
-    """How often a transfer was tried, and whether its job ended as cancelled, after `strike(call, job, wire)`."""
+    """Count the tries of a transfer after `strike(call, job, wire)`, and return whether its job ended as cancelled."""
 
     async def scenario():
         wire, calls, link = Wire(Channel()), [], Always()
@@ -104,7 +104,7 @@ def test_what_was_cut_says_why():
 
 
 def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):
-    """gRPC remembers a failed connection for a second, and answers every call of that time with it."""
+    """Allow for gRPC, which remembers a failed connection for a second, and answers every call of that time with it."""
 
     async def scenario():
         server, tries = OverGrpc(Scripted(), tmp_path), 0

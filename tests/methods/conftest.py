@@ -1,4 +1,4 @@
-"""Real models of the registry, small; and a federation of aggregators and objectives in one process, in float64."""
+"""Small real models of the registry, and a federation of aggregators and objectives in one process, in float64."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Federation:
         )
 
     def round(self) -> None:
-        """All devices train on what they are served; the aggregators take what they hand in."""
+        """Run a round: all devices train on what they are served, and the aggregators take their updates."""
         self.rounds += 1
         updates: dict[str, list[PartUpdate]] = {kind: [] for kind in self.aggregators}
         for client, (_, y) in self.shards.items():
@@ -112,7 +112,7 @@ class Federation:
             aggregator.close_round(updates[kind])
 
     def prepared(self, client: str, served: bool = True) -> Tensors:
-        """What the device predicts with: of what it is served, or of its own state."""
+        """Return what the device predicts with: from what it is served, or from its own state."""
         task = self.task(client)
         if not served:
             task = LocalTask(**{**vars(task), "start": self.state[client]})

@@ -1,4 +1,4 @@
-"""What newcomers to a finished federation train under each method, and that nothing else moves on the device."""
+"""Newcomers to a finished federation: the tensors that each method trains; no other tensor changes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
 
 
 def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1) -> tuple[dict, dict, dict[str, str], Trainer]:
-    """(before, after, the kind of each tensor with "personal" for extras, trainer) of one device's training."""
+    """Return one device's tensors before and after training, the kind of each (extras are "personal"), and the trainer."""
     options = {"name": name, **({"inner_steps": 2, "mu": 0.01} if "pfedme" in name else {})}
     configured = configured_from(options)
     method, model = configured.method, build(spec, 0)
@@ -127,7 +127,7 @@ def test_what_is_frozen_keeps_every_bit_and_the_rest_moves(name: str, spec: Mode
 
 
 def test_running_statistics_of_the_frozen_part_stay_and_are_what_is_normalised_with() -> None:
-    """FedPer on a model with batch normalisation: the head is fitted to the features that it will predict from."""
+    """Use FedPer on a model with batch normalisation: the head is fitted to the features that it will predict from."""
     before, after, _, trainer = trained("fedper", ("private",), NORMED)
     statistics = [key for key in before if "running" in key]
     assert statistics and all(torch.equal(before[key], after[key]) for key in statistics)
@@ -146,7 +146,7 @@ def test_running_statistics_move_where_they_are_the_devices_own() -> None:
 
 
 def test_pfedmes_own_model_goes_on_from_itself_while_the_common_one_is_frozen() -> None:
-    """The pull being weak, a second round takes it further from where it began; from the common model it would not."""
+    """Use a weak pull: a second round moves it further from its start, which it would not from the common model."""
     _, once, _, _ = trained("pfedme", ("personal",), IMAGES)
     start, twice, _, _ = trained("pfedme", ("personal",), IMAGES, rounds=2)
 
@@ -157,7 +157,7 @@ def test_pfedmes_own_model_goes_on_from_itself_while_the_common_one_is_frozen() 
 
 
 def test_a_head_alone_is_trained_as_by_hand() -> None:
-    """FedPer's newcomer: two steps on the whole batch are softmax regression on features that do not move in between."""
+    """Use FedPer's newcomer: two steps on the whole batch are softmax regression on constant features."""
     configured = configure(get("fedper"), {})
     model = build(ModelSpec("dnn", "tabular", (3,), 2, options={"hidden": [4]}), 0).double()
     kinds = dict(assign(configured.method, model))

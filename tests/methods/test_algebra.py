@@ -1,4 +1,4 @@
-"""Parts, options and names of methods: what fits, what is refused, and in which words."""
+"""Parts, options and names of methods: valid ones, refused ones, and the messages."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_plan_gives_its_method_back():
 
 
 def test_nothing_here_imports_torch():
-    """`--help` and `status` check settings and must answer at once."""
+    """Check this because `--help` and `status` check settings, and must answer at once."""
     code = (
         "import sys; from attune.common.methods import registry, method; "
         "[method.configure(registry.get(name), {}) for name in registry.names()]; assert 'torch' not in sys.modules"

@@ -1,4 +1,4 @@
-"""From a method to working objects on real models."""
+"""Construction of a method's working objects on real models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attune.fedserver.lab.build import aggregators_for
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "local"])
 def test_every_method_plays_two_rounds_on_a_real_model(name, models):
-    """Everything of a part comes back, with the model's own shapes and dtypes, and after training it has changed."""
+    """Check that every tensor of a part comes back with the model's shape and dtype, and changed by training."""
     model, method = models["vit"](), get(name)
     kinds, initial = assign(method, model), tensors_of(model)
     vaults = {kind: MemoryVault() for kind in set(kinds.values())}

@@ -1,4 +1,4 @@
-"""Every method has its page, every page its method, and every setting is explained."""
+"""Every method has its page, every page has its method, and every setting is explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model is tried before devices come: what is wrong with it is named, at the server's first start and when a plan is made."""
+"""A model is tried before devices come: its faults are named at the server's first start, and when a plan is made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ImageClassifierOutput:
 
 
 class Wrapped(nn.Module):
-    """What it returns is made of its logits."""
+    """Model that returns something made of its logits."""
 
     def __init__(self, wrap: Any, classes: int = 3) -> None:
         super().__init__()

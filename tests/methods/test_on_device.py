@@ -1,4 +1,4 @@
-"""What a device does with tensors of its own, for every built-in method: never handed in, kept over restarts, saved as used."""
+"""A device's own tensors under every built-in method: never handed in, kept over restarts, and saved as used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEEPS = {"pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """The models are so small that threads only wait for each other."""
+    """Use one thread, because the models are so small that threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,7 +57,7 @@ def make(images, tmp_path):
 
 
 def order(learner, number, train=True, scale=None):
-    """An order that serves every part, scaled from what the device has; or nothing if `scale` is None."""
+    """Carry out an order that serves every part, scaled from the device's tensors, or no part if `scale` is None."""
     parts = sorted({kind for kind in learner.part_of.values() if kind != "private"})
     refs, fetched = [], {}
     for part in parts if scale is not None else ():

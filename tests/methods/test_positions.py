@@ -26,7 +26,7 @@ HYPER = {"hidden": 8, "embedding_dim": 4}
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """The models are so small that threads only wait for each other."""
+    """Use one thread, because the models are so small that threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -39,13 +39,13 @@ def spec(name: str = "transformer", per_position: bool = True) -> ModelSpec:
 
 
 def options(method: str) -> dict[str, int]:
-    """Small, where a hypernetwork takes part."""
+    """Return options of a small model for methods with a hypernetwork."""
     parts: list[PartKind] = [kind for kind in get(method).kinds if kind != "private"]
     return HYPER if any(get(method).aggregators[kind] == "hypernetwork" for kind in parts) else {}
 
 
 def text(step: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences in which each letter follows from the one before, so that every label can be known from its own position."""
+    """Return sequences in which each letter follows from the one before, so that a position's letter determines its label."""
     start = np.random.default_rng(seed).integers(0, LETTERS, SAMPLES)
     whole = (start[:, None] + step * np.arange(STEPS + 1)) % LETTERS
     return whole[:, :-1], whole[:, 1:]
@@ -60,9 +60,9 @@ def case(method: str, name: str = "transformer"):
     [*(case(method) for method in names()), *(case(name, "lstm") for name in ("fedavg", "fedrod", "ditto"))],
 )
 def test_a_method_learns_what_follows_at_every_position(federation, method, model):
-    """Two devices count in different steps; at every position they are right half again as often as by a guess, 1/5.
+    """Let two devices count in different steps. At every position they are right half again as often as by a guess, 1/5.
 
-    In two rounds a hypernetwork that makes the whole model hardly moves, so pFedHN's devices are judged as they have trained.
+    In two rounds a hypernetwork that makes the whole model hardly moves, so pFedHN's devices are judged after their training.
     """
     shards = {"a": text(1, 0), "b": text(2, 1)}
     train = TrainSettings(lr=0.1, batch_size=8, local_epochs=6)

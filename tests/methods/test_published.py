@@ -1,4 +1,4 @@
-"""The settings that a method's page gives for its paper's runs are accepted, and are what the page says."""
+"""The settings of the paper's runs on a method's page are accepted, and agree with the page."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def one_hot(y):
 
 
 def grad(W, client):
-    """Of the mean cross-entropy of softmax(X W^T)."""
+    """Return the gradient of the mean cross-entropy of softmax(X W^T)."""
     X, y = SHARDS[client]
     return (softmax(X @ W.T) - one_hot(y)).T @ X / len(y)
 
@@ -208,7 +208,7 @@ def test_fedavg_with_fine_tuning(federation):
 
 
 def test_fedrod(federation):
-    """Client a lacks class 2, and b has nothing else: their softmax is over the classes that they have."""
+    """Let client a lack class 2, and b have only class 2: their softmax is over the classes that they have."""
     played = play(federation, "fedrod", two_layers())
     B, H = B0, W0
     P = {"a": np.zeros((3, 2)), "b": np.zeros((3, 2))}
@@ -238,7 +238,7 @@ def test_fedrod(federation):
 
 
 def test_fedtp_with_fedrod(federation, models):
-    """One full-batch step on a real ViT, against gradients taken by torch with nothing of ours between."""
+    """Compare one full-batch step on a real ViT with gradients of torch, without the product's code between."""
     torch.manual_seed(0)
     model = models["vit"]().double()
     rng = np.random.default_rng(0)
@@ -275,7 +275,7 @@ def rbf(A, Z, length, a2):
 
 
 def evidence_gradient(Z, sign, omegas, length, a2):
-    """Of -mean over chains of log N(kappa / omega | 0, K + 1/omega), a point, in the features Z (N, K)."""
+    """Return the gradient in Z (N, K) of -mean over chains of log N(kappa / omega | 0, K + 1/omega), per point."""
     own = rbf(Z, Z, length, a2)
     G = np.zeros_like(own)
     for omega in omegas:
@@ -287,7 +287,7 @@ def evidence_gradient(Z, sign, omegas, length, a2):
 
 
 def test_pfedgp(federation):
-    """Client a tells its classes 0 and 1 apart; b has one class, and its body stays. tests/gp proves `gibbs` right."""
+    """Let client a separate its classes 0 and 1; b has one class, and its body stays. tests/gp checks `gibbs`."""
     length, a2 = 0.6, 3.0
     kernel = ProcessSettings(length_scale=length, output_scale=a2, gibbs_draws=4)
     played = play(federation, "pfedgp", two_layers(), length_scale=length, output_scale=a2, gibbs_draws=4)

@@ -1,7 +1,7 @@
-"""Two clients, two rounds on a small ViT: the methods that say where each tensor lives, against an oracle of their four rules.
+"""Two clients, two rounds on a small ViT: methods with a rule for each tensor, against an oracle of the four rules.
 
-The oracle knows a tensor by its name alone and computes in float64 with autograd and numpy. What it shares with the product
-is the model's forward pass and the hypernetwork's first weights.
+The oracle knows only the names of tensors, and computes in float64 with autograd and numpy. It shares the model's forward pass
+and the hypernetwork's first weights with the product.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def shards():
 
 
 class Oracle:
-    """The rules as the papers have them: `rule` is that of the first pattern that a name matches."""
+    """The papers' rules. A tensor's `rule` is that of the first pattern that its name matches."""
 
     def __init__(self, patterns, data, mu, hypernetwork):
         self.module, self.data, self.mu = model(), data, mu
@@ -78,7 +78,7 @@ class Oracle:
         return {name: flat.view(self.theta[client][name].shape)}
 
     def locally(self, client):
-        """EPOCHS full-batch steps on the mean loss and mu/2 of the squared distance to what was served."""
+        """Take EPOCHS full-batch steps on the mean loss and mu/2 of the squared distance to the served value."""
         x, y = (torch.from_numpy(part) for part in self.data[client])
         start = {name: tensor.detach() for name, tensor in self.theta[client].items()}
         theta = dict(start)
@@ -113,7 +113,7 @@ class Oracle:
             return lambda client, name: {other: 1 / len(ends) for other in ends}
 
         def attention(client, name):
-            """Softmax of sigma times the cosine of the layers (weight and bias together) that `name` belongs to."""
+            """Return the softmax of sigma times the cosine of the layers (weight and bias together) that `name` belongs to."""
             layer = [n for n in self.rule if "." in name and n.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]] or [name]
             flat = {c: np.concatenate([ends[c][n].numpy().ravel() for n in layer if self.rule[n] == rule]) for c in ends}
             norm = {c: np.sqrt(flat[c] @ flat[c]) for c in ends}
@@ -127,7 +127,7 @@ class Oracle:
         return {name: end[name] - self.theta[client][name].detach() for name, rule in self.rule.items() if rule == "generated"}
 
     def descend(self, changes):
-        """One step of phi and z on sum_i (m_i / M) <W_i, -Delta_i>, by autograd (FedTP eq. 7-10, errata E2)."""
+        """Take one step of phi and z on sum_i (m_i / M) <W_i, -Delta_i>, by autograd (FedTP eq. 7-10, errata E2)."""
         self.hyper = {key: tensor.detach().requires_grad_() for key, tensor in self.hyper.items()}
         surrogate = sum(
             -self.share[client] * (self.generated(client)[name] * delta).sum()
@@ -140,7 +140,7 @@ class Oracle:
 
 
 def first_hypernetwork(played):
-    """M, m, H, h and each client's z, as the product drew them."""
+    """Return M, m, H, h and each client's z, as the product drew them."""
     if "generated" not in played.aggregators:
         return None
     state = played.aggregators["generated"]._load()

@@ -1,4 +1,4 @@
-"""Two clients, two rounds: methods whose idea is on the server, and kNN, against the same computation in numpy.
+"""Two clients, two rounds: methods with their idea on the server, and kNN, against the same computation in numpy.
 
 X (N, D), y (N,), W (C, D) the model of three classes, z an embedding; everything in float64, full batches.
 """
@@ -36,14 +36,14 @@ def linear_model():
 
 
 def gradient(W, client):
-    """Of the mean cross-entropy of softmax(X W^T)."""
+    """Return the gradient of the mean cross-entropy of softmax(X W^T)."""
     X, y = SHARDS[client]
     E = np.exp(X @ W.T)
     return (E / E.sum(axis=1, keepdims=True) - np.eye(3)[y]).T @ X / len(y)
 
 
 def locally(W, client, mu=0.0):
-    """EPOCHS steps from what was served, pulled to it."""
+    """Take EPOCHS steps from the served value, with a pull towards it."""
     theta = W
     for _ in range(EPOCHS):
         theta = theta - LR * (gradient(theta, client) + mu * (theta - W))
@@ -56,7 +56,7 @@ def check(played, expected, tolerance=1e-12):
 
 
 def test_heurfedamp(federation):
-    """Of two clients the other has all of 1 - a."""
+    """Use two clients: the other one has all of 1 - a."""
     played = federation(get("heurfedamp"), linear_model(), SHARDS, {"mu": MU, "self_weight": 0.7}, TRAIN)
     W = {"a": W0, "b": W0}
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_heurfedamp(federation):
 
 @pytest.mark.parametrize(("sigma", "step"), [(0.8, 1.0), ("auto", 0.6)])
 def test_fedamp(federation, sigma, step):
-    """The other weighs step/2 * exp(-d^2 / sigma); of one pair the median distance is its own, so that auto gives e^-1."""
+    """Expect a weight of step/2 * exp(-d^2 / sigma) for the other; the only distance is the median, so that auto gives e^-1."""
     played = federation(get("fedamp"), linear_model(), SHARDS, {"mu": MU, "sigma": sigma, "step": step}, TRAIN)
     W = {"a": W0, "b": W0}
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_fedamp(federation, sigma, step):
 
 
 def test_pfedhn(federation):
-    """h(z) = H (M z + m) + h by hand: phi and z descend along -Delta, weighted by the shares (errata E2)."""
+    """Compute h(z) = H (M z + m) + h by hand: phi and z descend along -Delta, weighted by the shares (errata E2)."""
     options = {
         "layers": 1,
         "hidden": 3,
@@ -113,7 +113,7 @@ def test_pfedhn(federation):
 
 
 def test_knn(federation):
-    """After FedAvg rounds, what a device predicts: 0.6 of its two nearest samples and 0.4 of the mean model."""
+    """Compare predictions after FedAvg rounds: 0.6 of a device's two nearest samples and 0.4 of the mean model."""
     method = method_from_options({"name": "custom", "parts": {"*": "shared"}, "predictor": "knn"})
     played = federation(method, linear_model(), SHARDS, {"name": "custom", "parts": {"*": "shared"}, "neighbours": 2}, TRAIN)
     W = W0
@@ -140,7 +140,7 @@ def test_knn(federation):
     ],
 )
 def test_what_is_generated(models, name, patterns):
-    """FedTP's table V: MLP layers, normalisation layers, all of the blocks."""
+    """Use FedTP's table V: MLP layers, normalisation layers, all of the blocks."""
     model = models["vit"]()
     for tensor, kind in assign(get(name), model).items():
         expected = "generated" if any(fnmatchcase(tensor, pattern) for pattern in patterns) else "shared"

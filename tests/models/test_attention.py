@@ -14,7 +14,7 @@ from attune.common.models.transformer import sinusoids
 
 
 def oracle(layer: SelfAttention, x_TD: np.ndarray, causal: bool) -> np.ndarray:
-    """One sample, loops only where they make it plain."""
+    """Compute one sample, with loops where they make it clearer."""
     weight = layer.to_qkv.weight.detach().numpy()
     inner = layer.heads * layer.head_dim
     q, k, v = (x_TD @ weight[i * inner : (i + 1) * inner].T for i in range(3))

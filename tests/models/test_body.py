@@ -1,4 +1,4 @@
-"""A frozen body: which tensors it has, how it is known, and that nothing changes it."""
+"""A frozen body: its tensors, its digest, and that it never changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_roles_are_those_of_the_adapters() -> None:
 
 
 def test_a_frozen_head_is_not_the_head() -> None:
-    """A body that classifies something else has one of its own, by the very name."""
+    """Use a body that classifies something else, and so has a head of its own with the very same name."""
     model = nn.Sequential()
     model.add_module("head", nn.Linear(4, 6).requires_grad_(False))
     model.add_module("mine", nn.Linear(6, 3))

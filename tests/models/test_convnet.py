@@ -86,7 +86,7 @@ def test_a_batch_of_one_sample_is_normalised_as_in_prediction():
 
 
 def test_running_statistics_are_explicit_in_a_functional_call():
-    """What a trainer does: statistics given by name change in place, the module's own do not."""
+    """Compute as a trainer does: statistics given by name change in place, and the module's own do not."""
     model = build("convnet-bn", (8, 8, 1))
     own = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
     given = {name: tensor.clone() for name, tensor in own.items()}

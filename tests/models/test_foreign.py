@@ -1,7 +1,7 @@
-"""Models of other people's making, with random weights: their q,k,v, head, norms and blocks are found, and FedTP fits them.
+"""Models of other libraries with random weights: their q,k,v, head, norms and blocks are found, and FedTP fits them.
 
-Hugging Face's are the real ones, of the package transformers. timm cannot be imported beside a CPU build of torch (it needs
-torchvision, whose wheels are CUDA builds), so its ViT is laid out here by hand, attribute by attribute, as timm 1.0 has it.
+Hugging Face's models are the real ones of the package transformers. timm cannot be imported beside a CPU build of torch (it
+needs torchvision, whose wheels are CUDA builds), so its ViT is written here by hand, attribute by attribute, as in timm 1.0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH, DEPTH, HIDDEN, CLASSES = 16, 2, 24, 3
 
 
 class LogitsOf(nn.Module):
-    """What a user's factory returns for a Hugging Face model: the logits alone."""
+    """Hugging Face model as a user's factory returns it: only the logits."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class TimmViT(nn.Module):
 
 
 class TorchEncoder(nn.Module):
-    """torch's own layers: nn.MultiheadAttention with q,k,v in one in_proj_weight."""
+    """Encoder of torch's own layers: nn.MultiheadAttention with q,k,v in one in_proj_weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def test_roles(case):
 
 @pytest.mark.parametrize("name", CASES)
 def test_fedtp_generates_what_the_model_attends_with(name):
-    """q,k,v given by name change the logits, and gradients reach every such matrix (a key's bias cancels in softmax)."""
+    """Check that q,k,v given by name change the logits, and get gradients (except a key's bias, which cancels in softmax)."""
     model = CASES[name][0]().double().eval()
     generated = [tensor for tensor, kind in assign(FEDTP, model).items() if kind == "generated"]
     torch.manual_seed(1)

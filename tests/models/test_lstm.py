@@ -15,7 +15,7 @@ def build(kind: str, shape: tuple[int, ...], **options: int) -> torch.nn.Module:
 
 
 def oracle(tensors: dict[str, np.ndarray], x_TD: np.ndarray, depth: int) -> np.ndarray:
-    """Hochreiter and Schmidhuber with a forget gate; gates stacked as input, forget, cell, output."""
+    """Compute Hochreiter and Schmidhuber with a forget gate; gates are stacked as input, forget, cell, output."""
 
     def sigmoid(z: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-z))
@@ -51,7 +51,7 @@ def test_tokens_are_embedded():
 
 
 def test_the_papers_sizes():
-    """Embedding 8 of 100 characters, two layers of 256, linear to the classes."""
+    """Expect an embedding of 8 for 100 characters, two layers of 256, and linear to the classes."""
     assert (
         sum(map(torch.numel, tensors_of(build("tokens", (5,))).values()))
         == 800 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (512 + 2) + 5 * 257

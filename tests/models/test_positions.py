@@ -1,4 +1,4 @@
-"""A label for every position: shapes, what each position may see, and the leak of the published text model (errata E3)."""
+"""A label for every position: shapes, the visible positions, and the leak of the published text model (errata E3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS = ["transformer", "lstm"]
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """The models are so small that threads only wait for each other."""
+    """Use one thread, because the models are so small that threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -80,8 +80,11 @@ def test_with_leaky_targets_every_position_depends_on_the_next_token():
 
 
 def test_on_random_text_the_leaky_model_is_right_and_the_causal_one_guesses():
-    """Next letters of text drawn evenly from A = 5 cannot be predicted: windows of T = 4 give (T-1)/T + 1/(A T) = 0.8 by the
-    leak, and 1/5 without. Four standard deviations of the test part are 0.04 and 0.03."""
+    """Use text drawn evenly from A = 5 letters, whose next letters cannot be predicted.
+
+    Windows of T = 4 give (T-1)/T + 1/(A T) = 0.8 by the leak, and 1/5 without. Four standard deviations of the test part are
+    0.04 and 0.03.
+    """
     window, letters, count = 4, 5, 400
     text = tokens(2 * count, window + 1, letters)
     x, y = text[:, :-1], text[:, 1:]
@@ -120,7 +123,7 @@ def test_what_makes_no_sense_is_refused(kind, shape, per_position, options, mess
 
 
 def one_label_whatever_is_asked(spec: ModelSpec) -> nn.Module:
-    """A model of somebody's own that does not look at spec.per_position."""
+    """Make a user's model that ignores spec.per_position."""
     return nn.Sequential(nn.Embedding(spec.vocabulary, 4), nn.Flatten(), nn.Linear(4 * spec.shape[0], spec.classes))
 
 

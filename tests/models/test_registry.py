@@ -1,4 +1,4 @@
-"""Models by name: which fits what, options, determinism, and bringing one's own."""
+"""Models by name: their data, options, determinism, and users' own models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention rollout: worked out by hand, against an independent NumPy oracle, and what cannot be rolled out."""
+"""Attention rollout: by hand, against an independent NumPy oracle, and models without rollout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def vit(shape=(4, 6, 1), **options):
 
 
 def test_two_layers_and_two_heads_by_hand():
-    """T = 2, so 4 weights a layer and int(0.3 * 4) = 1 of them is dropped.
+    """Compute T = 2, so that each layer has 4 weights, of which int(0.3 * 4) = 1 is dropped.
 
     Layer 1: maximum of [[.9 .1] [.4 .6]] and [[.5 .5] [.2 .8]] = [[.9 .5] [.4 .8]]; .4 goes: [[.9 .5] [0 .8]]; with the
     identity [[1.9 .5] [0 1.8]]; normalised [[1.9/2.4 .5/2.4] [0 1]].
@@ -35,7 +35,7 @@ def test_two_layers_and_two_heads_by_hand():
 
 
 def oracle(layers, discarded):
-    """In plain loops: fuse, drop, add the identity, normalise, multiply from the left."""
+    """Compute in plain loops: fuse, drop, add the identity, normalise, multiply from the left."""
     result = []
     for image in range(len(layers[0])):
         steps = layers[0].shape[-1]
@@ -71,7 +71,7 @@ def test_against_the_oracle(images, heads, steps, depth, discarded, seed):
 
 
 def test_the_weights_are_those_of_the_forward_pass():
-    """From the projections by hand: softmax(q k^T / sqrt(E)) of each head, block by block, on what enters the block."""
+    """Compute softmax(q k^T / sqrt(E)) of each head by hand, block by block, from the projections of each block's input."""
     model = vit()
     x = torch.rand(3, 1, 4, 6, generator=torch.Generator().manual_seed(0))
     entered = []

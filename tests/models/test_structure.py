@@ -1,4 +1,4 @@
-"""Roles, components and tensors, on our models and on models written in other people's manners."""
+"""Roles, components and tensors, on our models and on models in other styles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The convolutional and recurrent models in a device's training and a server's mean: same bits, and every batch size works."""
+"""Training of convolutional and recurrent models on a device, and their mean on a server: same bits, and any batch size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def built(name: str, kind: str, shape: tuple[int, ...], options: dict[str, int],
 
 
 def samples(kind: str, shape: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three classes that differ in their mean, or in their last token."""
+    """Return samples of three classes that differ in their mean, or in their last token."""
     generator = torch.Generator().manual_seed(1)
     y = torch.arange(count) % 3
     if kind == "tokens":
@@ -51,7 +51,7 @@ def trainer(model: nn.Module, **settings: float) -> Trainer:
 
 @pytest.mark.parametrize(("name", "kind", "shape", "options"), CASES)
 def test_training_computes_with_the_tensors_it_is_given_and_is_repeatable(name, kind, shape, options):
-    """17 samples in batches of 8: the last batch is one sample. What the module itself holds must not matter."""
+    """Use 17 samples in batches of 8, so that the last batch is one sample. The module's own tensors must not matter."""
     x, y = samples(kind, shape, 17)
     start = {name: tensor.clone() for name, tensor in tensors_of(built(name, kind, shape, options)).items()}
     runs = [
@@ -82,7 +82,7 @@ def test_bf16_training():
 
 
 def test_statistics_and_counters_pass_through_a_round():
-    """Two devices of 8 and 24 samples, batches of 8, one epoch: 1 and 3 batches, weighted (1 + 3 * 3) / 4 = 2.5, to even."""
+    """Use two devices of 8 and 24 samples in batches of 8: 1 and 3 batches, weighted (1 + 3 * 3) / 4 = 2.5, to even."""
     model = built("convnet-bn", "images", (8, 8, 1), {})
     start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
     vault = MemoryVault()

@@ -1,4 +1,4 @@
-"""Tasks on small models: full control over data, seeds and settings."""
+"""Tasks on small models, with full control over data, seeds and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the traces of whole methods do not see: batches, frozen layers, running statistics, models of any build, ends."""
+"""Cases that the traces of whole methods do not cover: batches, frozen layers, running statistics, any model, ends."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_bf16_trains_float32_weights(name, make):
 
 
 def test_maml_takes_its_inner_batches_beside_fedavgs(make_task):
-    """One sample a batch; theta and gradients in numpy for the two sequences of samples."""
+    """Take one sample per batch, and compute theta and gradients in numpy for the two sequences of samples."""
     W = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
     model = nn.Linear(2, 3, bias=False).double()
     x, y = data(4)
@@ -132,7 +132,7 @@ def test_maml_takes_its_inner_batches_beside_fedavgs(make_task):
 
 
 def test_the_step_that_maml_trains_for_is_the_one_before_prediction(make_task):
-    """Clipped and with decay: where the outer step is next to nothing, the loss behind it is that of the prepared model."""
+    """Use clipping and decay, and an outer step of almost zero: the loss after it is that of the prepared model."""
     model = nn.Linear(2, 3)
     x, y = data(6)
     start = {name: 20 * value.detach().clone() for name, value in model.state_dict().items()}
@@ -175,7 +175,7 @@ def test_without_mu_the_exchanged_model_stays(make):
 
 
 def test_alternating_takes_its_own_epochs_and_freezes_against_decay_too(make):
-    """With a learning rate of next to nothing, only decay could move what is frozen: 3 head epochs of 3 batches come first."""
+    """Use a learning rate near zero, so that only decay could move frozen tensors: 3 head epochs of 3 batches come first."""
     objective = OBJECTIVES["alternating"]
     seen, task = [], make(objective, local_steps=50, weight_decay=0.5)
     objective.run(LocalTask(**{**vars(task), "progress": seen.append}))
@@ -193,7 +193,7 @@ def test_the_prior_of_classes_by_hand():
 
 
 def test_a_class_that_the_device_lacks_has_no_gradient(make_task):
-    """Plain softmax would push its row away; balanced softmax leaves it where the other devices put it."""
+    """Check that balanced softmax leaves the row of a missing class; plain softmax would push it away."""
     model = normed()
     x, y = data()
     y = torch.where(y == 2, 0, y)

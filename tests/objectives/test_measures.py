@@ -1,4 +1,4 @@
-"""What each task means in numbers: losses, scores, likelihoods, constant answers and blends, worked out by hand."""
+"""Measures of each task by hand: losses, scores, likelihoods, constant answers and blends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGITS = torch.tensor([[0.0, 0.0, 0.0], [math.log(3), -math.log(3), -1.0]])
 
 
 def test_squared_errors_by_hand():
-    """Of the samples: (1 + 0) / 2 and (0 + 4) / 2."""
+    """Expect (1 + 0) / 2 and (0 + 4) / 2 for the two samples."""
     assert float(NUMBERS.loss(SCORES, Y)) == 1.25
     assert float(NUMBERS.loss(SCORES, Y, torch.tensor([1.0, 0.0]))) == 0.5
     assert NUMBERS.right(NUMBERS.of_scores(SCORES), Y).tolist() == [0.5, -1.0]
@@ -28,7 +28,7 @@ def test_squared_errors_by_hand():
 
 
 def test_r2_is_what_textbooks_call_so():
-    """y with mean 0 and variance 1, as it is standardised: one minus residual over total sum of squares."""
+    """Use y with mean 0 and variance 1, as if standardised: one minus residual over total sum of squares."""
     y = torch.randn(50, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = (y - y.mean()) / y.std(correction=0)
     scores = 0.7 * y + 0.1
@@ -54,7 +54,7 @@ def test_the_likelihood_of_numbers_is_gaussian_with_the_mean_error_as_variance()
 
 
 def test_binary_cross_entropy_by_hand():
-    """ln 2 three times; then -ln(3/4), -ln(1/4), and ln(1 + 1/e)."""
+    """Expect ln 2 three times; then -ln(3/4), -ln(1/4), and ln(1 + 1/e)."""
     first, second = math.log(2), (-math.log(0.75) - math.log(0.25) + math.log1p(math.exp(-1))) / 3
     assert float(LABELS.loss(LOGITS, THERE)) == pytest.approx((first + second) / 2)
     assert float(LABELS.loss(LOGITS, THERE, torch.tensor([0.25, 0.75]))) == pytest.approx(0.25 * first + 0.75 * second)

@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name, against steps worked out by hand; the plan of a federation without them is as before."""
+"""Optimizers and schedules by name, against steps by hand; without them the plan of a federation has not changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = 1.0
 
 
 class OneWeight(nn.Module):
-    """Scores (0, w x): with one sample x = 1 of class 0 the gradient of w is sigmoid(w)."""
+    """Model with scores (0, w x): with one sample x = 1 of class 0 the gradient of w is sigmoid(w)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class OneWeight(nn.Module):
 
 
 def moved(round_: int = 0, **settings: Any) -> float:
-    """Where the weight is after one order on one sample."""
+    """Return the weight after one order on one sample."""
     usual = {"lr": 0.1, "momentum": 0.0, "clip_norm": 0.0, "batch_size": 1, "local_steps": 2}
     trainer = Trainer(
         OneWeight(),
@@ -94,7 +94,7 @@ def test_unknown_ones_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_what_is_not_set_is_not_in_the_plan() -> None:
-    """A device of the first version reads the plan of a federation that uses none of it."""
+    """Let a device of the first version read the plan of a federation that uses no new setting."""
     said = msgspec.json.decode(msgspec.json.encode(TrainSettings()))
     assert not {"optimizer", "schedule", "lr_decay", "augment", "evaluate"} & said.keys()
     more = convert(TrainSettings, {"optimizer": "adamw", "augment": ["flip"]}, "")

@@ -13,7 +13,7 @@ from attune.fedclient.work.objectives.sgd import Sgd
 
 
 def test_the_term_by_hand():
-    """Received 1 where theta is 3: the term is mu/2 * 2^2, its gradient mu * 2; what has no centre has none."""
+    """Expect mu/2 * 2^2 and the gradient mu * 2 for received 1 and theta 3; tensors without a centre have no term."""
     w = torch.tensor([[3.0], [0.0]], requires_grad=True)
     private = torch.tensor([9.0], requires_grad=True)
     centre = torch.tensor([[1.0], [0.0]], requires_grad=True)
@@ -25,7 +25,7 @@ def test_the_term_by_hand():
 
 
 def test_running_statistics_are_not_pulled(make_task):
-    """They are received, but not trained: the term is that of the weights alone."""
+    """Receive running statistics, which are not trained: the term is that of the weights."""
     model = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Linear(1, 2, bias=False))
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     received = {name: tensor + 1 for name, tensor in start.items()}
@@ -48,6 +48,6 @@ def test_without_mu_it_is_sgd_bit_by_bit(make_task):
 
 
 def test_loss_over_positions_counts_each_one():
-    """Two positions with probabilities 1/2 and 1/4 for the right symbol: (ln 2 + ln 4) / 2."""
+    """Use two positions with probabilities 1/2 and 1/4 for the right symbol: (ln 2 + ln 4) / 2."""
     logits_NTC = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]]]))
     assert mean_cross_entropy(logits_NTC, torch.tensor([[0, 1]])).item() == pytest.approx(1.5 * 0.6931472)

@@ -1,4 +1,4 @@
-"""The files of the checkout, and which of them the wheel must have."""
+"""The files of the checkout, and those of them that the wheel must have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_SHIPPED = {"benchmarks", "docs", "examples", "tests"}
 
 
 def files() -> list[Path]:
-    """Every file that is tracked, or is new and not ignored, relative to the root. Links are left out."""
+    """Return every file that is tracked, or is new and not ignored, relative to the root. Links are left out."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
     paths = sorted({Path(name) for name in done.stdout.split("\0") if name})
@@ -21,13 +21,13 @@ def files() -> list[Path]:
 
 
 def package_folders() -> set[Path]:
-    """Every folder with an `__init__.py` that is part of `attune`; the root itself is Path(".")."""
+    """Return every folder with an `__init__.py` that is part of `attune`; the root itself is Path(".")."""
     found = {path.parent for path in files() if path.name == "__init__.py"}
     return {folder for folder in found if not NOT_SHIPPED & set(folder.parts[:1])}
 
 
 def shipped() -> set[Path]:
-    """The files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, data of packages."""
+    """Return the files of an installed `attune`, relative to the root: code, stubs, typing mark, protos, data of packages."""
     folders = package_folders() - {Path()}
     code = {path for path in files() if path.parent in folders}
     top = {path for path in files() if path.parent == Path() and (path.suffix == ".py" or path.name == "py.typed")}

@@ -1,4 +1,4 @@
-"""The wheel, built once, from a copy: building writes into the folder that it builds."""
+"""The wheel, built once from a copy, because building writes into its folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.packaging.checkout import ROOT, files
 
 @pytest.fixture(scope="session")
 def clean_environment() -> dict[str, str]:
-    """This process's environment without a PYTHONPATH, which would put the checkout before what is installed."""
+    """Return this process's environment without a PYTHONPATH, which would put the checkout before the installed package."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory, clean_environment: dict[str, str]) -> Path:
-    """Built offline by the setuptools of this environment."""
+    """Build the wheel offline with the setuptools of this environment."""
     copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
     for path in files():
         (copy / path.parent).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The installed wheel among packages of other people that are called as ours were: common, fedserver, fedclient."""
+"""The installed wheel beside foreign packages that are called common, fedserver and fedclient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEDERATION = ("--method", "fedavg", "--rounds", "1", "--min-clients", "2", "--se
 
 @dataclass(frozen=True)
 class Installation:
-    """An environment with the wheel, and a working folder that PYTHONPATH names first."""
+    """Environment with the wheel, and a working folder that PYTHONPATH names first."""
 
     folder: Path
     site_packages: Path
@@ -37,8 +37,11 @@ class Installation:
 def installed(
     wheel: Path, clean_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """The wheel in a new environment. Its dependencies are those of the running one, whose own `attune` is not visible: that
-    one is found through a .pth file, and Python reads .pth files in its own site-packages only."""
+    """Install the wheel in a new environment, with the dependencies of the running one.
+
+    The running environment's own `attune` is not visible: it is found through a .pth file, and Python reads .pth files only in
+    its own site-packages.
+    """
     folder, work = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("work")
     venv.create(folder, symlinks=True)
     site_packages = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(folder)}))
@@ -60,7 +63,7 @@ def installed(
 
 @pytest.fixture
 def processes() -> Iterator[list[Process]]:
-    """Those that a test adds are gone when it ends."""
+    """Yield a list of processes, which are gone when the test ends."""
     started: list[Process] = []
     yield started
     for process in started:
@@ -95,7 +98,7 @@ def test_it_is_the_wheel_that_is_imported_and_the_strangers_are_in_the_way(insta
 def test_a_federation_runs_from_a_folder_with_packages_of_those_names(
     installed: Installation, processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server and a hosted fleet of two devices, by the installed commands: one round of FedAvg; and as a simulation."""
+    """Run a server and a hosted fleet of two devices with the installed commands, for one round of FedAvg; then simulate it."""
     monkeypatch.chdir(installed.work)
     for seed in (1, 2):
         tabular_shard(installed.work / "shards" / f"shard{seed}", seed)

@@ -1,4 +1,4 @@
-"""constraints-lowest.txt has the lowest version of everything that pyproject.toml asks for; `make lowest` tries it."""
+"""constraints-lowest.txt has the lowest version of every requirement in pyproject.toml; `make lowest` tries it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GENERATOR = "grpcio-tools"  # needed by `make proto` only
 
 
 def of_python(lines: Iterable[str], python: str) -> list[Requirement]:
-    """Those that count there."""
+    """Return the lines that count for a version of Python."""
     found = [Requirement(line) for line in lines]
     return [one for one in found if one.marker is None or one.marker.evaluate({"python_version": python})]
 
 
 def pins(name: str, python: str) -> dict[str, Version]:
-    """The versions that a constraints file pins for a version of Python, by distribution."""
+    """Return the versions that a constraints file pins for a version of Python, by distribution."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     found = of_python((line for line in lines if line.strip() and not line.startswith("#")), python)
     assert all(one.operator == "==" for requirement in found for one in requirement.specifier)
@@ -32,7 +32,7 @@ def pins(name: str, python: str) -> dict[str, Version]:
 
 
 def requirements(python: str) -> list[Requirement]:
-    """What an installation, its extras for users and the build ask for."""
+    """Return the requirements of an installation, of its extras for users and of the build."""
     settings = pyproject()
     extras = settings["project"]["optional-dependencies"]
     lines = [*settings["build-system"]["requires"], *settings["project"]["dependencies"]]
@@ -62,6 +62,6 @@ def test_the_newest_versions_that_are_tried_are_allowed(python: str) -> None:
 
 
 def test_the_versions_that_run_here_are_allowed() -> None:
-    """So that an environment which was not brought up to date does not pass for the declared one."""
+    """Check that this environment is up to date, so that it is the declared one."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert [str(one) for one in requirements(here) if not one.specifier.contains(version(one.name))] == []

@@ -1,4 +1,4 @@
-"""pyproject.toml against the checkout: the list of packages, and how the distribution and its extras are called."""
+"""pyproject.toml against the checkout: the list of packages, and the names of the distribution and its extras."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_no_module_lies_in_a_folder_without_an_init_file() -> None:
 
 
 def test_what_people_are_told_to_install_is_ours() -> None:
-    """On PyPI the name `attune` belongs to somebody else."""
+    """Check the name: on PyPI `attune` is a package of somebody else."""
     project = pyproject()["project"]
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in files() if path.suffix in (".md", ".py", ".toml")}
     told = {(path, name) for path, text in texts.items() for name in re.findall(r"pip install ['\"]?(attune[\w-]*)", text)}

@@ -1,4 +1,4 @@
-"""What each role needs: devices and simulations run without the extra `server`; a server says in one line what to install."""
+"""Needs of each role: devices and simulations run without the extra `server`; a server names it in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ shards = {name: (rng.normal(size=(20, 4)).astype("float32"), numpy.arange(20) % 
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Run a program where the packages of the extra are missing."""
+    """Run a program without the packages of the extra."""
 
     def of(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT + program, *arguments]

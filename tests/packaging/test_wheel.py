@@ -1,4 +1,4 @@
-"""What the wheel has in it: everything that runs, and nothing else."""
+"""Content of the wheel: everything that runs, and no other files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_file_of_the_packages_is_there_and_no_other(names: set[PurePosixPa
 
 
 def test_the_typing_mark_the_protos_and_the_generated_code_are_shipped(names: set[PurePosixPath]) -> None:
-    """By name, apart from the rule that the test above computes."""
+    """Name them here, apart from the rule that the test above computes."""
     wanted = ("py.typed", "proto/attune/v1/federation.proto", "proto/attune/v1/admin.proto", "common/pb/federation_pb2.pyi")
     assert names >= {PurePosixPath("attune", name) for name in wanted}
 

@@ -1,4 +1,4 @@
-"""Installed packages that offer components: metadata and modules in a folder on sys.path, as pip would leave them."""
+"""Installed packages with components: metadata and modules in a folder on sys.path, as pip would leave them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ENTRIES = {
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install a package that offers `demo` in every group, or what is said; its module is named as the package."""
+    """Install a package that offers `demo` in every group, or the given components; its module has the package's name."""
     made: list[str] = []
 
     def put(name: str, version: str = "1.0", entries: Mapping[str, Mapping[str, str]] = ENTRIES, module: str = MODULE) -> Path:
@@ -80,5 +80,5 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture(autouse=True)
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Forget what a test registers when it ends."""
     monkeypatch.setattr(plugins, "_registered", {group: {} for group in plugins.GROUPS})

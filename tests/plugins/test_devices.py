@@ -1,4 +1,4 @@
-"""Code of packages on devices: what a plan lists, what a device refuses before it loads anything, and what it does without."""
+"""Code of packages on devices: a plan lists the packages, and a device refuses them before it loads anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Components of other packages by name: which are found, which win, and which are refused in which words."""
+"""Components of other packages by name: those that are found, those that win, and the refusals."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_settings_without_a_class_say_what_is_missing(install: Any) -> None:
 
 
 class Still(SharedValue):
-    """An aggregator that never moves."""
+    """Aggregator that never changes its state."""
 
     def close_round(self, updates: Any) -> dict[str, float]:
         return {}

@@ -1,4 +1,4 @@
-"""What every store of blobs and every spool must do: in a folder, and in memory."""
+"""Requirements of every store of blobs and every spool, in a folder and in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIGEST = digest_of(DATA)
 
 
 class Bench:
-    """A storage; `restart` makes a new one over the same bytes, as a new process would; `rewrite` damages behind its back."""
+    """Storage. `restart` makes a new one over the same bytes, as a new process would; `rewrite` damages bytes."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
@@ -65,7 +65,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
 
 
 def write(blobs: Blobs, name: str, data: bytes = DATA, durable: bool = True) -> Blob:
-    """In two pieces, the second first."""
+    """Write data in two pieces, the second first."""
     target = blobs.create(name, len(data), durable)
     half = len(data) // 2
     target.write(memoryview(data)[half:], half)
@@ -292,7 +292,7 @@ def test_a_sealed_upload_can_be_opened_again_at_its_end(bench: Bench) -> None:
 
 @pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
 def test_another_size_of_a_sealed_upload_begins_anew_and_harms_nothing_that_was_kept(bench: Bench, size: int) -> None:
-    """A device that lies about the size of what it has handed in already: its update is in the inbox, as the same file."""
+    """Let a device lie about the size of a finished upload, whose update is in the inbox as the same file."""
     kept = bench.blobs.keep(sealed(bench), "inbox/train-1-a/shared")
     growing = bench.spool.grow("a/x", DIGEST, size)
     assert growing.size == 0

@@ -38,12 +38,12 @@ METHODS = ["fedavg", "fedtp", "fedmcsa", "fedamp"]
 
 
 def sent(value: Any, kind: Any) -> Any:
-    """As it comes out of another process."""
+    """Return a value as it comes out of another process."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
 
 
 class FarLab:
-    """A lab to which all arguments and all results are sent as bytes."""
+    """Lab that gets all arguments, and returns all results, as bytes."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -85,7 +85,7 @@ class FarLab:
 
 
 def upload(blobs: Blobs, inbox: Inbox, uploads: Uploads, order: OrderId, part: str, tensors: dict[str, torch.Tensor]) -> Blob:
-    """What a device hands in, frame by frame."""
+    """Upload a device's part, frame by frame."""
     scratch = MemoryBlobs()
     blob = write_tensors(partial(scratch.create, "made"), tensors)
     target = UploadTarget(str(order), part, blob.digest, blob.size)
@@ -96,7 +96,7 @@ def upload(blobs: Blobs, inbox: Inbox, uploads: Uploads, order: OrderId, part: s
 
 
 async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
-    """Two rounds and an adaptation, a restart after each; the digests of all that was served, and of the last state."""
+    """Run two rounds and an adaptation with a restart after each. Return digests of all served parts, and of the last state."""
     blobs = storage.blobs
     inbox, uploads = Inbox(blobs), Uploads(storage)
     fixed = plan(method, "vit")
@@ -163,7 +163,7 @@ def test_core_and_lab_know_no_paths() -> None:
 
 
 def test_nothing_calls_around_the_lab() -> None:
-    """Only the lab itself, and commands that look at a home without a server, make an engine."""
+    """Require that only the lab, and commands that look at a home without a server, make an engine."""
     found = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "fedserver").rglob("*.py")

@@ -1,4 +1,4 @@
-"""What every ledger must do, in memory and on disk; then what only the one on disk can show."""
+"""Requirements of every ledger, in memory and on disk, and of the one on disk alone."""
 
 from __future__ import annotations
 
@@ -409,7 +409,7 @@ def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
 
 
 def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
-    """Seed 8114 of `make chaos`: looking at a cut file folded the log into it, and the restored file was an old one."""
+    """Repeat seed 8114 of `make chaos`: a look at a cut file merged the log into it, and the restored file was an old one."""
     live, home = tmp_path / "live", tmp_path / "home"
     live.mkdir()
 
@@ -486,7 +486,7 @@ def missing(path: Path) -> None:
 
 
 def broken_disk(path: Path) -> None:
-    """The system refuses to let the file grow."""
+    """Limit the file's size, so that the system refuses to let it grow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE more (of)")
@@ -551,7 +551,7 @@ def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
 
 
 def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(path: Path) -> None:
-    """And it is what the file has now: what another process has revoked a moment ago is revoked."""
+    """Read the file itself: a certificate that another process has just revoked is revoked."""
 
     async def scenario() -> None:
         ledger = SqliteLedger(path)
@@ -572,7 +572,7 @@ def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(pat
 
 
 def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(tmp_path: Path) -> None:
-    """Without it SQLite goes back to what the file itself has, in silence: devices would be strangers to their own server."""
+    """Delete the log: SQLite silently goes back to the file's content, and devices would be unknown to their own server."""
 
     async def scenario() -> list[str]:
         ledger = SqliteLedger(tmp_path / "state.sqlite")

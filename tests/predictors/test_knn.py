@@ -1,4 +1,4 @@
-"""kNN interpolation by hand, against a float64 oracle, and the two ways of finding neighbours against each other."""
+"""kNN interpolation by hand, against a float64 oracle, and the two searches for neighbours against each other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def task_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, cancelled: Calla
 
 
 class Body(nn.Module):
-    """Features are the input itself, after dropout, and the head is linear without bias."""
+    """Model whose features are the input itself, after dropout; the head is linear without bias."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Body(nn.Module):
 
 @pytest.fixture(params=["torch", "faiss"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With faiss, where it is installed, and without."""
+    """Search with faiss, if it is installed, and without."""
     if request.param == "faiss" and library() is None:
         pytest.skip("faiss is not installed: pip install 'attune-fl[knn]'")
     if request.param == "torch":
@@ -63,9 +63,9 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_by_hand(way):
-    """The query is at d^2 = 0 and 2 ln 3 from the two nearest of three samples with two features: exp(-d^2 / 2) is 1 and 1/3.
+    """Use d^2 = 0 and 2 ln 3 from the query to the two nearest of three samples: exp(-d^2 / 2) is 1 and 1/3.
 
-    So the neighbours say 3/4 for label 0 and 1/4 for label 1. The head is zero: the model says 1/2 each.
+    So the neighbours say 3/4 for label 0 and 1/4 for label 1. The head is zero, so the model says 1/2 each.
     """
     model = Body(2, 2).train()
     nn.init.zeros_(model.head.weight)

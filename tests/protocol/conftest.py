@@ -1,4 +1,4 @@
-"""One federation of real processes for the recorded peers."""
+"""A federation of real processes for the recorded peers."""
 
 from __future__ import annotations
 

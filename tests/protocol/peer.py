@@ -1,9 +1,9 @@
 """A device as it was when version 1 was frozen: it knows the recorded descriptors (v1.binpb) and docs/protocol.md.
 
-Its messages and calls are made from the record, not from generated code. Every constant of the protocol (service names, the
-metadata key, the form of a digest, the TLS name, the keys of profile and metrics) is written down here once more, on purpose:
-a change of ours must not change this peer. The join token is parsed by `attune.common.identity`; tests/identity holds its
-derivation to a recorded value.
+Its messages and calls come from the record, not from generated code. Every constant of the protocol (service names, the
+metadata key, the form of a digest, the TLS name, the keys of profile and metrics) is repeated here on purpose: our changes must
+not change this peer. The join token is parsed by `attune.common.identity`; tests/identity compares its derivation with a
+recorded value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROFILE = {"kind": "tabular", "shape": [3], "labels": [0, 1], "samples": 20, "te
 
 
 class Contract:
-    """Messages and calls by name, out of the record."""
+    """Messages and calls by name, from the record."""
 
     def __init__(self) -> None:
         self._pool = descriptor_pool.DescriptorPool()
@@ -48,12 +48,12 @@ class Contract:
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"attune.v1.{name}"))
 
     def value(self, name: str) -> int:
-        """The number of an enum value, such as `Work.WORK_TRAIN`."""
+        """Return the number of an enum value, such as `Work.WORK_TRAIN`."""
         enum, _, value = name.rpartition(".")
         return int(self._pool.FindEnumTypeByName(f"attune.v1.{enum}").values_by_name[value].number)
 
     def call(self, channel: grpc.Channel, service: str, name: str) -> Any:
-        """A call as the record has it. A Frame is raw bytes, not a message."""
+        """Return a call as the record has it. A Frame is raw bytes, not a message."""
         found = self._pool.FindServiceByName(f"attune.v1.{service}").methods_by_name[name]
         ways = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary"}
         make = getattr(channel, ways.get((found.client_streaming, found.server_streaming), "stream_stream"))
@@ -66,7 +66,7 @@ class Contract:
 
 
 class Peer:
-    """One enrolled device with its control stream."""
+    """Enrolled device with its control stream."""
 
     def __init__(self, port: int, token: str, name: str) -> None:
         self.contract, self.name = Contract(), name
@@ -86,7 +86,7 @@ class Peer:
         self._heard: queue.Queue[Any] = queue.Queue()
 
     def connect(self) -> None:
-        """Opens the control stream and says Hello."""
+        """Open the control stream, and say Hello."""
         hello = self.contract.message("Hello", protocol=1, software="recorded", profile_json=json.dumps(PROFILE).encode())
         self._said.put(self.contract.message("DeviceMessage", hello=hello))
         answers = self.contract.call(self.channel, "Federation", "Connect")(iter(self._said.get, None))
@@ -100,7 +100,7 @@ class Peer:
             self._heard.put(error)
 
     def next(self) -> tuple[str, Any]:
-        """Kind and content of the next message; raises what the stream ended with. Unknown kinds are ignored, as agreed."""
+        """Return kind and content of the next message, or raise the stream's error. Unknown kinds are ignored, as agreed."""
         while True:
             message = self._heard.get(timeout=CALL_S)
             if isinstance(message, grpc.RpcError):
@@ -113,14 +113,14 @@ class Peer:
         self._said.put(self.contract.message("DeviceMessage", progress=progress))
 
     def download(self, ref: Any) -> dict[str, np.ndarray]:
-        """The tensors of a part: checked by size and digest."""
+        """Download the tensors of a part, and check size and digest."""
         asked = self.contract.message("DownloadRequest", digest=ref.digest, offset=0)
         data = b"".join(self.contract.call(self.channel, "Blobs", "Download")(asked, timeout=CALL_S))
         assert (len(data), digest(data), ref.encoding) == (ref.size, ref.digest, "")
         return dict(load(data))
 
     def upload(self, order: Any, part: str, tensors: dict[str, np.ndarray], version: int) -> Any:
-        """Hands in a part in two streams, the second from where the server says that the first ended; its BlobRef."""
+        """Upload a part in two streams, the second from where the server says that the first ended. Return its BlobRef."""
         data = save(tensors)
         half = len(data) // 2
         target = {"order_id": order.id, "part": part, "digest": digest(data), "size": len(data)}
@@ -141,14 +141,14 @@ class Peer:
         return call(frames, metadata=(("attune-upload-bin", announced),), timeout=CALL_S)
 
     def submit(self, order: Any, parts: list[Any], metrics: dict[str, Any]) -> int:
-        """The status of the receipt."""
+        """Submit an update, and return the status of the receipt."""
         update = self.contract.message(
             "Update", order_id=order.id, parts=parts, samples=20, metrics_json=json.dumps(metrics).encode()
         )
         return int(self.contract.call(self.channel, "Federation", "Submit")(update, timeout=CALL_S).status)
 
     def orders(self) -> Iterator[Any]:
-        """Orders as they come, to the end of the federation."""
+        """Yield orders as they come, to the end of the federation."""
         while (heard := self.next())[0] != "finish":
             if heard[0] == "order":
                 yield heard[1]
@@ -159,7 +159,7 @@ class Peer:
 
 
 def open_channel(port: int, root_pem: bytes, key_pem: bytes, certificate_pem: bytes) -> grpc.Channel:
-    """Mutual TLS with the server under this authority, by the name that follows from the authority's key."""
+    """Open mutual TLS to the server under this authority, by the name that follows from the authority's key."""
     public = x509.load_pem_x509_certificate(root_pem).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     name = f"{hashlib.sha256(public).hexdigest()[:32]}.attune"
     credentials = grpc.ssl_channel_credentials(root_pem, key_pem, certificate_pem)

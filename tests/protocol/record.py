@@ -1,7 +1,7 @@
-"""The record of version 1: what the contract was when it was frozen, as a serialized FileDescriptorSet.
+"""The record of version 1: the contract when it was frozen, as a serialized FileDescriptorSet.
 
 It is made once, when a version is frozen, by `python -m tests.protocol.record` from the root of the repository. It refuses to
-write a record that lacks something of the one that lies here: a frozen version does not change.
+write a record that lacks something of the present one, because a frozen version does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def load(path: Path = RECORD) -> FileDescriptorSet:
 
 
 def compiled() -> FileDescriptorSet:
-    """The contract as proto/attune/v1 has it now."""
+    """Compile the contract of proto/attune/v1."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "set"
         protos = [str(path.relative_to(ROOT / "proto")) for path in sorted((ROOT / "proto/attune/v1").glob("*.proto"))]
@@ -33,7 +33,7 @@ def compiled() -> FileDescriptorSet:
 
 
 def facts(files: FileDescriptorSet) -> set[str]:
-    """Everything that a peer relies on, one line each: messages, fields, enum values, calls."""
+    """Return everything that a peer relies on, one line each: messages, fields, enum values, calls."""
     found: set[str] = set()
     for file in files.file:
         for message in file.message_type:
@@ -49,7 +49,7 @@ def facts(files: FileDescriptorSet) -> set[str]:
 
 
 def gone(record: FileDescriptorSet, now: FileDescriptorSet) -> list[str]:
-    """What the record has and `now` has not, or has in another way."""
+    """Return the lines of the record that `now` lacks or has changed."""
     return sorted(facts(record) - facts(now))
 
 

@@ -1,4 +1,4 @@
-"""Version 1 is frozen: what the record has, the contract and the generated code have, unchanged."""
+"""Version 1 is frozen: the contract and the generated code have all that the record has, unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.protocol.record import compiled, facts, gone, load
 
 
 def generated() -> FileDescriptorSet:
-    """The contract as the code that runs has it."""
+    """Return the contract as the generated code has it."""
     found = FileDescriptorSet()
     for module in (federation_pb2, admin_pb2):
         module.DESCRIPTOR.CopyToProto(found.file.add())

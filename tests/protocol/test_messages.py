@@ -1,4 +1,4 @@
-"""Every message has the bytes that it had when they were recorded, and is read back as it was."""
+"""Every message has its recorded bytes, and is read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two devices that know the recorded version 1 alone take part in a federation of today's server, to its end."""
+"""Two devices that know only the recorded version 1 take part in a federation of today's server, to its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS = {"loss": 0.5, "accuracy_before": 0.25, "accuracy_after": 0.75, "test_s
 
 @dataclass
 class Story:
-    """What one recorded device saw and did."""
+    """Story of one recorded device: what it saw and did."""
 
     orders: list[Any] = field(default_factory=list)
     receipts: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Story:
 
 
 def live(peer: Peer) -> Story:
-    """A device's whole life: adds 1 to every number that it is served, and evaluates without changing anything."""
+    """Live a device's whole life: add 1 to every served number, and evaluate without changes."""
     story = Story()
     while (heard := peer.next())[0] != "welcome":
         assert heard[0] == "notice" and heard[1].text

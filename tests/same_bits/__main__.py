@@ -1,7 +1,7 @@
 """`make same-bits REV=...`: the working tree and another revision run the same federations; every bit must be the same.
 
-Both run at the same time, on this machine, with the interpreter that runs this program and one thread each; `driver.py` says
-what is run. A line a case, then a line in all. Exit status 1 if a case differs or fails.
+Both run at the same time on this machine, with the interpreter of this program and one thread each; `driver.py` has the cases.
+It prints a line for each case, and a line for all. The exit status is 1 if a case differs or fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def git(*words: str) -> str:
 
 
 def copy(folder: Path) -> Path:
-    """Copy the working tree, with what is not committed, so that nobody changes it meanwhile."""
+    """Copy the working tree with its uncommitted changes, so that the copy stays the same meanwhile."""
     for name in filter(None, git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")):
         source = ROOT / name
         if source.is_symlink() or source.is_file():  # a file that was deleted is listed still

@@ -1,9 +1,9 @@
-"""One revision's half of `make same-bits`: runs every case and prints the digests of what the case leaves on disk.
+"""One revision's half of `make same-bits`: it runs every case, and prints the digests of the files that the case leaves.
 
-The program runs with the `attune` that is on PYTHONPATH, which may be years older than this file. So it uses only what users
-use and what stays: `attune.simulate`, the two commands, and the files of homes.
+The program runs with the `attune` on PYTHONPATH, which may be years older than this file. So it uses only the stable parts for
+users: `attune.simulate`, the two commands, and the files of homes.
 
-One line of JSON a case: {"case": NAME, "digests": {ITEM: DIGEST}}, or {"case": NAME, "failed": WHY}.
+It prints one line of JSON for each case: {"case": NAME, "digests": {ITEM: DIGEST}}, or {"case": NAME, "failed": WHY}.
 """
 
 from __future__ import annotations

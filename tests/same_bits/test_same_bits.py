@@ -1,4 +1,4 @@
-"""What `make same-bits` compares: one changed number, a missing file and a failed case are named."""
+"""Comparison of `make same-bits`: a changed number, a missing file and a failed case are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine over a folder, with rounds whose updates are made up: what a server does with tensors, without the server."""
+"""An engine over a folder, and rounds with made-up updates: the server's work on tensors without the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan(method="fedavg", model="mlr", **options):
 
 
 class Bench:
-    """An engine over a folder; `restart` makes a new one from what was committed, as a new process would."""
+    """Engine over a folder. `restart` makes a new one from the committed state, as a new process would."""
 
     def __init__(self, folder, plan_):
         self.folder, self.plan, self.slots, self.closed = folder, plan_, {}, 0
@@ -42,7 +42,7 @@ class Bench:
         return {name: {part: blob.digest for part, blob in parts.items()} for name, parts in self.engine.serve(names).items()}
 
     def entry(self, name, value, samples):
-        """An update that hands in `value` everywhere."""
+        """Return an update with `value` everywhere."""
         parts = {}
         for part, manifest in self.engine.manifests.items():
             tensors = {key: torch.full(spec.shape, float(value)) for key, spec in manifest.items()}

@@ -1,4 +1,4 @@
-"""What tests of the server share: a place for its state, in memory or on disk."""
+"""Fixtures for tests of the server: its state in memory or on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attune.fedserver.stores.memory import MemoryStorage
 
 @dataclass
 class World:
-    """What a process leaves behind, and the next one finds."""
+    """State that a process leaves behind, and the next one finds."""
 
     ledger: Callable[[], Ledger]
     storage: Storage
@@ -30,7 +30,7 @@ class World:
 
 @pytest.fixture(params=["memory", "disk"])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """In memory nothing is opened: neither a database nor a file."""
+    """Return a state in memory, for which neither a database nor a file may be opened, or one on disk."""
     if request.param == "memory":
 
         def refuse(*arguments: Any, **more: Any) -> Any:

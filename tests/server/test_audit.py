@@ -1,4 +1,4 @@
-"""The audit log: chained, found out when it was changed, and whole after a process was killed in the middle of a line."""
+"""The audit log: chained, with changes detected, and whole after a process was killed in the middle of a line."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_process_that_was_killed_in_the_middle_of_a_line_leaves_a_log_that_goe
 
 @pytest.mark.parametrize("length", [1 << 15, (1 << 16) - 200, 1 << 16, 1 << 18])
 def test_a_line_may_be_of_any_length_and_the_next_follows_it(audit: Audit, length: int) -> None:
-    """The names of a table's columns, which the operator declares, are a setting."""
+    """Use long settings: the names of a table's columns, which the operator declares, are one."""
     audit.write("enrolled", "device", name="ada")
     audit.write("settings", "operator eve", changed={"data.columns": [None, ["x" * length]]})
     with audit.path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Frames on their way in: batches, and the two ways in which a peer can be unreasonable."""
+"""Incoming frames: batches, and two faults of a peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attune.fedserver.rpc import blob_service
 
 
 class Context:
-    """The server's end of an upload: these frames, then silence or the end."""
+    """Server's end of an upload: these frames, then silence or the end."""
 
     def __init__(self, frames, ends):
         self.frames, self.ends = list(frames), ends

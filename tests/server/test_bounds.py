@@ -1,4 +1,4 @@
-"""What one update may be worth beside its cohort's others: against a float64 oracle, and bit for bit where no bound bites."""
+"""Bound of one update relative to its cohort's others: against a float64 oracle, and bit for bit if no bound applies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bench(tmp_path):
 
 
 def numbers(tiny, client="a"):
-    """All that a client is served, in float64."""
+    """Return all served numbers of a client in float64."""
     parts = tiny.engine.serve([client])[client]
     return np.concatenate([t.double().numpy().ravel() for p in sorted(parts) for t in tiny.read(parts[p]).values()])
 
@@ -67,7 +67,7 @@ def test_within_the_bounds_every_bit_is_as_without_them(bench, method):
 
 @pytest.mark.parametrize("method", ["fedtp", "fedmcsa", "fedamp"])
 def test_parts_of_a_device_s_own_are_bounded_too(bench, method):
-    """Without a bound Eve's 1e30 is in what the honest are served, or in what generates it."""
+    """Let Eve hand in 1e30: without a bound it is in the honest devices' values, or in the network that generates them."""
     tiny = bench(method, "vit")
     tiny.engine.serve(["ann", "bob", "carl", "eve"])
     tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10), eve=(1e30, 10))
@@ -90,7 +90,7 @@ def test_two_updates_have_no_median_that_one_does_not_decide(bench):
 @pytest.mark.parametrize("robust", ["median", "trimmed-mean", "multi-krum"])
 @pytest.mark.parametrize(("method", "value"), [("fedavg", -200.0), ("fedavg", 1e30), ("fedtp", -200.0), ("fedtp", 1e30)])
 def test_an_extreme_has_no_vote(bench, robust, method, value):
-    """Made as small as usual, it would hide among those that the vote compares. Nothing is left of it, not even a bit."""
+    """Exclude the extreme update: made as small as usual, it would hide in the vote. Not a bit of it may be left."""
     values = {"ann": 0.01, "bob": 0.01, "carl": 0.013, "dora": 0.01, "emil": 0.01, "fred": 0.009}
     honest = {name: (value_, 10) for name, value_ in values.items()}
     found = []
@@ -118,7 +118,7 @@ def test_who_has_no_vote_is_named_and_who_is_only_bounded_is_not_said_to_have_no
 
 
 def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
-    """Beside a frozen network its embedding is its own: there is nothing to vote on, and the change is bounded."""
+    """Use a newcomer beside a frozen network: its embedding is its own, so the change is bounded, and there is no vote."""
     tiny = bench("fedtp", "vit", robust="multi-krum")
     tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10))
     before = tiny.digests(("dora", "eve"))
@@ -154,7 +154,7 @@ def test_a_bounded_round_survives_a_damaged_file_with_the_same_bits(bench):
 
 
 def test_a_state_that_would_not_be_finite_is_not_made_and_the_present_one_stays(bench):
-    """Two devices have no median; what they hand in is finite, and the optimiser's squares of it are not."""
+    """Use two devices, which have no median. Their updates are finite, but the optimiser's squares of them are not."""
     tiny = bench("fedtp", "vit")
     before = tiny.digests()
     entries = {name: tiny.entry(name, 3e38, 10) for name in ("a", "b")}

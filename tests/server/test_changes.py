@@ -1,4 +1,4 @@
-"""What is served as its change from what was served before: of the right value, to the last bit, or not at all."""
+"""Served changes from an earlier value: they lead to the right value, to the last bit, or are not served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHODS = [("fedavg", "shared"), ("fedmcsa", "attended"), ("fedtp", "generated")
 
 
 def value(bench: Bench, packed, base):
-    """What a device makes of a change: the bits of every tensor."""
+    """Return the bits of every tensor that a device makes of a change."""
     sent, held = bench.read(packed), bench.read(base)
     return dict(decoded(sent, manifest_of(sent), "zstd", manifest_of(held), held, "the server"))
 
@@ -52,7 +52,7 @@ def test_a_change_leads_from_what_was_served_before_to_what_is_served_now(tmp_pa
 
 @pytest.mark.parametrize(("method", "part"), METHODS)
 def test_after_a_restart_there_is_a_change_or_none_and_never_another(tmp_path, method: str, part: str) -> None:
-    """Slots are kept for a round, and are there again; what was generated is not."""
+    """Restart: slots are kept for a round, and exist again; generated values do not."""
     tiny = Bench(tmp_path, plan(method, "vit"))
     tiny.engine.changes([], [part])
     for number in (1, 2):
@@ -99,7 +99,7 @@ def test_a_base_that_is_damaged_is_none(tmp_path) -> None:
 
 
 async def second_orders(server: Server, spoken: tuple[str, ...] = SPOKEN, inline_bytes: int = 1 << 20) -> list[list[Order]]:
-    """The orders of two rounds, of two devices."""
+    """Return the orders of two rounds for two devices."""
     streams = [server.members.connect(name, hello(inline_bytes, spoken)) for name in ("a", "b")]
     rounds = [[await next_order(stream) for stream in streams]]
     await hand_in(server, rounds[0])
@@ -115,7 +115,7 @@ async def hand_in(server: Server, orders: list[Order]) -> None:
 
 
 def held_by(server: Server, order: Order):
-    """The value that an order serves, read from the state."""
+    """Return the value that an order serves, read from the state."""
     client = id_of(order).client
     served = server.coordinator.lab._started.serve([client])
     return read_tensors(server.blobs.open(served[client]["shared"]))

@@ -1,4 +1,4 @@
-"""Runs side by side: homes and saved results are read alike, numbers are by hand, errors say which run."""
+"""Comparison of runs: homes and saved results are read alike, numbers are by hand, errors name the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = ("round", "work", "client", "samples", *METRICS)
 
 
 def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None):
-    """What `fedserver export` writes of a run with one round, in which every device reached its accuracy of 40 samples."""
+    """Write the files of `fedserver export` for a run of one round, in which every device has its accuracy on 40 samples."""
     rows = [
         Report(
             round=1, work=work, client=name, accuracy_before=value, accuracy_local=0.1, better_than_local=won,
@@ -47,7 +47,7 @@ def runs_of(tmp_path, **given):
 
 
 def test_the_numbers_of_two_runs_by_hand(tmp_path):
-    """Of 3 devices in both, the second is better on 2 and worse on 1, +0.1 on average; each device moved 2 * 1500 bytes."""
+    """Use 3 devices in both runs: the second is better on 2 and worse on 1, +0.1 on average; each moved 2 * 1500 bytes."""
     runs = runs_of(
         tmp_path, first={"a": 0.5, "b": 0.6, "c": 0.7}, second={"a": 0.75, "b": 0.75, "c": 0.6, "d": 1.0}
     )  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_run_that_is_no_better_than_a_constant_answer_is_named(tmp_path):
 
 
 def test_nine_of_nine_devices_are_for_certain(tmp_path):
-    """The sign test of 9 to 0 has p = 2 / 2**9."""
+    """Expect p = 2 / 2**9 of the sign test for 9 to 0."""
     names = "abcdefghi"
     runs = runs_of(tmp_path, low=dict.fromkeys(names, 0.5), high=dict.fromkeys(names, 0.75))
     found = compare.compared(runs)[1].against_first

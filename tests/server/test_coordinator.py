@@ -1,4 +1,4 @@
-"""What the coordinator makes durable, in which order, and who waits for it: in memory and on disk, without a network."""
+"""The coordinator: the order of its durable steps, and the waits for them, in memory and on disk, without a network."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Server:
 
 
 def process(world: World, scenario: Callable[[Server], Awaitable[None]], settings: Mapping[str, Any] = SETTINGS) -> None:
-    """Runs `scenario` against a coordinator over what is there, as one process would."""
+    """Run `scenario` against a coordinator over the present state, as one process would."""
 
     async def run() -> None:
         ledger, executors = world.ledger(), Executors()
@@ -111,8 +111,10 @@ async def first_orders(server: Server) -> list[OrderId]:
 
 
 def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:
-    """After round 1 nothing is known; after round 2 what the other one found: (1 + 1) / (1 + 2). One answers before the
-    restart, and says something else: that is for the next evaluation."""
+    """Expect no prior after round 1; after round 2 it has the other device's result: (1 + 1) / (1 + 2).
+
+    One device answers before the restart with another result, which is for the next evaluation.
+    """
     settings = SETTINGS | {"round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 2}}
 
     async def found(server: Server, order: Order, best: float) -> None:
@@ -142,7 +144,7 @@ def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(
 
 
 def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The lab aggregates once this event is set, and not before."""
+    """Make the lab wait with aggregation until this event is set."""
     go_on, aggregate = threading.Event(), server.coordinator.lab.aggregate
 
     async def waits(*arguments: Any) -> Any:
@@ -156,7 +158,7 @@ def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that comes back opens its door first: what is slow, such as torch's import, runs beside the handshakes."""
+    """Let a restarted server accept connections first: slow steps, such as torch's import, run beside the handshakes."""
 
     async def first(server: Server) -> None:
         await first_orders(server)
@@ -248,7 +250,7 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
 
 
 def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is served is made for the whole cohort, so a step for each device would take time with the square of them."""
+    """Expect one step for the cohort, because served values are made for all of it; a step each would take quadratic time."""
     opened: list[tuple[str, ...]] = []
 
     async def scenario(server: Server) -> None:
@@ -329,7 +331,7 @@ def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(world: 
 def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot that no round has touched for long is read for the first time in a process when its device is served."""
+    """Damage a slot that no round has touched for long: it is read for the first time when its device is served."""
 
     async def damaged(server: Server) -> None:
         orders = await first_orders(server)
@@ -357,7 +359,7 @@ def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
 
 
 def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: World) -> None:
-    """Two orders in a row run out; then progress shows that the device can."""
+    """Let two orders in a row expire; then a progress report shows that the device works."""
 
     async def note(server: Server) -> str:
         device = await server.ledger.device("b")
@@ -386,7 +388,7 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
 def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answered late, it would be deleted from the inbox."""
+    """Expect this, because a late answer would delete the update from the inbox."""
 
     async def fails(server: Server) -> None:
         orders = await first_orders(server)
@@ -443,7 +445,7 @@ def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
 
 
 def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(world: World) -> None:
-    """Where all devices train, such a one goes on from its own state: but what it leaves as it is must be the federation's."""
+    """Use a device that starts from its own state, while its untrained tensors must be the federation's."""
     rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
     settings = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
 
@@ -471,7 +473,7 @@ def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(wor
 def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the last update and the commit; then one bit of an update flips. The state gets the same bits."""
+    """Kill the server between the last update and the commit, and flip a bit of an update. The state has the same bits."""
     settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
     def on_disk(name: str) -> World:
@@ -571,7 +573,7 @@ def test_work_in_turns_is_done_in_the_order_asked_and_carried_through() -> None:
 
 
 def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:
-    """As after a damaged journal of the database, or with a backup of the database alone."""
+    """Use a ledger as after a damaged journal of the database, or from a backup of the database alone."""
 
     async def two_rounds(server: Server) -> None:
         a, b = server.connect("a", "b")
@@ -596,7 +598,7 @@ def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_a
 
 
 def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: World) -> None:
-    """After the end each answer is committed by itself, while others come in on other threads."""
+    """Commit each answer after the end by itself, while others arrive on other threads."""
 
     async def scenario(server: Server) -> None:
         for name in ("c", "d"):
@@ -631,7 +633,7 @@ WEIGHS = {
 
 
 async def until(server: Server, streams: Sequence[Stream], work: str, number: int, losses: Mapping[int, float]) -> list[Order]:
-    """The orders of this work and round. Those before it are answered: of two models the one trained alone is far likelier."""
+    """Return the orders of this work and round. In answers to earlier ones the model trained alone is far likelier."""
     while True:
         orders = [await next_order(stream) for stream in streams]
         if (orders[0].work, orders[0].round) == (work, number):

@@ -1,4 +1,4 @@
-"""One flipped bit in a file of the server: it is noticed before it is trained on, and made good to the same bits or named."""
+"""One flipped bit in a file of the server: it is detected before it is used, and repaired to the same bits or named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHODS = ["fedavg", "fedtp", "fedmcsa", "fedtp+mcsa", "fedamp"]
 
 
 def flip(path: Path) -> bytes:
-    """One bit near the end, where tensors lie. Returns what was there."""
+    """Flip one bit near the end, among the tensors, and return the content before."""
     before = path.read_bytes()
     data = bytearray(before)
     data[-3] ^= 0x20
@@ -140,7 +140,7 @@ def test_what_a_kill_left_beside_the_state_goes_at_the_next_start(tmp_path: Path
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_that_was_staged_and_not_committed_is_closed_again_to_the_same_bits(tmp_path: Path, method: str) -> None:
-    """A full disk between the aggregation and the commit: the server tries the whole step again, in the same process."""
+    """Fill the disk between aggregation and commit: the server repeats the whole step in the same process."""
     benches = [Bench(tmp_path / name, plan(method, "vit")) for name in ("once", "again")]
     for bench in benches:
         bench.close(a=(0.25, 3), b=(-0.5, 5))

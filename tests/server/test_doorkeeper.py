@@ -1,4 +1,4 @@
-"""Which connections are shut: decided by hand-made sockets and times; then once with real ones."""
+"""Choice of connections to close: with hand-made sockets and times, and once with real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PORT = 7
 
 @pytest.fixture
 def present(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[str, int]]:
-    """Descriptor -> peer: what the process holds now."""
+    """Return the peers that the process holds now, by descriptor."""
     found: dict[int, tuple[str, int]] = {}
     monkeypatch.setattr(doorkeeper, "sockets", lambda port: list(found.items()))
     return found
@@ -66,7 +66,7 @@ def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[s
 
 
 def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int, tuple[str, int]]) -> None:
-    """Many devices share a token, so that no number of connections under it is too many."""
+    """Allow any number of connections under a token, because many devices share it."""
     keeper = Doorkeeper(Bounds.of(256), 10.0)
     for number in range(12):
         present[number] = ("10.0.0.9", 100 + number)

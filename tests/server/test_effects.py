@@ -1,4 +1,4 @@
-"""Orders of one step that follow on each other are opened as one; everything else stays as it is."""
+"""Orders that follow each other in one step are opened together; other effects stay as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts handed in with loss: asked for, checked, and aggregated in the dtypes of the part."""
+"""Parts in lossy encodings: requested, checked, and aggregated in the dtypes of the part."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_order_asks_for_it_and_an_update_in_another_encoding_is_refused(worl
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedtp"])
 def test_the_next_state_is_that_of_the_decoded_updates(tmp_path, method: str) -> None:
-    """What is aggregated are float32 tensors with the values of the bfloat16 ones; and the state stays float32."""
+    """Aggregate float32 tensors with the values of the bfloat16 ones; the state stays float32."""
     states = []
     for encoding in ("bf16", ""):
         tiny = Bench(tmp_path / (encoding or "full"), plan(method, "vit"))
@@ -93,7 +93,7 @@ async def orders_of(server: Server) -> list[Order]:
 
 
 def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) -> None:
-    """Served + change, in the part's own dtypes; beside them the bytes that came count, and what came goes."""
+    """Keep served + change in the part's own dtypes. The received bytes are counted, and then deleted."""
 
     async def scenario(server: Server) -> None:
         order, _ = await orders_of(server)
@@ -146,7 +146,7 @@ def test_the_limit_on_a_change_is_of_the_values_that_it_leads_to(world: World) -
 
 
 def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
-    """The tensors of int8 under an order that asks for none: they must not be aggregated as if they were weights."""
+    """Hand in int8 tensors for an order without that encoding: they must not be aggregated as weights."""
 
     async def scenario(server: Server) -> None:
         order, _ = await orders_of(server)
@@ -159,7 +159,7 @@ def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
 
 
 def test_a_device_that_is_served_nothing_hands_in_plain_values() -> None:
-    """It goes on from its own state, so there is nothing that both sides hold from which a change could be written."""
+    """Serve no values: the device starts from its own state, so there is no common base for a change."""
     for encoding, expected in (("int8", ["int8", ""]), ("bf16", ["bf16", "bf16"]), ("", ["", ""])):
         settings = resolve({**SETTINGS, "round": {"encoding": encoding}})
         assert [settings.encodings.asked("shared", served) for served in (True, False)] == expected
@@ -170,7 +170,7 @@ needs_zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra
 
 
 def unpacked_of(server: Server, order: Order) -> Tensors:
-    """What the order serves, from the bytes that it offers."""
+    """Return the tensors that the order serves, from the bytes that it offers."""
     [ref] = order.downloads
     sent = read_tensors(server.blobs.open(server.coordinator.book.offer("a", ref.digest)))
     manifest = server.coordinator.lab._started.manifests["shared"]

@@ -1,4 +1,4 @@
-"""The tensors' side of a round: what is served, what is refused, and that a restart at any moment serves the same bits."""
+"""Tensors of a round: served values, refused updates, and a restart at any moment that serves the same bits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
 
 @pytest.fixture(params=[None, 7], ids=["whole", "blocks"])
 def checked_in(request, monkeypatch):
-    """Updates are checked a few numbers at a time, so that tensors of these sizes have several blocks."""
+    """Check updates a few numbers at a time, so that tensors of these sizes have several blocks."""
     if request.param:
         monkeypatch.setattr(checks, "BLOCK", request.param)
 

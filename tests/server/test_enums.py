@@ -1,4 +1,4 @@
-"""Members of a StrEnum are their text wherever text is made of them, on every Python."""
+"""Members of a StrEnum become their text in formatted strings, on every Python."""
 
 from __future__ import annotations
 

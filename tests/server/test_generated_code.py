@@ -1,4 +1,4 @@
-"""The generated protobuf code is that of proto/attune/v1, made by the pinned generator (`make proto`)."""
+"""The generated protobuf code is that of proto/attune/v1 by the pinned generator (`make proto`)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MODULES = {"common/pb": (federation_pb2, federation_pb2_grpc), "fedserver/pb": (
 
 
 def pinned(name: str) -> str:
-    """The version of a distribution in constraints-lowest.txt."""
+    """Return the version of a distribution in constraints-lowest.txt."""
     [found] = re.findall(rf"^{name}==(\S+)$", (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8"), re.MULTILINE)
     return str(found)
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the generator of this environment makes now; it may be newer than the pinned one."""
+    """Generate the code with this environment's generator, which may be newer than the pinned one."""
     out = tmp_path_factory.mktemp("pb")
     command = ["-m", "grpc_tools.protoc", *(f"-Iattune/{folder}=proto/attune/v1" for folder in FOLDERS)]
     targets = [f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
@@ -60,7 +60,7 @@ def test_the_committed_stubs_for_type_checkers_are_those_of_the_protos(generated
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_committed_calls_are_those_of_the_protos(folder: str) -> None:
-    """Both ends, as gRPC sees them. The descriptors are compared above; what is written has no type that could be asked."""
+    """Compare both ends as gRPC sees them. The descriptors are compared above."""
     messages, calls = MODULES[folder]
     file: FileDescriptor = messages.DESCRIPTOR
     methods = {
@@ -75,7 +75,7 @@ def test_the_committed_calls_are_those_of_the_protos(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_it_runs_on_the_lowest_versions_that_are_allowed(folder: str) -> None:
-    """Generated code refuses an older protobuf or grpcio than its generator's."""
+    """Check this, because generated code refuses an older protobuf or grpcio than its generator's."""
     messages, calls = MODULES[folder]
     [stated] = re.findall(r"^# Protobuf Python Version: (\S+)$", Path(messages.__file__ or "").read_text(), re.MULTILINE)
     assert stated == pinned("protobuf")
@@ -94,7 +94,7 @@ def test_the_committed_code_is_the_pinned_generators_to_the_letter(generated: Pa
 
 
 def _descriptor(path: Path) -> bytes:
-    """The serialized file descriptor that a _pb2.py registers: the argument of AddSerializedFile."""
+    """Return the serialized file descriptor that a _pb2.py registers: the argument of AddSerializedFile."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     [found] = [ast.literal_eval(call.args[0]) for call in calls if call.func.attr == "AddSerializedFile"]
@@ -102,7 +102,7 @@ def _descriptor(path: Path) -> bytes:
 
 
 def _declared(stub: str) -> dict[str, set[str]]:
-    """The annotated names of each class of a .pyi, and of the module itself."""
+    """Return the annotated names of each class of a .pyi, and of the module itself."""
     classes = [node for node in ast.walk(ast.parse(stub)) if isinstance(node, ast.ClassDef | ast.Module)]
     return {
         getattr(one, "name", ""): {ast.unparse(line) for line in one.body if isinstance(line, ast.AnnAssign)} for one in classes
@@ -121,12 +121,12 @@ def _read_by(deserialize: Callable[[bytes], Message]) -> str:
 
 
 def _served(calls: ModuleType, file: FileDescriptor) -> dict[str, Call]:
-    """What the generated code registers on a server."""
+    """Return the calls that the generated code registers on a server."""
     found: dict[str, Call] = {}
 
     class Recorder:
         def add_generic_rpc_handlers(self, handlers: object) -> None:
-            """A server has it; the next call says the same in another form."""
+            """No-op: a server has this method; the next call registers the same in another form."""
 
         def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
             for name, one in handlers.items():
@@ -139,12 +139,12 @@ def _served(calls: ModuleType, file: FileDescriptor) -> dict[str, Call]:
 
 
 def _called(calls: ModuleType, file: FileDescriptor) -> dict[str, Call]:
-    """What the generated stubs ask a channel for."""
+    """Return the calls that the generated stubs request from a channel."""
     found: dict[str, Call] = {}
 
     class Recorder:
         def __getattr__(self, kind: str) -> Callable[..., None]:
-            """`kind` is unary_unary, unary_stream, stream_unary or stream_stream."""
+            """Return a recorder of calls; `kind` is unary_unary, unary_stream, stream_unary or stream_stream."""
             requests, responses = (side == "stream" for side in kind.split("_"))
 
             def register(path: str, response_deserializer: Callable[[bytes], Message], **_: object) -> None:

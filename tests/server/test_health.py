@@ -1,4 +1,4 @@
-"""When the devices' losses, or their troubles, take the last round back: decided without tensors."""
+"""Health: devices' losses or troubles take the last round back; decided without tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = ("a", "b", "c", "d", "e")
 
 
 class Play:
-    """A federation of five; `losses` closes a training in which they report these, and returns its last effects."""
+    """Federation of five devices. `losses` closes a training with these losses, and returns its last effects."""
 
     def __init__(self, **said: object) -> None:
         typed = msgspec.convert({"rounds": 9, "min_clients": 5, "evaluate_each_last": 0, **said}, RoundSettings)
@@ -49,7 +49,7 @@ class Play:
         return effects
 
     def closed(self, *losses):
-        """A round whose updates are taken in."""
+        """Close a round whose updates are accepted."""
         assert isinstance(self.losses(*losses)[-1], Aggregate)
         return self(Aggregated(2))
 

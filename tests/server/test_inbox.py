@@ -1,4 +1,4 @@
-"""Accepted updates: there whole or not, kept as long as the state may have to be made of them again, checked when read."""
+"""Accepted updates: whole or absent, kept while the state may have to be rebuilt from them, and checked when read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row(order: OrderId) -> Report:
 
 
 def parts(blobs: Blobs, text: str) -> dict[str, Blob]:
-    """As an upload leaves them."""
+    """Return the parts as an upload leaves them."""
     return {"shared": blobs.put("uploads/x", text.encode())}
 
 
@@ -65,7 +65,7 @@ def test_entries_are_of_one_round_and_work_in_name_order(blobs: Blobs) -> None:
 
 
 def test_a_device_that_evaluates_before_the_round_is_tidied_up_is_not_forgotten(blobs: Blobs) -> None:
-    """What a cohort sent is deleted while the devices are at work with the next order already."""
+    """Delete a cohort's updates while the devices already work on the next order."""
     inbox = Inbox(blobs)
     for order in [("train", 1, "a"), ("train", 2, "a"), ("evaluate", 1, "a"), ("evaluate", 2, "b")]:
         accept(blobs, inbox, *order)
@@ -74,7 +74,7 @@ def test_a_device_that_evaluates_before_the_round_is_tidied_up_is_not_forgotten(
 
 
 class Busy(MemoryBlobs):
-    """Takes answers on other threads: `meanwhile` is called once, as it begins to list all that there is."""
+    """Store that gets answers on other threads: `meanwhile` is called once, when it begins to list its content."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Busy(MemoryBlobs):
 
 
 def test_what_is_accepted_while_the_round_is_tidied_up_stays() -> None:
-    """It is durable, and its device has its receipt."""
+    """Expect this, because the update is durable, and its device has its receipt."""
     blobs = Busy()
     inbox = Inbox(blobs)
     for order in [("train", 1, "a"), ("train", 2, "a")]:

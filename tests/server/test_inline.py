@@ -139,7 +139,7 @@ def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
 def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a restart of the server a device sends again what is here already, and its update may be quicker than that."""
+    """Send again what the server has already, as a device does after a restart; its update may arrive earlier."""
 
     async def scenario(server: Server) -> None:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)

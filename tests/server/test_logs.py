@@ -14,7 +14,7 @@ from attune.fedserver import logs
 
 @pytest.fixture
 def quiet_again() -> Iterator[None]:
-    """The log as it was."""
+    """Restore the log after a test."""
     root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
     handlers, levels = list(root.handlers), (root.level, own.level)
     root.handlers.clear()

@@ -1,4 +1,4 @@
-"""Settings, plans and what a home is bound to."""
+"""Settings, plans, and the settings that a home is bound to."""
 
 from __future__ import annotations
 

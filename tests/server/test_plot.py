@@ -1,4 +1,4 @@
-"""Pictures of a federation: files are made, the page needs nothing but itself, its numbers are right, errors are clear."""
+"""Pictures of a federation: files are written, the page is self-contained, its numbers are right, errors are clear."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TINY = {"width": 8, "heads": 2, "depth": 1}
 
 
 class Federation:
-    """A server's home as it is after some rounds, made without a server or devices; updates are drawn at random."""
+    """A server's home after some rounds, made without a server or devices; updates are drawn at random."""
 
     def __init__(self, folder, method="fedavg", clients=4, rounds=2, labels=("0, 1", "2"), **options):
         self.home = ServerHome(folder / "server")
@@ -93,7 +93,7 @@ class Federation:
         return plot.plot_home(self.home, out, labels, wanted)
 
     def evaluate(self, *counts, test_samples=40):
-        """Every device compares its models: (won, lost) against its local model, in the order of names."""
+        """Make every device compare its models: (won, lost) against its local model, in the order of names."""
         rows = [
             Report(
                 round=2,
@@ -147,7 +147,7 @@ def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
 
 
 def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
-    """`Metrics` alone names the numbers: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875; nobody reports a loss."""
+    """Take the numbers from `Metrics` only: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875; no device reports a loss."""
     federation(clients=4).plot(tmp_path / "out", "metrics")
     page = check_pictures(tmp_path / "out", {"metrics"})
     table = page.rows[page.rows.index(page.row("metric")) + 1 : page.rows.index(page.row("figure"))]
@@ -164,7 +164,7 @@ def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
 
 @pytest.mark.parametrize(("method", "clients", "loaded"), [("fedmcsa", 3, []), ("fedtp", 19, []), ("fedtp", 20, ["sklearn"])])
 def test_what_is_not_needed_is_not_imported(federation, tmp_path, method, clients, loaded):
-    """torch and scikit-learn take seconds: only a map of embeddings takes scikit-learn, and nothing takes torch."""
+    """Check imports that take seconds: only a map of embeddings needs scikit-learn, and no picture needs torch."""
     fed = federation(method, clients=clients)
     code = (
         "import sys, click.testing; from attune.fedserver.cli import cli;"
@@ -177,7 +177,7 @@ def test_what_is_not_needed_is_not_imported(federation, tmp_path, method, client
 
 
 def test_panels_that_have_nothing_below_them_have_the_labels_of_the_x_axis():
-    """Five in rows of three: the lower two, and the third of the first row."""
+    """Use five panels in rows of three: the lower two, and the third of the first row."""
     figure, axes = figures.panels(2, 3, 5)
     axes[0].plot([1, 2], [10.0, 20.0])
     figures.png(figure)
@@ -187,7 +187,7 @@ def test_panels_that_have_nothing_below_them_have_the_labels_of_the_x_axis():
 
 
 def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(federation, tmp_path):
-    """Better on 12 of 12 that differ is p = 2 / 2**12, worse on 12 of 12 the same; 3 against 1 says nothing."""
+    """Expect p = 2 / 2**12 for better on 12 of 12 that differ, and the same for worse; 3 against 1 is unclear."""
     fed = federation(clients=4)
     fed.evaluate((3, 1), (12, 0), (0, 12), (12, 0))
     fed.plot(tmp_path / "out")
@@ -212,7 +212,7 @@ def test_before_devices_have_compared_nobody_is_called_helped(federation, tmp_pa
 
 
 def drawn_with(monkeypatch, module):
-    """The figures that are made from now on."""
+    """Return a list of the figures that are made from now on."""
     figures = []
 
     def kept(figure):
@@ -225,7 +225,7 @@ def drawn_with(monkeypatch, module):
 
 @pytest.mark.parametrize("clients", [3, 30])
 def test_attention_has_one_scale_from_0_to_1_with_an_equal_share_marked(monkeypatch, clients):
-    """Weights that differ by 1.5 % of an equal share look alike: they are less than three of 256 colours apart."""
+    """Check that weights that differ by 1.5 % of an equal share look alike: less than three of 256 colours apart."""
     figures = drawn_with(monkeypatch, plot_clients)
     names = [f"c{i}" for i in range(clients)]
     nearly_SS = np.full((clients, clients), 1 / clients)
@@ -317,9 +317,9 @@ def test_labels_come_from_a_csv_file(tmp_path):
 
 
 def test_the_share_of_nearest_neighbours_by_hand():
-    """On a line at 0, 1, 5, 7, 20: nearest are b, a, d, c, d; a, b are red, c blue, d red, e blue; 2 of 5 agree.
+    """Use points at 0, 1, 5, 7, 20: nearest are b, a, d, c, d; a, b are red, c blue, d red, e blue; 2 of 5 agree.
 
-    By chance: of 20 ordered pairs 3 * 2 + 2 * 1 = 8 agree. One of no group counts nowhere.
+    By chance, 3 * 2 + 2 * 1 = 8 of 20 ordered pairs agree. A point without a group does not count.
     """
     z_NE = np.array([[0.0], [1.0], [5.0], [7.0], [20.0], [0.5]])
     groups = ["red", "red", "blue", "red", "blue", None]
@@ -342,7 +342,7 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
 
 
 def exported(federation_, folder, **changes):
-    """A folder with a summary as of `fedserver export`, changed."""
+    """Write a folder with a changed summary of `fedserver export`."""
     folder.mkdir()
     source = plot.PictureSource.of_home(federation_.home, None)
     found = msgspec.structs.replace(source.summary, **changes)

@@ -1,4 +1,4 @@
-"""What the devices of a fleet found of their models, as what the next evaluation begins from."""
+"""Results of a fleet's devices about their models, as the prior of the next evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ values = st.floats(-1.7e308, 1.7e308)
 
 
 def log_posterior(share, found):
-    """As the module says it, by itself: each device's samples are explained by one of its models; one vote each beforehand."""
+    """Compute the posterior: each device's samples are explained by one of its models; the prior is one vote each."""
     whole = sum(share.values())
     explained = [sum(share[model] * math.exp(value) for model, value in device.items()) for device in found]
     each = [math.log(p / sum(share[model] for model in device)) for p, device in zip(explained, found, strict=True)]
@@ -25,12 +25,12 @@ def log_posterior(share, found):
 
 
 def shares_of(found):
-    """Of devices with any names."""
+    """Return the shares of devices with any names."""
     return prior_of({str(number): each for number, each in enumerate(found)}).shares
 
 
 def test_where_all_devices_find_the_same_the_count_is_that_of_votes():
-    """Ten devices for which one model explains the samples and the others do not: (10 + 1) / (10 + 3)."""
+    """Use ten devices for which only one model explains the samples: (10 + 1) / (10 + 3)."""
     found = shares_of([{"personalized": -900.0, "common": -900.0, "local": -2.0}] * 10)
     assert found == pytest.approx({"personalized": 1 / 13, "common": 1 / 13, "local": 11 / 13})
 
@@ -51,7 +51,7 @@ def test_it_is_the_likeliest_a_posteriori():
 
 
 def test_who_lacks_a_model_says_nothing_against_it():
-    """Two devices have trained a model alone and do best with it; eighteen have none."""
+    """Use two devices that trained a model alone and do best with it, and eighteen without such a model."""
     both = {"common": -20.0, "local": -1.0}
     found = shares_of([*[{"personalized": -5.0, "common": -5.0}] * 18, both, both])
     assert found["local"] > 2 * found["common"]
@@ -59,7 +59,7 @@ def test_who_lacks_a_model_says_nothing_against_it():
 
 @given(st.lists(st.dictionaries(st.sampled_from(MODELS), values, min_size=1), min_size=1, max_size=8), values, values)
 def test_no_device_has_more_than_its_vote(found, one, other):
-    """Whatever a device claims, where others have seen a difference it moves no share further than a vote among all does."""
+    """Check that a device's claim moves a share no further than one vote does, if others have seen a difference."""
     honest = [{"personalized": -2.0, "common": -90.0, "local": -90.0}] * 12 + [{"personalized": -80.0, "common": -1.0}] * 8
     without, with_it = shares_of(honest), shares_of([*honest, {"personalized": one, "common": other, "local": 0.0}])
     assert all(abs(with_it[name] - without[name]) <= 1.5 / 20 for name in MODELS)
@@ -76,7 +76,7 @@ def test_who_has_weighed_several_models_has_a_say():
 
 
 def test_a_device_is_told_what_the_others_found():
-    """Its own samples it weighs itself: they would count twice."""
+    """Leave out a device's own samples, which it weighs itself: they would count twice."""
     sees, blind = {"common": -6.0, "local": -1.0}, {"common": -3.0, "local": -3.0}
     found = prior_of({"a": sees} | {f"b{i}": blind for i in range(9)})
     assert found.of("a") == pytest.approx({"common": 0.5, "local": 0.5}), "no other device has seen a difference"

@@ -1,4 +1,4 @@
-"""Who may come in, decided by fingerprints and what the database says now."""
+"""Admission of devices by fingerprints and the current content of the database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ledger():
 
 
 class Now:
-    """The registrar and its ledger, each call carried out at once."""
+    """Registrar and its ledger, with each call carried out at once."""
 
     def __init__(self, target):
         self._target = target
@@ -54,7 +54,7 @@ def desk(ledger):
 
 @pytest.fixture
 def token(authority, desk):
-    """Makes tokens; returns the fingerprint of their holder."""
+    """Make a token, and return the fingerprint of its holder."""
 
     def make(uses=1, ttl_s=60.0, **more):
         text = desk.new_token(authority.public_key_compressed, uses, ttl_s, **more)

@@ -1,4 +1,4 @@
-"""What an accuracy is: numbers worked out by hand."""
+"""Accuracies by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_nothing_known_is_null_not_zero():
 
 
 def test_who_is_no_better_than_a_constant_answer():
-    """d has one class alone, so nobody could be better; of e the constant answer is not known."""
+    """Leave out d, which has only one class, so that no model could be better, and e, whose constant answer is not known."""
     latest = {"a": (0.5, 10), "b": (0.51, 10), "c": (0.2, 5), "d": (1.0, 10), "e": (0.0, 10)}
     assert no_better_than({"a": (0.5, 10), "b": (0.5, 10), "c": (0.3, 5), "d": (1.0, 10)}, latest) == ["a", "c"]
 
@@ -66,7 +66,7 @@ def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
 
 
 def shown(accuracy: float, constant: float | None, no_better: list[str], clients: Sequence[dict] = ()) -> list[str]:
-    """The last lines of a status in which every average is `accuracy` over clients, and a tenth more over samples."""
+    """Return the last lines of a status whose averages are `accuracy` over clients, and a tenth more over samples."""
     both = {"mean_over_clients": accuracy, "over_samples": accuracy + 0.1}
     of_constant = None if constant is None else {"mean_over_clients": constant, "over_samples": constant}
     said = {

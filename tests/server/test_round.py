@@ -43,7 +43,7 @@ Evaluated = partial(Reported, work="evaluate")
 
 
 class Transcript:
-    """A round that is played: remembers its state and every event."""
+    """Round that is played. It remembers its state and every event."""
 
     def __init__(self, rules: Rules, state: Round) -> None:
         self.rules, self.state, self.begun = rules, state, state
@@ -67,14 +67,14 @@ class Transcript:
         return next_wake(self.rules, self.state, now)
 
     def played_again(self) -> Round:
-        """The state after the same events."""
+        """Return the state after the same events."""
         state = self.begun
         for event, unix in self.events:
             state = step(self.rules, state, event, unix).state
         return state
 
     def restarted(self, reported: set[str] | None = None, finished: set[str] | None = None) -> Transcript:
-        """What another process makes of the record."""
+        """Return the state that another process makes of the record."""
         record = msgspec.json.decode(msgspec.json.encode(self.record), type=Record)
         return Transcript(self.rules, Round.of(record, reported or set(), finished or set()))
 
@@ -302,7 +302,7 @@ def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
 
 
 def orders_of(m: Transcript) -> list[tuple[str, int]]:
-    """Every order of a whole run of two devices that always answer."""
+    """Return every order of a whole run of two devices that always answer."""
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
     opened = []
@@ -343,8 +343,9 @@ def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: l
     ("every", "last", "evaluated"), [(3, 2, [3, 6, 7]), (3, 3, [3, 5, 6, 7]), (0, 2, [6, 7]), (2, 0, [2, 4, 6, 7])]
 )
 def test_evaluations_after_each_of_the_last_rounds_beside_the_others(every: int, last: int, evaluated: list[int]) -> None:
-    """FedMCSA's figures need the last twenty rounds one by one, and of the others a few. What devices find after the last round
-    but one weighs in the last evaluation, which is why it is there by default.
+    """Check the rounds that FedMCSA's figures need: each of the last twenty, and a few of the others.
+
+    The results after the last round but one are the prior of the last evaluation, so that round is evaluated by default.
     """
     assert RoundSettings().evaluate_each_last == 2
     opened = orders_of(round_of(rounds=7, evaluate_every=every, evaluate_each_last=last))
@@ -352,7 +353,7 @@ def test_evaluations_after_each_of_the_last_rounds_beside_the_others(every: int,
 
 
 def done(**policy: object) -> Transcript:
-    """A finished federation of a and b, both gone, that gives newcomers rounds."""
+    """Return a finished federation of a and b, both gone, with rounds for newcomers."""
     record = Record(phase=Phase.DONE, round=2, devices=("a", "b"), last_cohort=("a", "b"))
     return round_of(record, {"a", "b"}, adapt_rounds=2, **policy)
 
@@ -491,7 +492,7 @@ def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
 
 
 def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> None:
-    """The inbox holds it; answered late, it would be deleted from there."""
+    """Expect this, because the inbox has the update; a late answer would delete it."""
     m = round_of()
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
@@ -540,7 +541,7 @@ def test_a_second_failure_leaves_the_step_to_try_again_as_it_is() -> None:
 
 
 def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
-    """So a commit that fails needs no way back."""
+    """Check this, because a commit that fails then needs no way back."""
     m = round_of()
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
@@ -556,7 +557,7 @@ def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
 
 
 def test_a_clock_set_back_by_an_hour_moves_no_deadline() -> None:
-    """The time of day is only shown: it goes from 3,600 s back to 0 while a training hangs."""
+    """Set the time of day from 3,600 s back to 0 while a training hangs; it is only shown."""
     m = round_of(quorum=1, deadline_s=600)
     m.play(Connected("a", 50), unix=3600)
     m.play(Connected("b", 50), unix=3600)
@@ -587,7 +588,7 @@ def test_after_the_end_a_latecomer_has_the_whole_span() -> None:
 
 
 def rounds_in(m: Transcript, answering: str, until: float) -> list[float]:
-    """How long each round takes in which only these devices answer, a second after they are asked."""
+    """Return the duration of each round if only these devices answer, a second after they are asked."""
     now, spans = 0.0, []
     while now < until and m.record.phase is Phase.TRAINING:
         opened = now
@@ -605,7 +606,7 @@ def rounds_in(m: Transcript, answering: str, until: float) -> list[float]:
 
 
 def hung(**said: object) -> Transcript:
-    """a and b answer; c is connected and never does."""
+    """Let a and b answer; c is connected and never does."""
     m = round_of(rounds=100, stall_s=0, **said)
     for name in "abc":
         m.play(Connected(name, 0))
@@ -740,9 +741,9 @@ def test_replacement_can_be_sooner_than_the_grace_and_off(after_s: float, replac
 
 
 def closed_under_churn(**said: object) -> int:
-    """Rounds closed in 75 s by 20 devices, eight a round, that leave 63 times; training takes two seconds.
+    """Count the rounds closed in 75 s by 20 devices, eight a round, that leave 63 times; training takes two seconds.
 
-    Every sixth that leaves stays away for 40 s, the others for two.
+    Every sixth device that leaves stays away for 40 s, the others for two.
     """
     m = round_of(rounds=1000, min_clients=8, clients=8, grace_s=2, deadline_s=600, **said)
     draw, here, away, answers = random.Random(7), set[str](), dict[str, float](), dict[str, float]()
@@ -812,7 +813,7 @@ SAID = st.fixed_dictionaries(
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(SAID, st.lists(st.tuples(EVENTS, st.floats(0, 60), STEPS), max_size=80))
 def test_any_history_keeps_the_promises(said: dict[str, object], history: list[tuple[Event, float, str]]) -> None:
-    """Rounds only count up, a quorum always, what was accepted is aggregated; an open step is waked; replays are equal."""
+    """Check that rounds count up, with a quorum; accepted updates are aggregated; an open step wakes; replays are equal."""
     m, now, aggregated = round_of(rounds=3, quorum=2, **said), 0.0, 0
     accepted: dict[tuple[str, int], set[str]] = {}
 
@@ -898,7 +899,7 @@ NEWCOMERS = st.one_of(EVENTS, st.builds(Connected, st.sampled_from("wxyz"), st.j
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(NEWCOMERS, st.floats(0, 60)), max_size=120))
 def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[tuple[Event, float]]) -> None:
-    """Cohorts hold newcomers alone, nobody gets more rounds than are given, and when all are silent it is done again."""
+    """Check that cohorts hold only newcomers, that none gets more than its rounds, and that silence ends the adaptation."""
     m, now, given_rounds = done(), 0.0, dict[str, int]()
 
     def play(event: Event) -> None:

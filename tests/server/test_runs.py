@@ -1,4 +1,4 @@
-"""The next run of a home: what stays, what is put aside, what a killed command leaves, and when it cannot begin."""
+"""The next run of a home: the files that stay, those put aside, a killed command, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = {"method": {"name": "fedavg", "momentum": 0.5}, "round": {"rounds": 5
 
 
 class Ran:
-    """A home with one device after three closed rounds."""
+    """Home with one device after three closed rounds."""
 
     def __init__(self, path, phase=Phase.DONE):
         self.home = ServerHome(path / "server")
@@ -163,7 +163,7 @@ def test_the_first_runs_plan_is_the_one_of_version_1_to_the_byte():
     named = msgspec.structs.replace(PLAN, run="second")
 
     class OfThen(msgspec.Struct):
-        """What a device of before reads: it passes over what it does not know."""
+        """Message as an old device reads it: it skips unknown fields."""
 
         federation: str
         method: str

@@ -1,4 +1,4 @@
-"""Announced blobs on their way in: they survive kill -9, a full disk and lying peers."""
+"""Incoming blobs: they survive kill -9, a full disk and lying peers."""
 
 from __future__ import annotations
 

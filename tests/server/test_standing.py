@@ -1,4 +1,4 @@
-"""What the operator hears of devices whose changes are bounded."""
+"""Messages to the operator about devices whose changes are bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attune.fedserver.stores.memory_ledger import MemoryLedger
 
 
 def test_a_device_is_warned_of_once_and_then_told_among_others(caplog: pytest.LogCaptureFixture) -> None:
-    """Honest devices with unlike data pass the bound in most rounds: 800 rounds must not be 800 warnings."""
+    """Avoid 800 warnings in 800 rounds: honest devices with different data exceed the bound in most rounds."""
     standing = Standing(MemoryLedger(), Troubles())
     caplog.set_level(logging.INFO, "fedserver")
 

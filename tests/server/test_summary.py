@@ -1,4 +1,4 @@
-"""Evaluation by the protocols of both papers: every number worked out by hand."""
+"""Evaluation by the protocols of both papers, with every number by hand."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_bmta_is_the_best_mean_and_beside_it_the_last_twenty():
 
 
 def test_the_pooled_bmta_is_that_of_its_own_best_round():
-    """Three states, two clients: the best mean over clients is of state 1, the best over samples of state 3 (erratum E7)."""
+    """Use three states and two clients: the best mean over clients is in state 1, the best over samples in state 3 (E7)."""
     found = fedmcsa([point(1, 0.8, 0.5), point(2, 0.6, 0.6), point(3, 0.7, 0.9), point(4, 0.1, 0.95, whole=False)])
     assert found is not None
     assert (found.bmta, found.bmta_round, found.mean_of_last) == (0.8, 1, pytest.approx(0.7))

@@ -1,4 +1,4 @@
-"""Tasks before round 1: who agrees, who is refused by name, what the plan fixes, and what it leaves out."""
+"""Tasks before round 1: agreement, refusals by name, and the task in the plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_device_with_another_task_is_refused_by_name() -> None:
 
 
 def test_the_plan_folds_the_targets_of_all_devices() -> None:
-    """Means 5 and 8 of 10 and 20: mean 7; squares 40 + 80 + 9 * 10 * 20 / 30 = 180, over 30: variance 6."""
+    """Expect mean 7 of 5 and 8 with 10 and 20 samples; squares 40 + 80 + 9 * 10 * 20 / 30 = 180, over 30: variance 6."""
     other = msgspec.structs.replace(DOSE, samples=20, targets=Columns(20, [8.0], [80.0]))
     plan = make_plan(FEDAVG, {"a": DOSE, "b": other}, "f")
     assert (plan.task, plan.classes, plan.model.classes) == ("regression", ["dose"], 1)
@@ -46,7 +46,7 @@ def test_the_plan_folds_the_targets_of_all_devices() -> None:
 
 
 def test_a_plan_of_classes_says_nothing_of_tasks() -> None:
-    """Its bytes are those of version 1, so devices of older versions read it and a running federation goes on."""
+    """Keep the bytes of version 1, so that older devices read the plan and a running federation continues."""
     text = msgspec.json.encode(make_plan(FEDAVG, {"a": CLASSES}, "f"))
     assert b"task" not in text and b"targets" not in text
     assert msgspec.json.decode(text, type=Plan).task == "classes"

@@ -1,4 +1,4 @@
-"""What becomes of the numbers of an update, and which are refused by name."""
+"""Numbers of an update: those that are kept, and those that are refused by name."""
 
 from __future__ import annotations
 

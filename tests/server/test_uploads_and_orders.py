@@ -1,4 +1,4 @@
-"""Names of orders, and files on their way in: resumable, taken over, never outside their folder."""
+"""Names of orders, and incoming files: resumable, taken over, never outside their folder."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_newer_stream_takes_over_and_the_older_one_hears_it(tmp_path):
 
 
 def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
-    """Four streams of one upload at once, each from where it found the file: one of them completes it, the rest are closed."""
+    """Run four streams of one upload at once, each from the file's present end: one completes it, the others are closed."""
     data = bytes(range(256)) * 64
     uploads, whole, done = Uploads(DiskStorage(tmp_path)), target(data), []
 

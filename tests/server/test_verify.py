@@ -1,4 +1,4 @@
-"""`fedserver verify`: a line for each thing of a home that is not what was written. And what a start sweeps up."""
+"""`fedserver verify`: a line for each damaged file of a home. A start removes leftovers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.server.bench import plan
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """After a round, with an update of the next one in the inbox and another uploaded."""
+    """Make a home after a round, with an update of the next one in the inbox, and another one uploaded."""
     ServerHome(tmp_path).create()
     home = ServerHome(tmp_path)
     home.open_authority()

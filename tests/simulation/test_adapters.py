@@ -1,4 +1,4 @@
-"""Federations of adapters on a frozen body: what travels, what the server holds, and what a device ends with."""
+"""Federations of adapters on a frozen body: tensors that travel, the server's state, and the devices' models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def federation(members: Mapping[str, Any], method: str, model: Any, **given: Any
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The names in every blob: served, handed in, of either side's state, in files and in memory."""
+    """Record the names in every blob: served, handed in, and of both sides' state, in files and in memory."""
     blobs: list[set[str]] = []
     layout_of = files.layout_of
 
@@ -76,7 +76,7 @@ def test_fedtp_says_so_where_no_projection_has_an_adapter(digits: dict[str, Path
 
 
 def test_the_body_is_pinned_and_stays_as_it_is(clouds: dict[str, Path]) -> None:
-    """Local training, statistics of a normalisation layer included, leaves it: the finished model computes with the same."""
+    """Check that training does not change the body, including statistics of a normalisation layer."""
     fresh = registry.build(ModelSpec(LAYERED, "tabular", (6,), 3), 3)
     before = {name: tensor.clone() for name, tensor in body_of(fresh).tensors.items()}
     model = federation(clouds, "fedavg", LAYERED).model("site-1")
@@ -87,7 +87,7 @@ def test_the_body_is_pinned_and_stays_as_it_is(clouds: dict[str, Path]) -> None:
 
 
 def test_a_loop_of_ones_own_trains_the_adapters_alone(clouds: dict[str, Path]) -> None:
-    """Also one that trains whatever there is: the body of the others is another copy."""
+    """Use also a loop that trains every tensor: the other devices' body is another copy."""
 
     def train(model: nn.Module, data: Any, context: Any) -> None:
         model.train().requires_grad_(True)
@@ -137,7 +137,7 @@ def test_the_same_bits_over_the_network(clouds: dict[str, Path], tmp_path: Path,
 
 
 def test_the_finished_model_is_whole(clouds: dict[str, Path], tmp_path: Path) -> None:
-    """Loaded, it has its body; exported, the file has it too."""
+    """Check that a loaded model and an exported file have the body."""
     result = federation(clouds, "fedmcsa", LAYERED)
     model = Model.load(result.save(tmp_path / "saved") / "models" / "site-2")
     x = np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What devices with a few dozen samples keep, where federation pays and where it does not."""
+"""Models that devices with a few dozen samples keep, where federation helps and where it does not."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ SETTINGS = {"model.name": "dnn", "model.hidden": [50], "train.local_epochs": 2}
 
 @pytest.mark.parametrize("alpha", [0.1, 10.0])
 def test_what_is_kept_is_about_as_good_as_the_best_of_its_models(tmp_path: Path, alpha: float) -> None:
-    """Sixty digits a device, six of them held out. With classes alike (alpha 10) a blend by raw likelihood lost 12 points to
-    the common model, because the one trained alone is surer of itself and right less often."""
+    """Use sixty digits per device, six of them held out.
+
+    With similar classes (alpha 10) a blend by raw likelihood lost 12 points to the common model, because the model trained
+    alone is surer and right less often.
+    """
     point = next(point for point in get("label-shift").points if point.x == alpha)
     kept, best = means(point.cut(load_source(DIGITS), 0), tmp_path, 20, SETTINGS)
     assert kept > best - 0.03
 
 
 def test_devices_learn_from_each_other_which_model_is_of_no_use(tmp_path: Path) -> None:
-    """Twelve devices that label in six ways: the common model is of no use to any of them, and six samples held out are too few
-    for one device to see it. By its own samples alone each gave it a part of the weight: 5.3 points in the mean."""
+    """Use twelve devices that label in six ways, so that the common model is of no use to any of them.
+
+    Six samples held out are too few for one device to see that: by its own samples each gave it a part of the weight, which
+    cost 5.3 points in the mean.
+    """
     recipe = get("relatedness")
     point = next(point for point in recipe.points if point.x == 2)
     kept, best = means(point.cut(load_source(DIGITS), 0), tmp_path, recipe.rounds, dict(recipe.settings))
@@ -36,7 +42,7 @@ def test_devices_learn_from_each_other_which_model_is_of_no_use(tmp_path: Path) 
 
 
 def means(cut: Partition, folder: Path, rounds: int, settings: Mapping[str, Any]) -> tuple[float, float]:
-    """Mean accuracies over devices under FedMCSA: (of what they keep, of the better of the common model and one alone)."""
+    """Return mean accuracies under FedMCSA: of the kept models, and of the better of the common model and one trained alone."""
     write_shards(folder / "shards", cut)
     shards = f"{folder}/shards/*"
     result = attune.simulate(shards, "fedmcsa", None, rounds, 0, settings, baseline="local", executor="stacked", progress=False)

@@ -1,4 +1,4 @@
-"""`fedserver simulate`: attached from outside, prints the methods side by side, and writes what it is told to."""
+"""`fedserver simulate`: attached from outside, it compares methods in a table, and writes files."""
 
 from __future__ import annotations
 

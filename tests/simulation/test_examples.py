@@ -1,4 +1,4 @@
-"""The examples are short, and they run."""
+"""The examples are short, and they work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who carries a cohort's orders out: an executor is given all of them, the choice is kept, and memory has a budget."""
+"""Executors of a cohort's orders: an executor gets all of them, the choice is kept, and memory has a budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.test_simulate import CLOUDS, QUICK
 
 
 class Backwards:
-    """The last one first."""
+    """Executor that runs the last order first."""
 
     def __init__(self) -> None:
         self.cohorts: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""A simulation in a folder: it lies there as over the network, and goes on after an interruption with the same bits."""
+"""A simulation in a folder has homes as over the network, and continues after an interruption with the same bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interrupted(Exception):
 
 
 def run(home: Path, method: str, until: int = 10**9, rounds: int = 3) -> Result:
-    """`until`: so many orders are carried out before it breaks off."""
+    """Run a simulation that breaks off after `until` orders."""
     orders = 0
 
     def count(share: float) -> None:
@@ -41,7 +41,7 @@ def run(home: Path, method: str, until: int = 10**9, rounds: int = 3) -> Result:
 
 
 def to_be_killed() -> None:
-    """What the process of the test below does."""
+    """Run in the process that the test below kills."""
     run(Path(sys.argv[0]), "fedmcsa")
 
 

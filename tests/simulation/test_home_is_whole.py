@@ -1,4 +1,4 @@
-"""`fedserver verify` on what a simulation leaves: it has no authority, for it needs none."""
+"""`fedserver verify` on a simulation's home, which has no authority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What methods do with whole federations, and what a device makes of it, where the network plays no part."""
+"""Methods in whole federations without the network, and the devices' results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.harness import digit_shards
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two devices, two digits each."""
+    """Write shards of two devices with two digits each."""
     return {path.name: path for path in digit_shards(tmp_path_factory.mktemp("digits"), 2)}
 
 
@@ -43,7 +43,7 @@ def test_with_fedavg_every_device_keeps_what_all_share(shards: dict[str, Path], 
 
 
 def test_a_local_baseline_is_trained_compared_and_kept_if_better(shards: dict[str, Path], tmp_path: Path) -> None:
-    """One round: what the hypernetwork makes is of no use yet, and what was trained at home is."""
+    """Train one round, after which the generated weights are useless, and those trained locally are not."""
     result = attune.simulate(shards, "fedtp", rounds=1, baseline="local", home=tmp_path)
     for client, (name, shard) in zip(result.status["clients"], shards.items(), strict=True):
         assert client["accuracy_local"] > client["accuracy"] + 0.1

@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, and what they show can be shown."""
+"""The notebooks run from the first cell to the last, and their results can be shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def shown_by(name: str) -> tuple[dict[str, Any], list[str]]:
-    """The names after the last cell, and the text of what each cell ends with. Runs cells as a notebook does, in one space."""
+    """Run cells as a notebook does, in one namespace. Return the names after the last cell, and each cell's final text."""
     space: dict[str, Any] = {"__name__": "__main__"}
     shown = []
     for cell in json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]:

@@ -1,4 +1,4 @@
-"""Devices spread over processes: the same bits as one by one, also when such a process dies."""
+"""Devices in several processes: the same bits as one by one, also when such a process dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def forked_hosts() -> Iterator[None]:
-    """No process here imports torch once more: they are forked. That the program starts is shown below."""
+    """Fork the processes, so that none imports torch again. That the program itself starts is tested below."""
     with hosts():
         yield
 
@@ -70,7 +70,7 @@ def test_what_a_process_that_died_was_doing_is_done_again(
     killed: list[int] = []
 
     class Dying(host.Process):
-        """Some answers never come."""
+        """Process that dies during some calls."""
 
         asked = 0
 
@@ -98,9 +98,9 @@ def test_learners_that_are_put_away_come_back_with_the_same_bits() -> None:
 
 
 def kills(spec: ModelSpec) -> nn.Module:
-    """A model whose training ends the process, as one that needs too much memory would.
+    """Make a model whose training ends the process, as one that needs too much memory would.
 
-    Only its training: before that the server, which is this process, lets every model score two samples.
+    Before training, the server, which is this process, lets every model score two samples; that works.
     """
 
     class Killing(nn.Linear):

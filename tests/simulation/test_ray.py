@@ -1,4 +1,4 @@
-"""Executor "ray", in a cluster of two workers on this machine: `make ray`. Skipped where Ray is not installed."""
+"""Executor "ray" in a cluster of two workers on this machine: `make ray`. Skipped if Ray is not installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_ray_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray keeps the address of the last one that ran on this machine, and would join it, or wait for it in vain."""
+    """Check that Ray does not use the address of the last cluster of this machine, which it remembers."""
     ray = pytest.importorskip("ray")
     asked = []
     monkeypatch.setattr(pool, "Pool", lambda *_: None)  # its workers need a cluster
@@ -78,7 +78,7 @@ def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any,
     killed: list[int] = []
 
     class Watched(ray_host.RayHost):
-        """Of the fourth order and of the seventh the worker dies."""
+        """Pool whose worker dies during the fourth and the seventh order."""
 
         dying = False
 

@@ -1,4 +1,4 @@
-"""Recipes: the cuts by their mathematics, who is harmed, where a gain ends, and that a benchmark runs and goes on."""
+"""Recipes: the cuts by their mathematics, harmed devices, the end of a gain; a benchmark runs and continues."""
 
 from __future__ import annotations
 

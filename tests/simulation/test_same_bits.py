@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_without_loss_no_bit_changes(
     case: str, setting: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compressed in both directions, over the network; some devices go on from their own state, with nothing to differ from."""
+    """Compress in both directions over the network. Some devices start from their own state, without a base for changes."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     which, given = CASES[case]
     members, plain = request.getfixturevalue(which), merge(SMALL, given)

@@ -1,4 +1,4 @@
-"""What somebody who waits for a simulation sees, and its table as a DataFrame."""
+"""Progress of a simulation for people, and its table as a DataFrame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of `attune.simulate`: what it takes, what it gives back, what it refuses, and that nothing is opened."""
+"""`attune.simulate` for its callers: arguments, results, refusals, and that no file is opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUICK = {"train.local_epochs": 1, "model.name": "mlr"}
 
 
 def cloud(seed: int, samples: int = 40) -> tuple[np.ndarray, np.ndarray]:
-    """Three clouds of four features that do not overlap."""
+    """Return three separate clouds of four features."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, samples)
     return (np.eye(4)[y] * 9 + rng.normal(size=(samples, 4))).astype(np.float32), y
@@ -44,7 +44,7 @@ CLOUDS = {f"site{n}": cloud(n, 40 + n) for n in range(3)}
 
 @pytest.fixture
 def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From the call on neither a file nor a database is opened, and no folder made."""
+    """Refuse to open files and databases, and to make folders, from the call on."""
 
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise AssertionError(f"opened by a federation in memory: {arguments}")
@@ -293,7 +293,7 @@ def test_the_names_of_the_package_are_found_without_torch() -> None:
 
 @pytest.mark.parametrize("odd", [1, 2])
 def test_shards_that_are_not_alike_are_named_and_nothing_waits_for_others(odd: int) -> None:
-    """One of three is refused by the majority; of two, none has one."""
+    """Expect that the majority refuses one of three; with two, there is no majority."""
     alike = {name: CLOUDS[name] for name in list(CLOUDS)[: 3 - odd]}
     x = np.zeros((8, 9), "f4")
     with pytest.raises(ShapeMismatch, match=r"\(9,\)"):

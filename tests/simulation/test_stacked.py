@@ -1,4 +1,4 @@
-"""Simulations whose devices are computed side by side: the same results to rounding, the choice tried, recorded and kept."""
+"""Simulations with stacked devices: the same results to rounding; the executor is tried, recorded and kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_cannot_be_stacked_is_said_and_has_the_same_bits() -> None:
 def test_auto_takes_what_is_faster_and_a_home_stays_with_it(
     seconds: tuple[float, float], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of the trial is a list: first the devices one by one, then side by side."""
+    """Use a list as the trial's clock: first the devices one by one, then stacked."""
     times = iter(seconds)
 
     def timed(work: Any) -> float:

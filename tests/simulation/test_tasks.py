@@ -1,4 +1,4 @@
-"""Regression and several labels, whole federations: better than a constant answer, stacked as one by one, and usable after."""
+"""Whole federations of regression and of several labels: better than a constant answer, stacked, saved and exported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK = {"train.lr": 0.05, "train.batch_size": 16, "train.local_epochs": 3}
 
 
 def device(number: int, task: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two outputs that depend on four columns, and on the first one otherwise on each device."""
+    """Return two outputs that depend on four columns; the first column's effect differs between devices."""
     rng = np.random.default_rng(9 + number)
     x = rng.normal(size=(80, 4)).astype(np.float32)
     z = x @ np.array([[0.0, 1.0], [1.0, -1.0], [0.5, 1.0], [-1.0, 0.0]]) + number * x[:, :1] + 0.2 * rng.normal(size=(80, 2))
@@ -45,7 +45,7 @@ def test_devices_beat_the_constant_answer_and_stacked_ones_agree_to_rounding(tas
 
 
 def test_predictions_are_in_the_unit_of_y_and_survive_saving_and_exporting(tmp_path):
-    """Of a blend, which has the weights of both models."""
+    """Use a blend, which has the weights of both models."""
     result = run("regression")
     model, (x, y) = result.model("site0"), device(0, "regression")
     found = np.array(model.predict(x))
@@ -98,7 +98,7 @@ def test_a_method_for_classes_and_a_device_of_another_task_end_it_before_it_begi
 
 
 def test_a_loop_and_scores_of_ones_own():
-    """y is in standard deviations of the federation; scores from 0 to 1 as for every task."""
+    """Use y in standard deviations of the federation, and scores from 0 to 1 as for every task."""
     import torch
     from torch.nn.functional import smooth_l1_loss
 

@@ -1,4 +1,4 @@
-"""Trying executors: a row for each with a time, the fastest recommended, and nothing tried that cannot be."""
+"""Trials of executors: a row for each with a time, a recommendation, and only those that are possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_fastest_is_recommended() -> None:
 def test_a_round_is_from_the_end_of_the_one_before_to_its_own_end(
     sampled: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock that ticks once for each answer: a round takes as many seconds as its cohort has devices."""
+    """Use a clock that ticks once for each answer: a round takes as many seconds as its cohort has devices."""
     ticks = iter(range(1000))
     monkeypatch.setattr(trial.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(trial, "TRIED", ("sequential",))

@@ -1,4 +1,4 @@
-"""Devices with different numbers of samples, and local training of them side by side and one by one."""
+"""Devices with different numbers of samples, and their local training, stacked and one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = (7, 20, 33, 12, 20)  # training samples: batches of 8 are 7; 8, 8, 4; fo
 
 
 class Small(nn.Module):
-    """Two layers, and one that nothing depends on."""
+    """Model of two layers, and one unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,5 +94,5 @@ def make() -> Make:
 
 
 def dropping(share: float) -> Callable[[], nn.Module]:
-    """A model with dropout."""
+    """Return a model with dropout."""
     return lambda: nn.Sequential(OrderedDict(body=nn.Linear(4, 6), drop=nn.Dropout(share), head=nn.Linear(6, 3)))

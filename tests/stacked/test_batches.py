@@ -1,4 +1,4 @@
-"""The batches of a stack are those that each device draws by itself, whatever the numbers."""
+"""The batches of a stack are those that each device draws by itself, for any numbers of samples."""
 
 from __future__ import annotations
 

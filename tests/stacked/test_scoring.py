@@ -1,4 +1,4 @@
-"""Devices evaluated together against each of them by itself, and whole orders of learners."""
+"""Evaluation of devices together against one by one, and whole orders of learners."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BY_ITSELF = {"knn": Knn(KnnSettings()), "gp": GpPredictor(GpPredictorSettings())
 
 
 def evaluation(device, samples):
-    """A device's probabilities for `samples` labels, with its prepared model."""
+    """Return a device's probabilities for `samples` labels, with its prepared model."""
     generator = torch.Generator().manual_seed(samples)
     x, y = torch.randn(samples, 4, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
     prepared = yield from device.trainer.preparing(device.start, device.received, device.x, device.y, device.seeds)
@@ -69,7 +69,7 @@ def test_models_are_stacked_no_further_than_memory_allows(make, monkeypatch):
 
 
 def test_a_model_that_normalises_with_what_it_has_kept_is_evaluated_together(make):
-    """Batch normalisation is what training cannot stack; prediction can."""
+    """Use batch normalisation, whose training cannot be stacked, but whose prediction can."""
     devices = make(Sgd(SgdSettings()), model=lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
     stacked = Stacked()
     found = stacked.run([evaluation(each, size) for each, size in zip(devices, TESTED, strict=True)])
@@ -80,7 +80,7 @@ def test_a_model_that_normalises_with_what_it_has_kept_is_evaluated_together(mak
 
 @pytest.fixture
 def learners(tmp_path):
-    """A fleet with shards of different sizes, made twice: for side by side, and for one by one."""
+    """Make a fleet with shards of different sizes twice: stacked, and one by one."""
     shards = []
     for number, size in enumerate(SIZES):
         rng, folder = np.random.default_rng(number), tmp_path / f"shard{number}"
@@ -103,7 +103,7 @@ def learners(tmp_path):
 
 
 def orders(learner, number, train):
-    """All parts served, each a little smaller than what the device has, with the start of all as the common model."""
+    """Return an order that serves all parts, a little smaller than the device's, with the start of all as the common model."""
     served, fetched = [], {}
     for part in sorted(set(learner.part_of.values()) - {"private"}):
         ref = BlobRef(part, f"{part}-{number}", 1)
@@ -120,7 +120,7 @@ METHODS = dict.fromkeys(("fedavg", "fedprox", "pfedme", "per-fedavg", "ditto", "
 
 @pytest.mark.parametrize("method", METHODS)
 def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method, learners):
-    """Smooth models and small steps, which do not make rounding larger: pFedMe with lr 0.1 swings about its centre."""
+    """Use smooth models and small steps, which do not amplify rounding: pFedMe with lr 0.1 swings about its centre."""
     model, stacked = METHODS[method], Stacked()
     together, one_by_one = learners("together", method, model), learners("apart", method, model)
     for number, train in ((1, True), (2, True), (3, False)):
@@ -144,7 +144,7 @@ def weighing(probability, prior):
 
 
 def test_the_weights_of_blends_are_those_of_each_by_itself():
-    """Devices with 1 to 40 validation samples, three models, of which one gives some samples nothing; and sequences."""
+    """Use 1 to 40 validation samples, three models, one of which gives some samples probability 0, and sequences."""
     draw, names = torch.Generator().manual_seed(3), ("personalized", "common", "local")
     for positions in ((), (5,)):
         each = [{n: (torch.rand(size, *positions, generator=draw) - 0.2).clamp_min(0) for n in names} for size in (1, 7, 40)]

@@ -1,4 +1,4 @@
-"""Devices trained together against each of them by itself, with every objective there is."""
+"""Training of devices together against one by one, with every objective."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def objective(name):
 
 
 def compare(devices, tolerance, trains=()):
-    """Every tensor and every loss; returns how much training changed anything at all."""
+    """Compare every tensor and every loss. Return the largest change by training."""
     stacked = Stacked()
     together = stacked.run([each.training(trains) for each in devices])
     assert stacked.reasons == []
@@ -58,7 +58,7 @@ def test_only_gaussian_processes_go_one_by_one():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_the_same_numbers_as_by_itself(name, way, make):
-    """In float64 they differ by some 1e-16 times the steps: the arithmetic is the same. In float32 by its rounding."""
+    """Allow for rounding: in float64 some 1e-16 times the steps, since the arithmetic is the same; in float32 its rounding."""
     assert compare(make(objective(name), dtype=torch.float64, **WAYS[way]), 1e-11) > 0.01
     assert compare(make(objective(name), **WAYS[way]), 2e-5) > 0.01
 
@@ -78,7 +78,7 @@ def test_where_nothing_may_move_nothing_is_done(make):
 
 
 def test_results_share_no_memory(make):
-    """A device that waits for rounds must not hold on to what the others had."""
+    """Check that a waiting device does not hold the others' tensors in memory."""
     results = Stacked().run([each.training() for each in make(objective("moreau"))])
     for found in results:
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in found.tensors.values())
@@ -152,7 +152,7 @@ def test_samples_are_gathered_some_steps_at_a_time(make, monkeypatch):
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_dropout_goes_one_by_one_when_it_is_on(share, make):
-    """It draws from one generator a device, which a stack has not: the same bits as by itself."""
+    """Check that dropout has the same bits one by one: it draws from one generator per device, which a stack has not."""
     devices, stacked = make(objective("sgd"), model=dropping(share)), Stacked()
     found = stacked.run([each.training() for each in devices])
     for each, one in zip(devices, found, strict=True):
@@ -163,7 +163,7 @@ def test_dropout_goes_one_by_one_when_it_is_on(share, make):
 
 
 class Functional(nn.Module):
-    """Dropout that no layer of its own shows."""
+    """Model with dropout that has no layer of its own."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +174,7 @@ class Functional(nn.Module):
 
 
 class Centred(nn.Module):
-    """Takes the mean of the batch away, without keeping anything."""
+    """Layer that subtracts the mean of the batch, and keeps no state."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ def test_half_precision_and_gaussian_processes_go_one_by_one(make):
 
 
 def test_unlike_devices_are_not_mixed(make):
-    """Other settings, another model, other shapes: each kind is computed with its like."""
+    """Use other settings, another model and other shapes: each kind is trained with its like."""
     some, others = make(objective("sgd"), sizes=(6, 9)), make(objective("sgd"), sizes=(6, 9), lr=0.7)
     for each, found in zip(some + others, Stacked().run([each.training() for each in some + others]), strict=True):
         torch.testing.assert_close(found.tensors, alone(each.training()).tensors, rtol=2e-5, atol=2e-5)

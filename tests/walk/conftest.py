@@ -1,4 +1,4 @@
-"""`--real`: the commands that install too, and the demo; otherwise this environment is used."""
+"""`--real` runs also the commands that install, and the demo; otherwise this environment is used."""
 
 from __future__ import annotations
 

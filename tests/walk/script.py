@@ -1,7 +1,7 @@
-"""A page as a script: its blocks in the order in which they stand, run as a reader of the page would.
+"""A page as a script: its blocks in their order, run as a reader of the page would.
 
-A block `sh` runs to its end. One with the title "in a terminal of its own" goes on beside the others; if it is a server, the
-next block waits until devices can join. A block `python` with a title is a file of that name, without one it is run.
+A block `sh` runs to its end. A block with the title "in a terminal of its own" runs beside the others; if it is a server, the
+next block waits until devices can join. A block `python` with a title is a file of that name; without a title it is run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def script(page: str, real: bool) -> str:
-    """For bash. real: with the commands that install."""
+    """Return a script for bash. With `real` it has the commands that install."""
     return HEAD + "".join(_lines(blocks(page), real)) + TAIL
 
 

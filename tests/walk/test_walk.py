@@ -1,4 +1,4 @@
-"""README and tutorial, command by command, on a copy of the checkout: what a reader types works as it is written."""
+"""README and tutorial, command by command, on a copy of the checkout: what a reader types works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def real(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout's files, with a free port in place of the usual one: other tests run beside this one."""
+    """Copy the checkout's files, with a free port in place of the usual one, because other tests run at the same time."""
     folder = tmp_path_factory.mktemp("walk") / "attune"
     for path in files():
         (folder / path.parent).mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def walk(clone: Path, page: str, real: bool) -> str:
-    """What was printed. In a shell like a reader's, with the commands found."""
+    """Run a page in a shell like a reader's, with the commands on the path. Return what was printed."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ATTUNE_HOME")}
     environment |= {"ATTUNE_HOME": str(clone / "homes"), "OMP_NUM_THREADS": "1"}
     if not real:
@@ -69,7 +69,7 @@ def test_the_readme_as_it_is_written(clone: Path, real: bool) -> None:
 
 @pytest.mark.timeout(1800)
 def test_the_tutorial_as_it_is_written(clone: Path, real: bool) -> None:
-    """A table, a torch module and a training loop of one's own; a server and two devices over the network."""
+    """Run a table, a torch module and a training loop of one's own, and a server and two devices over the network."""
     said = walk(clone, "docs/tutorial.md", real)
     assert "age,dose,weight,state" in said
     labels = [row["label"] for row in csv.DictReader((clone / "first-hour/labels.csv").open())]

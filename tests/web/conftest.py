@@ -1,4 +1,4 @@
-"""A page of made-up facts, served for real; and one simulated federation that several tests look at."""
+"""A page of made-up facts, served for real, and one simulated federation for several tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN = "a-token-of-tests"
 
 @dataclass
 class Source:
-    """A source that says what it is told to say."""
+    """Source with the facts that a test gives."""
 
     facts: PageFacts
     why: str = ""
@@ -42,7 +42,7 @@ class Source:
 
 
 class Page:
-    """A client of a page that is served here. `ask` sends exactly what it is told to."""
+    """Client of a page that is served here. `ask` sends exactly the given request."""
 
     def __init__(self, port):
         self.port = port
@@ -66,7 +66,7 @@ class Page:
 
 @pytest.fixture
 def served():
-    """served(source, actions) -> Page; all end with the test."""
+    """Return a function that serves a source with actions as a Page; all end with the test."""
     import contextlib
 
     with contextlib.ExitStack() as stack:

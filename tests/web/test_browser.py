@@ -1,4 +1,4 @@
-"""The page in a real Chromium, of a real server with real devices: what people see, and what the buttons do."""
+"""The page in a real Chromium, of a real server with real devices: what people see, and the buttons' effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPT = "<img src=x onerror=document.title='taken'>"
 
 
 def status_of(federation):
-    """Asked on another thread: Playwright has an event loop on this one."""
+    """Ask on another thread, because Playwright has an event loop on this one."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(federation.status).result()
 
@@ -38,7 +38,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(address, width) -> (page, what went wrong in it); nothing is loaded from another host."""
+    """Return a function of address and width that opens a page, and returns it with its errors. Other hosts are blocked."""
     contexts = []
 
     def opened(address: str, width: int = 1280, dark: bool = False):
@@ -59,7 +59,7 @@ def open_page(browser):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """Two tables of three devices; the server waits for the third before its first round."""
+    """Run a server with tables of two of three devices; it waits for the third before its first round."""
     folder = tmp_path_factory.mktemp("browser")
     found = Federation(folder)
     found.shards = [tabular_shard(folder / name, seed=seed, samples=40) for seed, name in enumerate(("anna", "ben", "cleo"))]
@@ -151,7 +151,7 @@ def test_every_control_has_a_name_and_headings_are_in_order(federation, open_pag
 
 
 def test_what_devices_say_is_text(served, open_page):
-    """Names are checked when a device enrols; notes, faults and troubles are in a peer's words."""
+    """Use notes, faults and troubles, which are in a peer's words; names are checked when a device enrols."""
     from attune.fedserver.core.messages import Record
     from attune.fedserver.core.records import DeviceRecord
     from attune.fedserver.federation.journal import Span, Stage
@@ -173,7 +173,7 @@ def test_what_devices_say_is_text(served, open_page):
 
 
 def test_a_page_that_lost_its_server_says_so(served, open_page):
-    """And shows what it has heard last."""
+    """Check that the page also keeps its last facts."""
     from attune.fedserver.web import serving
     from attune.fedserver.web.serving import PageAddress
     from tests.web.conftest import TOKEN, Source
@@ -205,7 +205,7 @@ def test_the_view_for_programs_is_what_the_page_shows(federation):
     ],
 )
 def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open_page, task, told, interval):
-    """At 390 points wide no words of a figure are smaller than 9, and the colour of a curve stays beside its name."""
+    """Check at 390 points of width that no words of a figure are smaller than 9, and a curve's colour is beside its name."""
     import attune
     from attune.fedserver.web.finished import FolderSource
     from tests.web.conftest import TOKEN

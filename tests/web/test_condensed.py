@@ -1,4 +1,4 @@
-"""What the page keeps of all reports: the status of it must be that of all of them, and its lines their means."""
+"""The page's summary of all reports: its status is that of all of them, and its lines are their means."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_line_of_metrics_csv_is_the_row_that_was_written():
 
 
 def test_verdicts_by_hand():
-    """12 of 14 against 2: p = 0.013, of two rivals 0.026 at most; 3 against 1 says nothing."""
+    """Expect p = 0.013 for 12 of 14 against 2, at most 0.026 with two rivals; 3 against 1 is unclear."""
     better = {"better_than_local": 12, "worse_than_local": 2, "better_than_common": 14, "worse_than_common": 0}
     assert verdict_of(better) == "better"
     assert verdict_of(better | {"better_than_common": 3, "worse_than_common": 1}) == "unclear"

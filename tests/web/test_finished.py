@@ -22,7 +22,7 @@ from tests.web.conftest import Page
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Four tables over three rounds of FedMCSA: (the simulation's folder, the folder of its results)."""
+    """Simulate four tables over three rounds of FedMCSA. Return the simulation's folder, and the folder of its results."""
     folder = tmp_path_factory.mktemp("run")
     shards = [tabular_shard(folder / f"site-{n}", seed=n, samples=30 + 8 * n) for n in range(4)]
     result = attune.simulate(shards, "fedmcsa", rounds=3, baseline="local", home=folder / "home", progress=False)
@@ -95,7 +95,7 @@ def test_a_simulation_is_watched_while_it_runs(tmp_path, capsys):
 
 
 def test_a_page_that_shows_a_damaged_home_says_so(run, tmp_path, served):
-    """The stream goes on: what was seen last stays, and the reason is said."""
+    """Check that the stream goes on, with the last facts and the reason."""
     import shutil
 
     home = tmp_path / "home"

@@ -1,4 +1,4 @@
-"""deploy/grafana.json against what a real server of a real run says on /metrics: no query asks for what there is not."""
+"""deploy/grafana.json against /metrics of a real server of a real run: every query has its series."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONLY_WHILE_IT_RUNS = {"attune_left_seconds"}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The home of a run whose devices compared their models."""
+    """Return the home of a run whose devices compared their models."""
     folder = tmp_path_factory.mktemp("grafana")
     shards = [tabular_shard(folder / f"site-{n}", seed=n, samples=30) for n in range(2)]
     attune.simulate(shards, "fedavg+ft", rounds=2, baseline="local", home=folder / "home", progress=False)
@@ -36,7 +36,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def scraped(run, served):
-    """name -> the labels of each of its series."""
+    """Return the labels of each series, by name."""
     answer = served(of_home(run)).ask("/metrics", token=TOKEN)
     assert answer.headers["content-type"].startswith("text/plain; version=")
     found = {}
@@ -69,7 +69,7 @@ def test_every_series_is_documented_by_its_help_and_counters_say_total(scraped):
 
 
 def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
-    """The time that is left, and certificates, as a server's facts have them."""
+    """Use a server's facts about the remaining time and certificates."""
     from dataclasses import replace
 
     from attune.fedserver.web.facts import PageFacts

@@ -1,4 +1,4 @@
-"""Who may see and do what: every request is sent over a real connection, with exactly these headers."""
+"""Permissions of the page: every request is sent over a real connection, with exactly these headers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(page
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1].evil.example", "localhost.evil"]
 )
 def test_a_name_that_strangers_can_point_here_is_refused(page, path, host):
-    """DNS rebinding: the page of evil.example asks this port under its own name."""
+    """Try DNS rebinding: the page of evil.example asks this port under its own name."""
     assert page.ask(path, token=TOKEN, host=host).status == 421
 
 
@@ -83,7 +83,7 @@ def test_every_answer_has_the_headers_that_keep_strangers_out(page):
 
 @pytest.fixture
 def acting(served):
-    """A page whose one button notes what it is asked; (page, what was done)."""
+    """Serve a page with one button. Return the page, and the list of requests that the button noted."""
     loop, done = asyncio.new_event_loop(), []
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -145,7 +145,7 @@ def test_health_and_readiness_say_why_not(served):
 
 
 def test_a_socket_that_speaks_no_http_is_left_alone():
-    """What Starlette calls a lifespan or a web socket ends at the door."""
+    """Send a lifespan or web socket, as Starlette calls them, which must end at the guard."""
     called = []
     aio.run(Guard(called.append, TOKEN, (), 1)({"type": "websocket"}, None, None))
     assert called == []

@@ -1,4 +1,4 @@
-"""A metric with a descriptor is in every view: nothing else has to be written for it."""
+"""A metric with a descriptor is in every view, without other changes."""
 
 from __future__ import annotations
 

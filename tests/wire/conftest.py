@@ -16,7 +16,7 @@ Parse = Callable[[bytes], Any]
 
 
 def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Any bit pattern that the dtype has, NaN payloads included."""
+    """Return any bit pattern of the dtype, including NaN payloads."""
     generator = torch.Generator().manual_seed(seed)
     item = torch.empty((), dtype=dtype).element_size()
     count = torch.Size(shape).numel()
@@ -26,7 +26,7 @@ def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torc
 
 @pytest.fixture(scope="session")
 def zoo() -> dict[str, torch.Tensor]:
-    """Every dtype, as vector, matrix, scalar and empty; names that need escaping; one name order that is not the file's."""
+    """Return every dtype, as vector, matrix, scalar and empty; names that need escaping; another order than the file's."""
     tensors = {}
     for place, (name, dtype) in enumerate(DTYPES.items()):
         for shape in [(3,), (2, 5), (), (0,), (4, 0, 2)]:
@@ -38,7 +38,7 @@ def zoo() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def same_bits() -> Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], None]:
-    """Asserts equal names, dtypes, shapes and bits (NaN equals the same NaN)."""
+    """Return a function that asserts equal names, dtypes, shapes and bits (NaN equals the same NaN)."""
 
     def check(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
         assert left.keys() == right.keys()
@@ -52,7 +52,7 @@ def same_bits() -> Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tens
 
 @pytest.fixture(scope="session")
 def blob_of() -> Callable[..., bytes]:
-    """A blob with any header, valid or not: a JSON value or raw text, padded; `data` bytes of zeros behind it."""
+    """Return a function that makes a blob with any header, valid or not: a JSON value or raw text, then `data` zero bytes."""
 
     def build(header: Any, data: int = 0) -> bytes:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()

@@ -1,4 +1,4 @@
-"""Receiving into memory: one buffer, every promise of the peer checked; tensors against what was expected of them."""
+"""Receiving into memory: one buffer, and every promise of the peer checked; tensors against the expected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a power cut may find: files and folders that are whole or absent. Bytes and names are synced in the right order."""
+"""State after a power cut: files and folders are whole or absent. Bytes and names are synced in the right order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ W = {"w": torch.ones(3)}
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """("sync" or "rename", path) of each system call that counts, in order; random parts of names as *."""
+    """Return ("sync" or "rename", path) of each system call that counts, in order; random parts of names are *."""
     seen: list[tuple[str, str]] = []
     real = {"fsync": os.fsync, "rename": Path.rename, "replace": Path.replace}
 
@@ -62,7 +62,7 @@ def result(order_id: str) -> Result:
 
 
 def whole(path: Path) -> list[tuple[str, str]]:
-    """The one right order for a file."""
+    """Return the one right order for a file."""
     return [("sync", f"{path.parent}/.{path.name}.*"), ("rename", str(path)), ("sync", str(path.parent))]
 
 
@@ -180,7 +180,7 @@ def test_a_finished_model_takes_the_place_of_an_older_one(tmp_path: Path, log: l
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named_wherever_it_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """At the sync, which is where a quota is often noticed. Nothing is left, and what was there stays."""
+    """Fill the disk at the sync, where a quota is often noticed. The old file stays, and no new one is left."""
     write_file(tmp_path / "file", b"old")
     blobs = FolderBlobs(tmp_path)
     inbox, upload = Inbox(blobs), blobs.put("uploads/a/shared", b"bytes")

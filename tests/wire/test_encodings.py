@@ -1,4 +1,4 @@
-"""Encodings with loss: which tensors they change, and how far a value may be off, against exact fractions."""
+"""Lossy encodings: the tensors that they change, and the error of a value, against exact fractions."""
 
 from __future__ import annotations
 

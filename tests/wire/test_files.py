@@ -54,7 +54,7 @@ def test_reads_what_the_package_writes_and_the_package_reads_what_we_write(tmp_p
 
 
 def test_arrays_have_the_bits_of_the_tensors(tmp_path, zoo):
-    """What only looks reads without torch; bfloat16 becomes float32, which has every one of its values."""
+    """Read without torch, as views do; bfloat16 becomes float32, which has all its values."""
     with ArrayFile(file_of(tmp_path / "zoo", zoo)) as file:
         assert list(file) == list(TensorFile(tmp_path / "zoo"))
         for name, tensor in zoo.items():
@@ -237,7 +237,7 @@ def test_the_bytes_of_a_contiguous_tensor_are_not_copied():
 
 
 class Parts(Target):
-    """A target in memory that keeps what it is given."""
+    """Target in memory that keeps its parts."""
 
     name = "parts"
 

@@ -1,4 +1,4 @@
-"""Each way of being malformed has its own error; what is well-formed but unusual is read."""
+"""Each kind of malformed header has its own error; unusual, but well-formed, headers are read."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_layout_covers_the_data_once_and_is_aligned():
 
 
 def test_offsets_beyond_2_gib_and_4_gib():
-    """3 tensors of 2^40, 2^33 and 12 bytes: plain arithmetic, nothing is allocated."""
+    """Use 3 tensors of 2^40, 2^33 and 12 bytes: plain arithmetic, without allocation."""
     layout = layout_of({"a": TensorSpec("F64", (1 << 37,)), "b": TensorSpec("F32", (1 << 31,)), "c": TensorSpec("I32", (3,))})
     start = layout.data_start
     assert layout.spans["b"] == (start + (1 << 40), start + (1 << 40) + (1 << 33))

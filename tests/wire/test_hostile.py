@@ -1,7 +1,7 @@
-"""Hostile bytes: over 20,000 cases from which only WireErrors come out, and memory that the header's size bounds.
+"""Hostile bytes: over 20,000 cases that raise only WireErrors, with memory bounded by the header's size.
 
-The causes that a test expects are those that any draw meets often; test_header.py has an example of each cause there is.
-What our reader accepts is held against the safetensors package: it must accept it too, and see the same tensors.
+A test expects the causes that any draw meets often; test_header.py has an example of each cause. Bytes that our reader accepts
+are compared with the safetensors package: it must accept them too, and see the same tensors.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ lists = st.one_of(st.lists(st.sampled_from(NUMBERS), max_size=4), values)
 
 
 def offer(data: bytes, seen: Counter[str]) -> None:
-    """One case: read it, and count what came of it. Any other exception than a WireError fails the test."""
+    """Read one case, and count its outcome. Any other exception than a WireError fails the test."""
     try:
         layout = layout_in(memoryview(data), LIMITS, "peer")
         assert sum(spec.size_bytes for spec in layout.manifest.values()) == len(data) - layout.data_start
@@ -154,7 +154,7 @@ def test_pieces_of_json():
 
 
 def test_edited_bytes_of_valid_files():
-    """Each edit alone, then all of them one after the other."""
+    """Make each edit alone, then all of them one after the other."""
     seen: Counter[str] = Counter()
     edit = st.tuples(st.sampled_from(["flip", "cut", "drop", "insert", "length"]), st.integers(0, 399), st.sampled_from(TOKENS))
 
@@ -185,7 +185,7 @@ def test_edited_bytes_of_valid_files():
 
 
 def test_edited_headers_of_valid_files():
-    """The JSON stays well-formed and the lengths fit: what is wrong is the meaning."""
+    """Keep the JSON well-formed and the lengths right: only the meaning is wrong."""
     seen: Counter[str] = Counter()
     edit = st.one_of(
         st.tuples(st.sampled_from(["dtype", "shape", "data_offsets", "extra"]), st.integers(0, 9), lists),
@@ -232,7 +232,7 @@ def outcome(read: Callable[[], object]) -> str:
 
 
 def test_files_of_a_peer_fail_like_buffers(tmp_path: Path):
-    """The two readers of files raise the very error that the reader of buffers raises, for every cut and every flipped byte."""
+    """Check that both readers of files raise the same error as the reader of buffers, for every cut and every flipped byte."""
     path, blob, seen = tmp_path / "peer", VALID[2], Counter()
     cuts = [blob[:end] for end in range(len(blob))]
     for data in cuts + [blob[:at] + bytes([blob[at] ^ 4]) + blob[at + 1 :] for at in range(len(blob))]:
@@ -278,7 +278,7 @@ BOMBS = {
 @pytest.mark.parametrize("max_tensors", [4096, 65536])
 @pytest.mark.parametrize("name", BOMBS)
 def test_memory_is_bounded_whatever_the_header_says(name, max_tensors):
-    """About 1 MiB of the worst text costs no more than Limits promises, and no quadratic time (which would be hours)."""
+    """Use about 1 MiB of the worst text: it needs no more memory than Limits promises, and no quadratic time (hours)."""
     text = BOMBS[name]
     assert len(text) < HEADER + 50_000
     tracemalloc.start()
@@ -291,7 +291,7 @@ def test_memory_is_bounded_whatever_the_header_says(name, max_tensors):
 
 
 def test_what_is_announced_is_not_allocated(tmp_path: Path):
-    """A file of a few bytes that speaks of terabytes: neither reader asks for them."""
+    """Use a file of a few bytes that announces terabytes: no reader allocates them."""
     path = tmp_path / "peer"
     path.write_bytes(framed(BOMBS["huge shape"], b"1234"))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""int8 with error feedback: how far a value may be off, by hand and against float64, alone and over many rounds."""
+"""int8 with error feedback: the error of a value, by hand and against float64, alone and over many rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ numbers = st.lists(st.floats(-LARGE, LARGE, width=32), min_size=1, max_size=2 * 
 
 
 def arrived(values: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """(each value as it arrives, the scale of its block), in float64."""
+    """Return each value as it arrives, and the scale of its block, in float64."""
     q_N, scale_K = int8.quantised(torch.tensor(values, dtype=torch.float32))
     assert q_N.dtype is torch.int8 and len(q_N) == len(values) and len(scale_K) == math.ceil(len(values) / int8.BLOCK)
     scales = scale_K.double().repeat_interleave(int8.BLOCK)[: len(values)]
@@ -37,7 +37,7 @@ def test_a_value_arrives_within_half_a_scale(values: list[float]) -> None:
 
 
 def test_by_hand() -> None:
-    """The largest of the block is 254, so the scale is 2: halves go to the even number, and 127 is reached on both sides."""
+    """Use 254 as the largest, so that the scale is 2: halves go to the even number, and 127 is reached on both sides."""
     found, scales = arrived([254.0, -254.0, 3.0, 5.0, -1.0, 0.9, 0.0])
     assert scales.tolist() == [2.0] * 7
     assert found.tolist() == [254.0, -254.0, 4.0, 4.0, 0.0, 0.0, 0.0]
@@ -51,7 +51,7 @@ def test_blocks_have_scales_of_their_own() -> None:
 
 @given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.floats(-100, 100, width=32)), min_size=1, max_size=12))
 def test_with_feedback_all_that_arrived_lacks_no_more_than_the_last_error(changes: list[tuple[float, float]]) -> None:
-    """Sum of what was read = sum of what should have been + the error of the last update, which is within half a scale.
+    """Compare sums: what was read = what should have been + the error of the last update, which is within half a scale.
 
     Without feedback the errors of 12 rounds may add up to 12 half scales.
     """
@@ -70,7 +70,7 @@ def test_with_feedback_all_that_arrived_lacks_no_more_than_the_last_error(change
 
 
 def test_without_feedback_the_same_error_comes_again_and_again() -> None:
-    """0.4 of a scale each round: lost for ever without feedback, and made up for with it."""
+    """Lose 0.4 of a scale each round: lost for ever without feedback, and made up for with it."""
     change = {"w": torch.tensor([127.0, 0.4])}
     alone = [encode(change, "int8").tensors["w"][1].item() for _ in range(10)]
     owed: Tensors = {}
@@ -102,7 +102,7 @@ def some(seed: int) -> Tensors:
 
 @pytest.mark.parametrize("based", [True, False])
 def test_the_reader_has_what_the_writer_says_that_arrives(tmp_path: Path, based: bool) -> None:
-    """What the writer keeps as its error is the difference to what the reader has made of it, number by number."""
+    """Compare the writer's kept error with the difference to the reader's value, number by number."""
     tensors, base = some(1), some(2) if based else None
     written = encode(tensors, "int8", base)
     assert manifest_of(written.tensors) == encoded_manifest(manifest_of(tensors), "int8")

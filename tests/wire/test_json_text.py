@@ -1,4 +1,4 @@
-"""JSON that cannot be read has one kind of error, whichever way it is wrong."""
+"""Unreadable JSON has one kind of error, for every fault."""
 
 from __future__ import annotations
 

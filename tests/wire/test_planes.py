@@ -26,7 +26,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @given(st.data(), st.sampled_from(sorted(FLOATS)), st.booleans())
 def test_every_bit_comes_back(data: st.DataObject, dtype: str, based: bool) -> None:
-    """Of any bits at all: NaN with whatever in them, both zeros, subnormal and infinite numbers."""
+    """Use any bits: NaN with any payload, both zeros, subnormal and infinite numbers."""
     whole, size = FLOATS[dtype]
     pattern = st.integers(-(1 << (size - 1)), (1 << (size - 1)) - 1)
     few = data.draw(st.lists(st.tuples(pattern, pattern), min_size=1, max_size=20))
@@ -96,7 +96,7 @@ def compressed(count: int, said: bool = True) -> bytes:
 
 
 def understated() -> bytes:
-    """A frame of 1 MiB that says it has 256 bytes."""
+    """Return a frame of 1 MiB that claims to have 256 bytes."""
     frame = bytearray(compressed(1 << 20))
     assert frame[4] & 0xE0 == 0xA0, "four bytes of size, behind the descriptor"
     frame[5:9] = (256).to_bytes(4, "little")
@@ -145,7 +145,7 @@ def test_a_frame_that_holds_something_else_is_refused(make: Callable[[], torch.T
 
 @given(st.binary(max_size=200), st.binary(max_size=64))
 def test_whatever_comes_it_is_a_tensor_or_refused(noise: bytes, tail: bytes) -> None:
-    """Anything at all, and anything behind three frames that are right."""
+    """Use any bytes, and any bytes after three right frames."""
     lengths = b"".join(len(each).to_bytes(4, "little") for each in (GOOD, GOOD, GOOD, tail))
     for data in (noise, lengths + GOOD * 3 + tail):
         try:

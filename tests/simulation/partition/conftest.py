@@ -1,4 +1,4 @@
-"""Data sets made on the spot."""
+"""Data sets for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attune.simulation.partition.samples import Dataset
 
 @pytest.fixture
 def dataset_of() -> Callable[..., Dataset]:
-    """dataset_of([(train, test) counts per class]): x holds each sample's own number, so that it can be told apart."""
+    """Return a function of (train, test) counts per class. x holds each sample's number, so that samples can be identified."""
 
     def make(counts: list[tuple[int, int]], more: dict[str, np.ndarray] | None = None) -> Dataset:
         train_y, test_y = (np.repeat(np.arange(len(counts)) * 10, [pair[part] for pair in counts]) for part in (0, 1))

@@ -1,4 +1,4 @@
-"""Normalisation and rising noise, against numbers worked out by hand and by numpy in one piece."""
+"""Normalisation and rising noise, against numbers by hand and by numpy in one piece."""
 
 from __future__ import annotations
 

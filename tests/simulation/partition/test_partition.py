@@ -1,4 +1,4 @@
-"""Partitions: each scheme against its definition, with hypothesis, and what is written to disk."""
+"""Partitions: each scheme against its definition, with hypothesis, and the files on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ classes_of = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40)), min_siz
 
 
 def check_everyone(parts) -> None:
-    """No sample twice, nothing left over, and the same classes in both parts of every client."""
+    """Check that no sample is used twice or left over, and that both parts of every client have the same classes."""
     split = len(parts.dataset.train_y)
     assert np.array_equal(np.sort(np.concatenate(parts.train)), np.arange(split))
     assert np.array_equal(np.sort(np.concatenate(parts.test)), np.arange(split, len(parts.dataset)))

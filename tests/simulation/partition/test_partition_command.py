@@ -1,4 +1,4 @@
-"""`fedclient partition`: options, settings of schemes, and what is refused, as typed."""
+"""`fedclient partition`: options, settings of schemes, and refusals, as typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attune.simulation.partition.schemes import registry
 
 @pytest.fixture
 def cut(tmp_path: Path):
-    """cut(*words): the command with --out, on a table of two sites if no data set is named."""
+    """Return a function that runs the command with these words and --out, on a table of two sites by default."""
     rows = [f"{n},{n % 3},{'north' if n < 24 else 'south'}" for n in range(48)]
     (tmp_path / "t.csv").write_text("\n".join(["x,y,site", *rows]))
 

@@ -1,4 +1,4 @@
-"""Every form of data set that is read: small files made here, and what is refused."""
+"""Every form of data set: small files that are made here, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published data sets themselves, where they are: under ATTUNE_DATA, or ../shared/data. Skipped elsewhere."""
+"""The published data sets, from ATTUNE_DATA or ../shared/data. Skipped if they are not there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = Path(os.environ.get("ATTUNE_DATA", Path(__file__).parents[4] / "shared" /
 
 @pytest.fixture
 def path():
-    """path("mnist/mnist.npz"), or the test is skipped."""
+    """Return a function that finds a file, such as "mnist/mnist.npz", and skips the test if it does not exist."""
 
     def find(name: str) -> str:
         if not (DATA / name).exists():

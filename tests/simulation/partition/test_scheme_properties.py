@@ -1,4 +1,4 @@
-"""What holds for every scheme: no sample twice, equal classes in both parts, and the seed decides."""
+"""Properties of every scheme: no sample twice, equal classes in both parts, and the seed decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case:
 
 @st.composite
 def data_sets(draw: st.DrawFn) -> Dataset:
-    """Classes in equal numbers of coarse ones, with a person for each sample."""
+    """Draw data sets with equally many fine classes in each coarse one, and a person for each sample."""
     groups, each = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     classes = groups * each
     train = np.repeat(np.arange(classes), draw(st.lists(st.integers(60, 120), min_size=classes, max_size=classes)))
@@ -66,7 +66,7 @@ def cut(scheme: str, case: Case, seed: int) -> Partition:
 
 
 def everything(parts: Partition) -> list[bytes]:
-    """All that would be written, and to whom."""
+    """Return all that would be written, and the clients that get it."""
     arrays = [parts.arrays(client, part) for client in range(len(parts.names)) for part in ("train", "test")]
     return [name.encode() for name in parts.names] + [array.tobytes() for pair in arrays for array in pair]
 

@@ -1,4 +1,4 @@
-"""Each scheme against counts worked out by hand or published."""
+"""Each scheme against counts by hand or published ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FASHION = [7000] * 10
 
 
 def with_coarse(dataset_of, counts, coarse):
-    """`dataset_of(counts)` with the coarse class of every class, as an array by sample."""
+    """Return `dataset_of(counts)` with the coarse class of every class, as an array by sample."""
     data = dataset_of(counts)
     index = data.class_indices()
     return dataset_of(counts, {"coarse": np.asarray(coarse)[index]})
