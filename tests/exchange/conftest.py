@@ -16,7 +16,7 @@ UNBOUNDED = {"name": "fedavg", "bound_change": 0.0}  # nothing that needs single
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the installed package `toy`."""
+    """Return the folder of the installed package `toy`."""
     folder = tmp_path_factory.mktemp("site")
     about = folder / "toy-1.0.dist-info"
     about.mkdir()

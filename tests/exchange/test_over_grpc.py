@@ -40,7 +40,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 def run(federation: Federation, package: Path, flags: Sequence[str], device_flags: Sequence[str]) -> list[Process]:
-    """A server and its devices to the end; the package is installed where they run."""
+    """Run a server and its devices to the end; the package is installed for all of them."""
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
     environment = federation.environment | {"PYTHONPATH": path}
     command = [
