@@ -34,9 +34,9 @@ def sections() -> Iterator[str]:
 def _attacked(data: str, method: str, rows: Sequence[Row]) -> Iterator[str]:
     lost = {(row["rule"], row["attack"], row["share"]): float(row["lost_points"]) for row in rows}
     clean = next(row for row in rows if (row["rule"], row["attack"]) == ("off", "none"))
-    yield f"**{method}, {data}**: accuracy {float(clean['accuracy']):.3f} where nobody attacks."
+    yield f"**{method}, {data}**: accuracy {float(clean['accuracy']):.3f} without attackers."
     yield ""
-    yield f"| rule | nobody | {' | '.join(ATTACKS)} |"
+    yield f"| rule | no attack | {' | '.join(ATTACKS)} |"
     yield f"|---|---|{'---|' * len(ATTACKS)}"
     for rule in RULES[method]:
         if any(key[0] == rule for key in lost):
@@ -56,6 +56,8 @@ def _sizes(narrow: Sequence[Row], wide: Sequence[Row]) -> Iterator[str]:
     same = ("data", "method", "rule", "attack", "share")
     usual = {tuple(row[name] for name in same): row["lost_points"] for row in wide}
     found = {row["attack"]: row for row in narrow if row["rule"] == "default" and row["attack"] in ATTACKS}
+    yield "The bound of 3 beside one of 1.5: FedAvg on digits with the defaults, 20 % attackers, points lost."
+    yield ""
     yield "| a bound of | " + " | ".join(found) + " |"
     yield f"|---|{'---|' * len(found)}"
     keys = [tuple(row[name] for name in same) for row in found.values()]
@@ -65,6 +67,8 @@ def _sizes(narrow: Sequence[Row], wide: Sequence[Row]) -> Iterator[str]:
 
 def _honest(rows: Sequence[Row]) -> Iterator[str]:
     sizes = [name.removeprefix("above_") for name in rows[0] if name.startswith("above_")]
+    yield "Shares of honest updates whose change is above so many median norms, and the largest change."
+    yield ""
     yield f"| split of digits | method | {' | '.join(f'above {size}' for size in sizes)} | the largest |"
     yield f"|---|---|{'---|' * len(sizes)}---|"
     for row in rows:
