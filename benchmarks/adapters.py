@@ -193,7 +193,7 @@ def main(data: Path, out: Path, rates: tuple[float, ...]) -> None:
         click.echo(found)
         for method in METHODS:
             for kind in KINDS:
-                if (method, kind) != ("fedtp", "head"):  # there is nothing to generate
+                if (method, kind) != ("fedtp", "head"):  # no weights to generate
                     found["rows"].append(
                         row_of(kind, method, rates or [RATE], lambda seed: make_shards(x[~seen], y[~seen], seed))
                     )

@@ -35,12 +35,12 @@ from benchmarks.machine import machine
 from examples import minilm
 
 PLAYS, OWN = 10, 3
-WORDS = 12  # of the shortest speech that counts
-TEST_SHARE = 1 / 3  # of a play, at its end
+WORDS = 12  # words of the shortest speech that counts
+TEST_SHARE = 1 / 3  # last share of each play, which is for testing
 LENGTH = 32
 RATES = {"head": 0.2, "lora": 0.1, "full": 0.02}
 TUNED_EPOCHS = 5
-Speeches = dict[str, tuple[list[str], list[str]]]  # play -> speeches for training and for testing
+Speeches = dict[str, tuple[list[str], list[str]]]  # speeches for training and for testing, by play
 
 
 def speeches_of(data: Path) -> Speeches:

@@ -22,7 +22,7 @@ from attune.simulation.partition.split import partition
 from benchmarks.robust import MODELS, OFF
 
 SIZES = (1.5, 2.0, 3.0, 5.0)
-FAR = {"method.bound_change": 1e9}  # norms are taken only under a bound
+FAR = {"method.bound_change": 1e9}  # norms are computed only if there is a bound
 METHODS = ("fedavg", "fedtp", "fedmcsa", "pfedme")
 SPLITS: dict[str, dict[str, Any]] = {
     "dirichlet 1.0": {"alpha": 1.0},

@@ -28,7 +28,7 @@ from benchmarks.machine import machine
 from benchmarks.processes import federation
 
 DEVICES, DAYS = 3, 0.0007
-BATCH_S = 0.1  # a batch stands still for so long, so that rounds last seconds and cost little
+BATCH_S = 0.1  # seconds that each batch pauses, so that rounds last seconds and cost little
 ROUNDS = 100_000
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", str(ROUNDS), "--min-clients", str(DEVICES), "--join-uses", "9")
 

@@ -35,7 +35,7 @@ from attune.fedserver.stores.memory import MemoryBlobs
 from benchmarks.machine import machine
 
 WORKERS = (1, 2, 4)
-S, P, COMPONENTS = 16, 4_000_000, 8  # clients, weights of each, components that are mixed by themselves
+S, P, COMPONENTS = 16, 4_000_000, 8  # clients, weights of each client, components that are mixed separately
 COHORTS = (8, 16, 32, 64)
 TRANSFER = 1 << 24  # numbers, 64 MiB
 TIMES = 3

@@ -21,7 +21,7 @@ import click
 from attune.common import aio
 
 READ_BYTES = 1 << 18
-CHUNK_BYTES = 1 << 12  # of a limited link: at 1 Mbit/s one takes 33 ms
+CHUNK_BYTES = 1 << 12  # chunk of a limited link; at 1 Mbit/s it takes 33 ms
 IN_FLIGHT_CHUNKS = 1 << 16
 MODEM_BYTES = 1 << 17
 
@@ -64,7 +64,7 @@ class Modem:
     def __init__(self, way: Way) -> None:
         self.way = way
         self.moved_bytes = 0
-        self._free_s = 0.0  # when the last byte that was taken will be on its way
+        self._free_s = 0.0  # time at which the last byte taken so far is sent
         self._underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(IN_FLIGHT_CHUNKS)
 
     async def pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,7 +82,7 @@ class Modem:
             await self._underway.put((self._free_s + way.rtt_s / 2, data))
             if not data:
                 return
-            full_s = way.modem_bytes / way.bytes_s  # what a full buffer takes to leave
+            full_s = way.modem_bytes / way.bytes_s  # seconds in which a full buffer is emptied
             await asyncio.sleep(max(0.0, self._free_s - loop.time() - full_s))
 
     async def _give(self, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +140,7 @@ class Proxy:
         """Serve one connection, from its opening to the end of both directions."""
         up, down = Modem(self.way), Modem(self.way)
         self._modems.append((up, down))
-        with contextlib.closing(writer), contextlib.suppress(OSError):  # nobody listens there now
+        with contextlib.closing(writer), contextlib.suppress(OSError):  # no server listens there now
             there_reader, there_writer = await self._connected()
             with contextlib.closing(there_writer):
                 await asyncio.gather(up.pipe(reader, there_writer), down.pipe(there_reader, writer), return_exceptions=True)

@@ -20,7 +20,7 @@ import click
 from benchmarks.federation import Home, table
 from benchmarks.rough import DOWN, UP, Proxy
 
-ENCODINGS: dict[str, tuple[str, ...]] = {  # name of a row -> what is set
+ENCODINGS: dict[str, tuple[str, ...]] = {  # settings of each row, by its name
     "": (),
     "bf16": ("round.encoding=bf16",),
     "int8": ("round.encoding=int8",),
@@ -28,7 +28,7 @@ ENCODINGS: dict[str, tuple[str, ...]] = {  # name of a row -> what is set
     "int8 up, zstd down": ("round.encoding=int8", "round.served=zstd"),
 }
 COLUMNS = ("task", "encoding", "seed", "rounds", "accuracy", "up_bytes", "down_bytes", "blobs_up_bytes", "seconds")
-END_S = 120.0  # from the fleet's end to the server's
+END_S = 120.0  # longest time from the fleet's end to the server's
 
 
 @dataclass(frozen=True)

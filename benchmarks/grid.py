@@ -16,7 +16,7 @@ from attune.common.errors import SettingError
 
 EVERY_METHOD = "*"
 MOST_TRIALS = 8
-SHARED = ("train.lr", "train.momentum", "train.batch_size")  # what only `train` of a grid may set
+SHARED = ("train.lr", "train.momentum", "train.batch_size")  # settings that only `train` of a grid may contain
 FIGURES = {"over clients": "validation_accuracy", "over samples": "validation_over_samples"}
 
 Settings = tuple[str, ...]
@@ -28,9 +28,9 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Count
     seed: int
     train: list[list[str]]  # the same for every method
-    own: dict[str, list[list[str]]] = {}  # of a method, or of all that are not named; none: the choices of `train` alone
-    judged: Literal["over clients", "over samples"] = "over clients"  # which accuracy on validation parts decides
-    share: float = 0.25  # of each client's training samples, for validation
+    own: dict[str, list[list[str]]] = {}  # own choices by method; EVERY_METHOD has those of methods that are not named
+    judged: Literal["over clients", "over samples"] = "over clients"  # the accuracy on validation parts that decides
+    share: float = 0.25  # share of each client's training samples that is used for validation
 
 
 def alternatives(grid: Grid, method: str) -> list[Settings]:

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.round import Case, measure
 
-MOST = 400_000_000  # numbers that all devices together hand in
+MOST = 400_000_000  # most numbers that all devices together hand in
 BASE = Case(clients=4, parameters=100_000, tensors=8, rounds=5, warm_up=1, hosted=True)
 SERIES = {
     "devices, 10^5 parameters": ("clients", tuple(replace(BASE, clients=2**k) for k in range(7))),

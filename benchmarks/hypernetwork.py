@@ -24,7 +24,7 @@ from benchmarks.machine import machine
 from benchmarks.mcsa import COPY, cpu_s
 
 BLOCKS, BLOCK = 8, 3 * 128 * 512  # q, k and v of a block of width 128 with 8 heads of 64
-BYTES = {"sgd": 16, "adam": 24}  # read and written, for each weight
+BYTES = {"sgd": 16, "adam": 24}  # bytes read and written for each weight
 
 
 def measure(optimiser: str, clients: int, block: int, repeats: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def measure(optimiser: str, clients: int, block: int, repeats: int) -> dict[str,
         "generate": lambda: list(subject.generate(names)),
         "step": lambda: subject._descend(updates, phi=True),
     }
-    subjects["step"]()  # moments are made
+    subjects["step"]()  # the first step creates the moments
     best = dict.fromkeys(subjects, float("inf"))
     for _ in range(repeats):
         for name, work in subjects.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 OUT = Path(__file__).parents[1] / "docs/img/idea.svg"
 WIDTH, HEIGHT = 860, 390
 INK, PAPER, SOFT = "#1f2933", "#ffffff", "#f1f4f8"
-DEVICES = (("kiel", "#c2410c"), ("lund", "#0f766e"), ("oslo", "#4338ca"))  # name, colour of its model
+DEVICES = (("kiel", "#c2410c"), ("lund", "#0f766e"), ("oslo", "#4338ca"))  # name of a site, and colour of its model
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
@@ -23,7 +23,7 @@ def box(x: float, y: float, width: float, height: float, fill: str = SOFT, line:
 
 
 def arrow(x: float, y1: float, y2: float, colour: str) -> str:
-    back = y2 + (10 if y1 > y2 else -10)  # where the tip begins
+    back = y2 + (10 if y1 > y2 else -10)  # point at which the arrow's tip begins
     line = f"<line x1='{x}' y1='{y1}' x2='{x}' y2='{back}' stroke='{colour}' stroke-width='3'/>"
     return f"{line}<path d='M{x - 7} {back} L{x + 7} {back} L{x} {y2} z' fill='{colour}'/>"
 

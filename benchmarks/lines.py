@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.tables import Column, Table, printed
 
-NEAR = 1.0  # points: as far from a printed figure as ours may be
+NEAR = 1.0  # largest difference, in points, at which a printed figure holds
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Line:
     printed: float | None
     ours: tuple[float, ...]
     over_clients: tuple[float, ...]
-    seeds: int  # that the table asks for
+    seeds: int  # number of seeds that the table asks for
     settings: str
-    lead: bool = False  # these are differences, of which the sign counts too
-    constant: float | None = None  # what a constant answer reaches, in the same mean
-    worse_off: tuple[float, ...] = ()  # clients that are worse off than with Local or FedAvg, in per cent; of what was recorded
+    lead: bool = False  # the figures are differences, so their sign counts too
+    constant: float | None = None  # accuracy of a constant answer, in the same mean
+    worse_off: tuple[float, ...] = ()  # clients worse off than with Local or FedAvg, in per cent, for the runs with this record
 
     @property
     def mean(self) -> float:

@@ -26,7 +26,7 @@ from benchmarks.model import FACTORY
 from benchmarks.processes import federation
 from benchmarks.round import PLAN, make_shards
 
-HANDSHAKE_BYTES = 20_000  # of each connection: TLS, certificates in both directions, HTTP/2 settings
+HANDSHAKE_BYTES = 20_000  # bytes of each connection: TLS, certificates in both directions, HTTP/2 settings
 RATES_MBIT_S = (1.0, 5.0, 20.0)
 
 

@@ -176,7 +176,7 @@ def aggregator_of(option: str, vault: MemoryVault, names: Sequence[str]) -> Aggr
     return Variant(vault, names, *ATTENTION[option])
 
 
-# name: (clients, groups of clients with the same two classes, training samples of each); 0 groups: neighbours share a class
+# name: (clients, groups with the same two classes, training samples of each); 0 groups: neighbours share a class
 SCENARIOS = {"two classes": (10, 0, 0), "groups": (20, 5, 45), "groups, 20 samples": (20, 5, 20), "alike": (10, 1, 20)}
 
 

@@ -21,7 +21,7 @@ from attune.common.methods.registry import get
 from benchmarks.federation import Home, table
 
 PARTITION = "--scheme pathological --clients 10 --classes-per-client 2"
-MARGIN = 0.02  # of accuracy: so close to the old devices' mean is parity
+MARGIN = 0.02  # points of accuracy: parity is this near to the old devices' mean
 CASES = (
     ("fedtp", "embedding"),
     ("fedtp", "hypernetwork"),

@@ -36,8 +36,8 @@ KEY = ("table", "row", "column", "seed", "settings", "rounds")
 MADE = ("command", "commit", "machine")
 TRIALS = (*KEY, *TRIAL, *MADE)
 CURVES = (*KEY, "closed", "asked", "over_samples", "mean_over_clients")
-ROUNDS_A_POINT = 25  # of a curve
-RIVALS = ("local", "fedavg")  # methods: a client that is worse off than with either of them is harmed
+ROUNDS_A_POINT = 25  # closed rounds of one point of a curve
+RIVALS = ("local", "fedavg")  # a client that is worse off than with one of these methods is harmed
 CELLS = (*KEY, *(name for name in FIGURES if name not in (*KEY, "task")), "worse_off", *MADE)
 
 

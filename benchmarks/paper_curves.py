@@ -19,7 +19,7 @@ from benchmarks.paper import CURVES, OUT
 from benchmarks.study import Results
 from benchmarks.tables import names
 
-Course = dict[int, list[float]]  # closed rounds -> accuracy in per cent, one for each seed
+Course = dict[int, list[float]]  # accuracy in per cent, one value for each seed, by closed rounds
 
 
 def courses(points: Iterable[Mapping[str, str]], column: str) -> dict[str, Course]:
@@ -37,7 +37,7 @@ def picture(title: str, rows: Mapping[str, Course]) -> bytes:
     axes = figure.subplots()
     for colour, (name, course) in zip(figures.COLOURS, rows.items(), strict=False):
         closed, seeds = sorted(course), max(len(values) for values in course.values())
-        marker = "o" if len(closed) == 1 else None  # a line of one point cannot be seen
+        marker = "o" if len(closed) == 1 else None  # a line of one point is invisible
         axes.plot(closed, [fmean(course[each]) for each in closed], color=colour, label=name, marker=marker)
         if seeds > 1:
             low, high = ([end(course[each]) for each in closed] for end in (min, max))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-START_S = 180.0  # of a machine with other work to do
+START_S = 180.0  # enough for a busy machine
 STOP_S = 10.0
-LOOK_S = 1.0  # between looks whether everyone is alive
+LOOK_S = 1.0  # seconds between checks that all processes are alive
 LAST_LINES = 15
 OnLine = Callable[[int, float, str], None]
 

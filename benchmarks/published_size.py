@@ -41,7 +41,7 @@ class Size:
     devices: int = 50
     cohort: int = 5
     rounds: int = 3
-    train_samples: int = 128  # of a device
+    train_samples: int = 128  # training samples of a device
     test_samples: int = 32
     settings: tuple[str, ...] = ("model.preset=paper",)
 

@@ -24,7 +24,7 @@ ROUNDS = (
     Case(clients=2, parameters=1_000, tensors=8, rounds=6, warm_up=2),
 )
 TLS_BYTES = 1 << 27
-Line = tuple[str, float, float | None]  # what, now, committed
+Line = tuple[str, float, float | None]  # name, present figure, committed figure
 
 
 def committed(file: str, rows: str, **like: Any) -> dict[str, Any] | None:

@@ -37,12 +37,12 @@ from benchmarks.processes import BIN, ProcessEnded, Speaker, running
 from benchmarks.rough import DOWN, UP, Cut, Proxy
 
 PATIENCE_S = 300.0
-CERTIFICATE_DAYS, AGED_DAYS = 90, 70  # a certificate of this age is due for renewal
+CERTIFICATE_DAYS, AGED_DAYS = 90, 70  # a certificate of this age must be renewed
 CUT_AT = 0.9
-STEADY_LOOKS = 4  # a second apart
+STEADY_LOOKS = 4  # checks, a second apart
 HIDDEN = (4000, 250)  # widths of the model whose transfer is cut: 4 MB
 FEATURES, CLASSES = 6, 3
-HANDSHAKE_BYTES = 4000  # before the first blob, in either direction
+HANDSHAKE_BYTES = 4000  # bytes before the first blob, in either direction
 MLR = ("--method", "fedavg", "--model", "mlr", "--set", "train.local_epochs=1")
 
 

@@ -33,7 +33,7 @@ from examples.demo import shorten
 
 FLIP, MILD, NOISE, LABELS, REPLACEMENT = "sign-flip", "mild-flip", "noise", "label-flip", "replacement"
 ATTACKS = (FLIP, MILD, NOISE, LABELS, REPLACEMENT)
-FLIPPED_BY = {FLIP: 100.0, MILD: 1.0}  # the mild one is no larger than an honest change, so no bound meets it
+FLIPPED_BY = {FLIP: 100.0, MILD: 1.0}  # the mild attack is no larger than an honest change, so no bound applies
 OFF = {"method.bound_change": 0.0, "method.bound_samples": 0.0, "round.take_back": 0.0}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # FedTP generates projections of attention
     "fedavg": ("dnn", {}),
@@ -166,7 +166,7 @@ def main(
     out: Path,
 ) -> None:
     """Append a row to --out as each federation ends."""
-    logging.getLogger("fedserver").setLevel(logging.ERROR)  # a line for every bounded round
+    logging.getLogger("fedserver").setLevel(logging.ERROR)  # otherwise there is a line for every bounded round
     cuts = cut(data, samples, devices, alpha, seed)
     given = {name: float(value) for name, _, value in (text.partition("=") for text in assignments)}
     done = set()

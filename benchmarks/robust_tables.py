@@ -10,7 +10,7 @@ from benchmarks.robust import ATTACKS, RULES
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = ("0.1", "0.2", "0.4")
-AIM_SHARE, AIM_ROBUST, AIM_DEFAULT = "0.2", 2.0, 5.0  # points that honest devices may lose there
+AIM_SHARE, AIM_ROBUST, AIM_DEFAULT = "0.2", 2.0, 5.0  # points that honest devices may lose
 Row = Mapping[str, str]
 
 

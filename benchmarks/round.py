@@ -27,14 +27,14 @@ from benchmarks.usage import cpu_s, reset_peak, status_bytes
 
 PLAN = re.compile(r"\bplan: ")
 CLOSED = re.compile(r"\bround \d+/\d+ closed")
-START_S = 600.0  # until the first round has closed
+START_S = 600.0  # longest time until the first round has closed
 ROUND_S = 120.0
 
 
 @dataclass(frozen=True)
 class Case:
     clients: int
-    parameters: int  # float32
+    parameters: int  # number of float32 parameters
     tensors: int
     rounds: int
     rtt_ms: float = 0.0

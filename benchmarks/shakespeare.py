@@ -42,8 +42,8 @@ from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from benchmarks.machine import machine
 
 ALPHABET = string.printable
-BATCHES = {5: 64, 80: 8}  # window -> windows of a mini-batch
-TRAIN_SHARE = 0.8  # of a role's text, from its beginning
+BATCHES = {5: 64, 80: 8}  # windows of a mini-batch, by the length of a window
+TRAIN_SHARE = 0.8  # share of a role's text, from its beginning
 PAPER_WINDOW, PAPER_ACCURACY = 5, 84.40
 MODEL = {"width": 64, "depth": 2, "heads": 8}
 TRAIN = TrainSettings(lr=0.3, momentum=0.9, local_epochs=5, clip_norm=1.0)

@@ -31,7 +31,7 @@ from benchmarks.processes import REPOSITORY
 from benchmarks.study import named
 from benchmarks.usage import tree_cpu_s
 
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: a daemon that a contender starts stays below this process, and its time counts
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: a contender's daemons stay below this process, so that their time counts
 ROUNDS = {
     "attune, stacked": 30,
     "attune, sequential": 6,
@@ -61,7 +61,10 @@ def measure(python: Path, words: Sequence[str], data: Path, rounds: int) -> dict
     """
     module, *more = words
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / '.package'}:{REPOSITORY}", "OMP_NUM_THREADS": "1"}
-    environment |= {"RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}  # other work of this machine must not come first
+    environment |= {
+        "RAY_worker_niceness": "0",
+        "PYTHONUNBUFFERED": "1",
+    }  # contenders are as important as other work of this machine
     command = [str(python), "-m", f"benchmarks.contenders.{module}", str(data), str(rounds), *more]
     stamps: list[tuple[float, float]] = []
     found: dict[str, float] = {}

@@ -31,7 +31,7 @@ from attune.simulation.shards import shards_by_name
 from benchmarks.machine import machine
 
 DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20
-ROUNDS = 5  # of one measurement
+ROUNDS = 5  # rounds of one measurement
 RESULTS = Path("benchmarks/results")
 TRAIN: dict[str, Any] = {"local_steps": STEPS, "batch_size": BATCH, "validation": 0.0}
 SETTINGS = {"train": TRAIN, "round": {"evaluate_each_last": 0}}

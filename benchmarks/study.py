@@ -29,30 +29,30 @@ from benchmarks.rows import COLUMNS, TRIAL, figures, trial_figures
 
 KEY = ("task", "method", "seed", "settings", "rounds")
 GRID_COLUMNS = (*KEY, *TRIAL)
-DATA = "data"  # the name of a file that --data gives no other one
+DATA = "data"  # name of the file of --data without a name
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Shards as `fedclient partition` makes them, once for each seed."""
 
     name: str
-    partition: list[str]  # flags; --seed and --out are added, and --dataset if a file is given and it is not among them
+    partition: list[str]  # flags of `fedclient partition`; --seed, --out and, for a file, --dataset are added
     seeds: tuple[int, ...] = (0,)
     set: list[str] = []  # settings of every method
-    samples: CountOrZero | None = None  # as of the study, for this task
-    data: str = DATA  # which of the files that --data names; none if none has that name
+    samples: CountOrZero | None = None  # as in Study, for this task
+    data: str = DATA  # name of a file of --data; the task needs no file if none has this name
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file in benchmarks/studies."""
 
     methods: list[str]
-    rounds: CountOrZero  # 0: the trials of the grid alone
+    rounds: CountOrZero  # 0: only the trials of the grid
     task: list[Task]
     grid: Grid | None = None
     set: list[str] = []
-    own: dict[str, list[str]] = {}  # settings of a method, where there is no grid
-    samples: CountOrZero = 0  # training samples drawn from the data set, and as many for testing; 0: all
+    own: dict[str, list[str]] = {}  # settings of each method, if there is no grid
+    samples: CountOrZero = 0  # number of training samples that are drawn from the data set, and of test samples; 0: all
     baseline: bool = False
 
 
@@ -161,7 +161,7 @@ def validation(shards: Path, share: float, seed: int) -> Path:
     return out
 
 
-Carry = Callable[[Study, Run, bool], Ended]  # how a federation is carried out, with or without the local baseline
+Carry = Callable[[Study, Run, bool], Ended]  # runs a federation, with or without the local baseline
 
 
 def over_the_network(study: Study, run: Run, baseline: bool) -> Ended:

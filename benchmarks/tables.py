@@ -23,8 +23,8 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: list[str]
     set: list[str] = []
     seeds: tuple[int, ...] = (0,)
-    data: str = ""  # what --data calls the file; none: the scheme makes its own
-    samples: CountOrZero = 0  # of the file, so many drawn for training and as many for testing; 0: all
+    data: str = ""  # name of the file in --data; empty: the scheme makes its own data
+    samples: CountOrZero = 0  # number of the file's samples to draw for training, and for testing; 0: all
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,8 +35,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: list[str] = []
     own: list[list[str]] = msgspec.field(default_factory=lambda: [[]])
     common: str = ""  # the printed row of this method's common model
-    seeds: tuple[int, ...] | None = None  # only these of a column's; none: all of them
-    baseline: bool = False  # devices also train a model alone, which the dial may take values of
+    seeds: tuple[int, ...] | None = None  # only these of the column's seeds; None: all of them
+    baseline: bool = False  # devices also train a model alone, from which the dial may take values
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,8 +51,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Leads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Leads of one row over others, as a figure of the paper prints them."""
 
-    row: str  # the one that is ahead
-    figure: str  # of the paper
+    row: str  # the row that is ahead
+    figure: str  # figure of the paper
     printed: str  # the figure's name in papers/printed.csv
 
 
@@ -65,10 +65,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row: list[Row]
     set: list[str] = []
     grid: Choice | None = None
-    figure: str = "bmta_over_samples"  # of benchmarks/rows.py: what the paper prints
+    figure: str = "bmta_over_samples"  # the printed figure, by its name in benchmarks/rows.py
     common_figure: str = "common_over_samples"
     over_clients: str = "bmta"  # the same figure as a mean over clients
-    against: str = ""  # of a reduced table: the row that the others are above or below, instead of near a printed cell
+    against: str = ""  # in a reduced table, the row that the others are compared with in place of a printed cell
     leads: Leads | None = None
     executor: Literal["sequential", "stacked", "auto"] = "stacked"
     device: str = "cpu"

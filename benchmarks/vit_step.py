@@ -29,7 +29,7 @@ from benchmarks.mcsa import cpu_s
 
 OPTIONS = {"patch": 8, "width": 64, "depth": 3, "heads": 4, "dropout": 0.0}
 OWN = "explicit"
-Step = Callable[[], Tensor]  # one step of training; its loss
+Step = Callable[[], Tensor]  # takes one training step, and returns its loss
 
 
 def fused(self: SelfAttention, x_BTD: Tensor) -> Tensor:

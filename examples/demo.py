@@ -25,7 +25,7 @@ from examples.processes import Federation, Watch
 from examples.tuned import tuned
 
 EPOCHS = 2
-WORK = {"fedtp": 1.6, "fedavg": 1.0}  # of a round, roughly: FedTP's devices train twice, together and alone
+WORK = {"fedtp": 1.6, "fedavg": 1.0}  # share of the work of a round, roughly: FedTP's devices train twice, together and alone
 NEXT = """
 Look further; everything is still there:
   {bin}/fedserver status --home {out}/fedtp/server

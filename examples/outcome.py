@@ -26,7 +26,7 @@ class Outcome:
     test_samples: int
     accuracy: Mapping[str, float]
     home: Path
-    verdict: str | None = None  # of its FedTP model against those of Local and of all together, by the paired test
+    verdict: str | None = None  # verdict of the paired test on its FedTP model against Local's and the common one
 
     @property
     def best(self) -> str:

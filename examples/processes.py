@@ -14,12 +14,12 @@ from typing import Any
 
 import click
 
-PREFIX = "demo"  # of every device's name: what is drawn follows from names, so the host's name may not be in them
+PREFIX = "demo"  # prefix of every device's name. Random draws depend on names, so it may not be the host's name
 LISTENS = re.compile(r"listens on \S+:(\d+)")
 CLOSED = re.compile(r"round (\d+)/(\d+) closed: (.*)")
 SHOWN_EVERY = 5  # rounds
 
-Tell = Callable[[int, int, str], None]  # the closed round, of how many, and what the server says of it
+Tell = Callable[[int, int, str], None]  # number of the closed round, number of rounds, and the rest of the server's line
 
 
 class Watch:
@@ -74,7 +74,7 @@ class Federation:
             token = (self._server / "local-token").read_text().strip()
             data = [word for shard in self._shards for word in ("--data", shard)]
             to = ["--server", f"localhost:{port}", "--token", token, "--home", self._folder / "devices", "--name", PREFIX]
-            to += ["--executor", "stacked"]  # the devices' small models are computed side by side: half of the time
+            to += ["--executor", "stacked"]  # the devices' small models train together: half of the time
             with (self._folder / "devices.log").open("w", encoding="utf-8") as log:
                 fleet = self._start("fedclient", [*data, *to, *more], log)
             self._wait({"the devices": fleet, "fedserver": server})

@@ -30,7 +30,7 @@ TUNING = FineTuneSettings(tune_epochs=20, alpha=0.1)
 
 def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float:
     """Return the accuracy on the shard's test part of the model in this device's home, tuned on the shard's training part."""
-    hardware.set_threads(1)  # as on a device; more make so small a model slower
+    hardware.set_threads(1)  # as on a device; more threads make so small a model slower
     plan = msgspec.json.decode(Home(home).plan.read_bytes(), type=Plan)
     model, data = Model.load(Home(home).model), prepare(load_shard(shard), plan)
     trainer = Trainer(build(plan.model, plan.seed), Sgd(SgdSettings()), FineTune(settings), plan.train, torch.device("cpu"))

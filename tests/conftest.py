@@ -6,10 +6,10 @@ import os
 
 from hypothesis import settings
 
-# Before torch and numpy are imported. The tensors here are small: more threads cost more processor time and save none.
+# Set before torch and numpy are imported. The tensors here are small: more threads cost processor time and save none.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-settings.register_profile("attune", deadline=None)  # a busy machine is no failure
+settings.register_profile("attune", deadline=None)  # a slow example on a busy machine is not a failure
 settings.load_profile("attune")
 
 pytest_plugins = ["tests.processor_time"]

@@ -23,10 +23,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedclient.cli:main"}
-STARTED_S = 120.0  # that a busy machine may take to import everything
+STARTED_S = 120.0  # longest time of the imports on a busy machine
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
 
-# Which kernels compute. They are read when torch is imported, so by the process that forks.
+# Variables that choose the kernels. They are read when torch is imported, so the process that forks must have them.
 KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 
 

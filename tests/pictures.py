@@ -19,7 +19,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.sources: list[str | None] = []
         self.rows: list[list[str]] = []
-        self.heads: list[str] = []  # of sections
+        self.heads: list[str] = []  # headings of sections
         self._cell = self._head = False
         self.text = path.read_text(encoding="utf-8")
         self.feed(self.text)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-DEAREST = 40  # tests that are listed
+DEAREST = 40  # number of tests in the list
 PROPERTY = "processor_s"
 TICKS = os.sysconf("SC_CLK_TCK")
-OPEN = io.open  # tests refuse the usual one
+OPEN = io.open  # kept here, because tests replace the usual one
 
 
 def spent() -> float:

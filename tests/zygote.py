@@ -17,8 +17,8 @@ import threading
 from importlib import import_module
 from typing import Any
 
-LOOK_S = 0.02  # between looks whether a child has ended
-LONGEST = 1 << 18  # bytes of a request
+LOOK_S = 0.02  # seconds between checks for ended children
+LONGEST = 1 << 18  # most bytes of a request
 
 
 def preload() -> None:
@@ -40,7 +40,7 @@ def preload() -> None:
 
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork until the socket ends (then return None). In a child, return its command, and its descriptors 0, 1 and 2."""
-    running: dict[int, int] = {}  # where the exit status of each child goes
+    running: dict[int, int] = {}  # descriptors for the exit status of each child
     while True:
         _reap(running)
         if not select.select([control], [], [], LOOK_S if running else None)[0]:
@@ -98,13 +98,13 @@ def become(command: dict[str, Any], standard: list[int]) -> None:
     threading._shutdown()  # type: ignore[attr-defined]  # a thread that does not end is a fault that shows
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # taking everything apart that was imported takes seconds on a busy machine
+    os._exit(code)  # to tear down all imported modules takes seconds on a busy machine
 
 
 if __name__ == "__main__":
     channel = socket.socket(fileno=int(sys.argv[1]))
     preload()
-    gc.freeze()  # children share what was imported
+    gc.freeze()  # children share the imported objects
     channel.send(b"ready")
     if (asked := serve(channel)) is not None:
         become(*asked)

@@ -135,7 +135,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     loss.backward()
     if optimiser == "sgd":
         expected_SE = z_SE.detach() - beta * eta * z_SE.grad
-    else:  # Adam's first step: beta in the direction of the sign, but for epsilon
+    else:  # Adam's first step: beta in the direction of the sign, up to epsilon
         g_SE = eta * z_SE.grad
         expected_SE = z_SE.detach() - beta * g_SE / (g_SE.abs() + 1e-8)
     moved_SE = torch.stack([at(after, client, "value") for client in newcomers])

@@ -23,7 +23,7 @@ from attune.fedserver.stores.folder import FolderBlobs
 from tests.forked import THREADS, Forked
 
 CLIENTS, TENSORS, NUMBERS = 12, 12, 250_000  # of float32: 1 MB a tensor, 144 MB a cohort
-ROOM_BYTES = 48 << 20  # a third of it
+ROOM_BYTES = 48 << 20  # a third of the cohort
 KINDS = ("attention", "mean")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says how much a process has")

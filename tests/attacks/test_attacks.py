@@ -10,7 +10,7 @@ from tests.attacks import attacks
 from tests.attacks.conftest import Victim
 from tests.attacks.table import ATTACKS
 
-assert attacks.__doc__  # it fills the table
+assert attacks.__doc__  # the import fills the table
 
 
 @pytest.mark.parametrize("name", ATTACKS)

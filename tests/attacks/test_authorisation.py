@@ -29,7 +29,7 @@ NO_TLS, TOKEN, FORBIDDEN, REVOKED, IN = "UNAVAILABLE", "token-refused", "forbidd
 OF_DEVICES = (NO_TLS, TOKEN, IN, REVOKED, FORBIDDEN)
 OF_BOTH = (NO_TLS, TOKEN, IN, REVOKED, IN)
 OF_OPERATORS = (NO_TLS, TOKEN, FORBIDDEN, REVOKED, IN)
-TABLE = {  # the answers to CALLERS
+TABLE = {  # answers to CALLERS, in their order
     "attune.v1.Federation/Enrol": (NO_TLS, IN, FORBIDDEN, REVOKED, FORBIDDEN),
     "attune.v1.Federation/Renew": OF_DEVICES,
     "attune.v1.Federation/Connect": OF_DEVICES,

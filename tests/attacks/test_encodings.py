@@ -38,7 +38,7 @@ FLAGS = (
     "round.stall_s=0",
 )
 SCALES = "#scales"
-BOMB_BYTES = 1 << 30  # in 32 KB
+BOMB_BYTES = 1 << 30  # bytes after unpacking; 32 KB before
 
 
 class Eve:

@@ -11,7 +11,7 @@ from tests.attacks.conftest import Victim
 from tests.e2e.hand import PROFILE, Stream
 from tests.e2e.harness import until
 
-LONGEST_LINE = 700  # characters of a log line
+LONGEST_LINE = 700  # most characters of a log line
 FORGED = "round 9/9 closed: 2 answers, accuracy 1.0000"
 TEXTS = {
     "markup": "[/bold] [red]all is well[/red] [link=file:///etc/passwd]x[/link]",

@@ -252,9 +252,9 @@ def test_a_lead_is_compared_where_a_figure_prints_it_and_both_rows_were_run():
     ran = [run("FedMCSA", 0.945, 0.93), run("FedAvg", 0.772), run("Local", 0.94), run("pFedMe", 0.89, 0.88, 0.75)]
     found = lines.leads(table, column, ran)
     assert {line.row: (line.printed, line.verdict) for line in found} == {
-        "FedAvg": (16.86, "holds"),  # 94.5 - 77.2 = 17.3; nobody prints a lead over Local, FedProx was not run
+        "FedAvg": (16.86, "holds"),  # 94.5 - 77.2 = 17.3; no lead over Local is printed, and FedProx was not run
         "pFedMe": (10.53, "does not"),
-        "pFedMe(GM)": (17.57, "holds"),  # of the last round, as the common model's figure is: 93 - 75 = 18
+        "pFedMe(GM)": (17.57, "holds"),  # the last round's, like the common model's figure: 93 - 75 = 18
     }
     assert lines.leads(table, column, ran[1:]) == []
     assert lines.leads(tables.load("fedmcsa-1"), column, ran) == []
@@ -289,7 +289,7 @@ def test_the_rivals_of_a_column_are_run_before_who_may_be_harmed(name):
         assert {"local", "fedavg"} <= {row.method for row in table.row}
 
 
-GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # of `make paper-gpu`, whose data need not be there yet
+GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # from `make paper-gpu`, whose data need not exist yet
 
 
 def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypatch):

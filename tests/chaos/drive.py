@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from tests.chaos.site import LOOK_S, Child, Outcome, Red, Site
 
-MAX_STARTS = 40  # of all processes of a run
-RESTART_S = 0.5  # until who ended with an error is started again, as a service unit does; who was killed comes back at once
+MAX_STARTS = 40  # most starts of all processes of a run
+RESTART_S = 0.5  # pause before a process that ended with an error is started again; a killed one is started at once
 
 
 class Trial:
     """Faults of a federation. Each method may be overridden; this class has no faults."""
 
-    compares = True  # the outcome is that of an undisturbed run
+    compares = True  # whether the outcome must be that of an undisturbed run
     tolerated: tuple[int, ...] = ()  # exit codes with which a process may end, to be started again
 
     def faults(self, who: str) -> str:
@@ -73,7 +73,7 @@ def run(site: Site, trial: Trial, groups: list[str] | None = None) -> Outcome:
 def _watch(site: Site, trial: Trial, groups: list[str]) -> None:
     """Watch until every device has its model."""
     began, starts = time.monotonic(), 0
-    due: dict[str, float] = {}  # when who ended with an error is started again
+    due: dict[str, float] = {}  # time at which a process that ended with an error is started again
     while any(site.children[group].exit != 0 for group in groups) or not trial.rested(site):
         site.check_time("every device to have its model")
         trial.tick(site, time.monotonic() - began)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attune.common import aio
 
-JUMP_S = 3600.0  # how far the clock is set, at most
+JUMP_S = 3600.0  # largest jump of the clock
 
 
 def main() -> None:

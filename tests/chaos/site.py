@@ -23,8 +23,8 @@ from tests.e2e.harness import tabular_shard
 from tests.forked import ENTRIES, THREADS, Forked
 
 LOOK_S = 0.02
-GONE_S = 10.0  # that the processes of a run may take to be gone after SIGKILL
-BY_THE_CLOCK = ("seconds", "bytes_down")  # who was killed downloads again
+GONE_S = 10.0  # longest time until the processes of a run are gone after SIGKILL
+BY_THE_CLOCK = ("seconds", "bytes_down")  # metrics that faults change: a killed device downloads again
 SERVER, DEVICE, JUMPING = ENTRIES["fedserver"], ENTRIES["fedclient"], "tests.chaos.jumping:main"
 
 
@@ -106,9 +106,9 @@ class Site:
         self.port = 0
         self.proxy: Proxy | None = None
         self.clock_jumps = False
-        self.children: dict[str, Child] = {}  # those that were started last
+        self.children: dict[str, Child] = {}  # the processes that were started last
         self.logs: list[Path] = []
-        self.accepted: set[str] = set()  # orders whose updates were seen in the inbox when the server was down
+        self.accepted: set[str] = set()  # orders whose updates were in the inbox while the server was down
         self.token = ""
 
     def __enter__(self) -> Self:

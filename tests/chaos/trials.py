@@ -14,8 +14,8 @@ from benchmarks.rough import DOWN, UP, Cut, Proxy
 from tests.chaos.drive import Trial, kill
 from tests.chaos.site import Child, Red, Shape, Site
 
-TRANSFERRED = "server.inline_bytes=0"  # else such small parts travel within orders and updates, as in the others
-CHANGES = "round.served=zstd"  # what is served is sent as its change from what the device holds
+TRANSFERRED = "server.inline_bytes=0"  # otherwise such small parts travel within orders and updates, as in the other trials
+CHANGES = "round.served=zstd"  # values are served as changes from what the device holds
 SMALL = (
     Shape("fedavg", 3, ("method.name=fedavg", "model.name=mlr", "round.rounds=3", "train.local_epochs=1")),
     Shape(
@@ -61,7 +61,7 @@ CHURN = Shape(
     ),
     hosted=True,
 )
-HANDSHAKE_BYTES = 4000  # of a connection, before the first blob
+HANDSHAKE_BYTES = 4000  # bytes of a connection before the first blob
 TENTHS = 10
 FLEETS = 4
 SLOW = "*:*:training=sleep:0.1"
@@ -191,7 +191,7 @@ class Stopped(Trial):
 class FullDisk(Trial):
     """Full disk of one side for some seconds; a small tmpfs takes its place."""
 
-    tolerated = (17,)  # a device without room ends and says so
+    tolerated = (17,)  # a device without space ends with this exit code
 
     def __init__(self, rng: random.Random) -> None:
         self._side = rng.choice(("server", "devices"))
@@ -269,7 +269,7 @@ class Damaged(Trial):
         files = [path for path in sorted(home.rglob("*")) if _can_be_damaged(path)]
         if not files:
             return
-        # By kind first: there are many files of some kinds.
+        # Choose the kind first, because there are many files of some kinds.
         kinds = sorted({_kind(path) for path in files})
         kind = self._rng.choice(kinds)
         path = self._rng.choice([path for path in files if _kind(path) == kind])
@@ -386,7 +386,7 @@ def kinds(longest_s: float, mounts: bool) -> list[tuple[str, Make]]:
     killed_devices = ("devices killed at a step", small(KilledDevices))
     damaged = ("file damaged after a kill", small(Damaged))
     cut = ("connections cut", wide(CutConnections))
-    # Where a round can close without a device, one without room is not waited for, and other bits are right.
+    # If a round can close without a device, one without space is not waited for, and other bits are right.
     needed = tuple(shape for shape in SMALL if "round.train=all" not in shape.settings)
     full = small(lambda rng, shape, rounds: FullDisk(rng) if mounts else FullAtAStep(rng, shape, rounds), needed)
     return [

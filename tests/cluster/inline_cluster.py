@@ -9,7 +9,7 @@ from typing import Any
 from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker
 from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, WorkerLost
 
-Call = tuple[int, str, tuple[Any, ...]]  # the worker's number, from 0 as they were started; the method; the arguments
+Call = tuple[int, str, tuple[Any, ...]]  # number of the worker, from 0 in the order of starts; the method; the arguments
 
 
 class InlineCall:

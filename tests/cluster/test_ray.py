@@ -157,7 +157,7 @@ def test_a_server_with_a_cluster_of_its_own_goes_on_when_workers_are_killed(
         server = federation.server("--exit-when-done", *flags)
         workers = [pid for pid in descendants(server.popen.pid) if "ray::RayClusterWorker" in name_of(pid)]
         assert len(workers) == 2
-        for pid in workers:  # the model is so small that one of them has all of it
+        for pid in workers:  # the model is so small that one worker has all of it
             os.kill(pid, signal.SIGKILL)
         devices = federation.devices(shards)
         assert [process.code() for process in (*devices, server)] == [0] * 4, server.text

@@ -45,11 +45,11 @@ def test_however_often_it_is_interrupted_it_ends_in_order_first(again: int) -> N
 
     async def work(stopped: Stopped) -> None:
         try:
-            await asyncio.sleep(0.3)  # until its caller waits, on a busy machine too
+            await asyncio.sleep(0.3)  # until the caller waits, on a busy machine too
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(60)
         finally:
-            for _ in range(again):  # somebody is impatient, while the first one is heeded
+            for _ in range(again):  # interrupt again while the first interruption is handled
                 os.kill(os.getpid(), signal.SIGINT)
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.02)

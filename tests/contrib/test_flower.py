@@ -32,7 +32,7 @@ def samples(partition: int) -> tuple[Any, Any]:
 
 
 def shards() -> dict[str, Any]:
-    return {name: samples(partition) * 2 for partition, name in enumerate(("kiel", "lund"))}  # tested on the same
+    return {name: samples(partition) * 2 for partition, name in enumerate(("kiel", "lund"))}  # train and test are equal
 
 
 def steps(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -51,7 +51,7 @@ def by_hand(model: Any, data: Any, context: Any) -> float:
     return steps(model, *load_data(SIZES.index(len(data))))
 
 
-# --- code as Flower's own examples have it: it has its own net and data, and knows nothing of Attune
+# --- code like that of Flower's own examples: it has its own net and data, and does not know Attune
 
 
 def get_weights(net: nn.Module) -> list[Any]:

@@ -68,7 +68,7 @@ def test_features_stay_as_they_are_where_meta_says_so(write, plan_for):
 
 def test_series_are_standardised_by_channel(write, samples, plan_for):
     x, y = samples("series")
-    x[72:] += 100.0  # what is held out has no part in the statistics
+    x[72:] += 100.0  # held-out samples do not count in the statistics
     ready = prepare(load_shard(write(x, y, test=(x[:3], y[:3]))), plan_for("series", (7, 3), [0, 1]))
     trained = x[:72].astype(np.float64)
     expected = (x.astype(np.float64) - trained.mean((0, 1))) / trained.std((0, 1))

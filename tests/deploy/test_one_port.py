@@ -39,7 +39,7 @@ def envoy(config: Path) -> list[str]:
 
 
 def nginx(config: Path) -> list[str]:
-    if STREAM.exists():  # Debian builds the module by itself
+    if STREAM.exists():  # Debian has the module in a file of its own
         config.write_text(f"load_module {STREAM};\n{config.read_text()}")
     folder = config.parent
     return [str(NGINX), "-c", str(config), "-p", f"{folder}/", "-e", str(folder / "nginx.log"), "-g", "daemon off;"]

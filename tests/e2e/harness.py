@@ -23,9 +23,9 @@ from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
 from tests.forked import THREADS, Forked, run
 
-IN_TRAINING = "*:*:training=hang"  # a device's fault: it stays in its first batch
-IN_AGGREGATION = "server:*:aggregated=hang"  # the server's: all is staged and nothing committed
-PATIENCE_S = 120.0  # for anything that must happen at all; a quiet machine needs a few seconds
+IN_TRAINING = "*:*:training=hang"  # fault of a device: it hangs in its first batch
+IN_AGGREGATION = "server:*:aggregated=hang"  # fault of the server: it hangs when all is staged and nothing is committed
+PATIENCE_S = 120.0  # longest time for any event; a quiet machine needs a few seconds
 
 
 def until(happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

@@ -40,7 +40,7 @@ def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(
         assert f"is whole, after {closed} closed rounds" in said
         assert not list(damages(ServerHome(place)))
         assert {oct(path.stat().st_mode & 0o777) for path in place.rglob("*") if path.is_file()} <= {"0o600"}
-    # The federation goes on from the last one, as after a lost disk: devices that are ahead follow.
+    # The federation continues from the last backup, as after a lost disk: devices that are ahead follow.
     shutil.rmtree(federation.home)
     shutil.move(tmp_path / f"restored-{made[-1][0].name}", federation.home)
     again = federation.server("--exit-when-done")

@@ -18,7 +18,7 @@ def test_a_missing_allow_model_is_said_on_the_server(federation_at):
     server.wait_for(f" device=ben ben takes no part: .* start with --allow-model {MODEL}$")
     ben_now = federation.await_status(lambda found: found["clients"][1]["state"] == "disconnected")["clients"][1]
     assert f"start with --allow-model {MODEL}" in ben_now["note"]
-    # Started again as it was told to, it takes part, and the note goes.
+    # It is started again as it was advised, takes part, and the note disappears.
     again = federation.device(ben, "--allow-model", MODEL)
     assert (allowed.code(), again.code()) == (0, 0)
     assert federation.client("ben")["note"] is None

@@ -27,7 +27,7 @@ def test_rounds_go_on_when_files_can_be_opened_again(federation_at: Callable[[st
     used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (used // 2, limits[1]))
     server.wait_for("Too many open files")
-    server.wait_for("trying again")  # the first word of it may be an answer to a device, which comes again by itself
+    server.wait_for("trying again")  # the first sign may be an answer to a device, which tries again by itself
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert [device.code() for device in devices] == [0, 0], [device.text for device in devices]
     assert server.code() == 0

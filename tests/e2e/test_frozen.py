@@ -8,7 +8,7 @@ import signal
 from tests.e2e.harness import tabular_shard, until
 
 NOTICED_S = 5.0
-ROOM_S = 3.0  # for a busy machine
+ROOM_S = 3.0  # allowance for a busy machine
 
 
 def count(process, pattern):

@@ -244,7 +244,7 @@ def test_a_truncated_upload_goes_on_where_it_stopped(opened):
     assert kind_of(lambda: eve.submit(opened.order.id, [ref])) == "unknown-blob"
     kind, message = refusal(lambda: eve.upload(opened.order.id, "shared", [data[60:]], *whole, offset=60))
     assert (kind, "50 bytes" in message) == ("update-refused", True)
-    # What is sent twice is taken once.
+    # Duplicates are accepted once.
     assert eve.upload(opened.order.id, "shared", [data[40:70], data[70:]], *whole, offset=40) == len(data)
     assert eve.blobs.UploadOffset(_target(opened), timeout=CALL_S).offset == len(data)
     assert eve.submit(opened.order.id, [ref]).status == ACCEPTED

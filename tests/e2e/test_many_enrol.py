@@ -12,7 +12,7 @@ from attune.fedclient.home import DeviceInfo, Home
 from attune.fedclient.link.enrol import enrol
 from tests.e2e.harness import Federation
 
-DEVICES = 100  # more than one caller's calls and connections
+DEVICES = 100  # more than one caller may have calls and connections
 
 
 def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_newcomer_is_fitted_through_kills_and_no_other_state_changes(
     assert "clients/three.safetensors" not in before
     models = {shard.name: (federation.model(shard) / "model.safetensors").read_bytes() for shard in (one, two)}
 
-    # While the newcomer trains: the server is killed, comes back, and serves an old device at once.
+    # The server is killed while the newcomer trains; it comes back, and serves an old device at once.
     newcomer = federation.device(three, fault=IN_TRAINING)
     newcomer.await_fault()
     status = federation.status()
@@ -42,7 +42,7 @@ def test_a_newcomer_is_fitted_through_kills_and_no_other_state_changes(
     assert back.code() == 0, back.text
     assert federation.status()["adapting"] == [three.name]
 
-    # While its update is taken in.
+    # The server is killed while it takes in the newcomer's update.
     newcomer = federation.device(three)
     server.await_fault()
     assert federation.status()["state"] == "aggregating"

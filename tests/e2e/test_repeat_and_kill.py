@@ -17,7 +17,7 @@ FEDTP = ("round.rounds=3", "train.local_epochs=1")
 FEDMCSA = (
     *("method.name=fedmcsa", "model.name=mlr", "round.rounds=3", "round.train=all", "round.clients=2", "train.local_steps=4"),
 )
-BY_THE_CLOCK = ("seconds", "bytes_down")  # a device that was killed downloads again
+BY_THE_CLOCK = ("seconds", "bytes_down")  # metrics that kills change: a killed device downloads again
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     server.kill()
     assert (federation.status()["state"], federation.status()["running"]) == ("waiting", False)
 
-    # In training: two updates are in, the third device is at work. Both the server and that device are killed.
+    # Training: two updates have arrived, and the third device is at work. The server and that device are killed.
     server = federation.server()
     devices[three.name] = federation.device(three, fault=IN_TRAINING)
     devices[three.name].await_fault()
@@ -97,12 +97,12 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     status = federation.status()
     assert [entry["name"] for entry in status["awaited"]] == [three.name]
 
-    # Stopped in the ordinary way and started without any flag, it goes on with the round that it was in.
+    # Stopped in the ordinary way and started without any flag, the server continues the round that it was in.
     server = federation.server()
     assert server.stop() == 0
     assert federation.inbox() == accepted
 
-    # In the midst of aggregating, when the new state is written and not yet true.
+    # It is killed while it aggregates, when the new state is written and not yet committed.
     server = federation.server(fault=IN_AGGREGATION)
     devices[three.name] = federation.device(three)
     server.await_fault()
@@ -111,7 +111,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     assert federation.inbox() == accepted | {f"train-1-{three.name}"}
     assert (federation.status()["state"], federation.status()["round"]) == ("aggregating", 0)
 
-    # Then to the end, and killed there.
+    # It runs to the end, and is killed there.
     server = federation.server()
     assert [process.code() for process in devices.values()] == [0, 0, 0], [process.text for process in devices.values()]
     status = federation.status()
@@ -123,7 +123,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     back = federation.device(one)
     assert back.code() == 0, back.text
     assert Outcome.of(federation, three_shards) == fedtp
-    # An accepted update was not asked for again: each round is said once.
+    # Accepted updates were not requested again: each round is logged once.
     for process in devices.values():
         assert [line.split("  ")[0] for line in process.text.splitlines() if line.startswith("round")] == [
             "round 1",

@@ -135,7 +135,7 @@ def test_a_used_up_token_says_so_and_the_same_key_costs_no_use(running):
     assert again.credential.certificate_pem != carl.credential.certificate_pem
     kind, message = refusal(lambda: Hand(running.port, token, "dora"))
     assert (kind, "used up" in message) == ("token-refused", True)
-    assert again.submit("train-1-carl").status == pb.Receipt.STATUS_LATE  # it may call; it just has no order
+    assert again.submit("train-1-carl").status == pb.Receipt.STATUS_LATE  # it may call, but has no order
 
 
 def test_an_expired_token_says_so(running):
@@ -170,7 +170,7 @@ def test_damaged_certificate_requests_are_refused(running, request_der):
     assert kind_of(lambda: running.ada.federation.Renew(pb.RenewRequest(csr_der=request_der))) == "request-refused"
 
 
-# --- what is another's
+# --- orders and blobs of other devices
 
 
 def test_each_device_gets_its_own_weights_and_never_another_s(running):
@@ -227,7 +227,7 @@ def test_health_answers_devices_and_reflection_operators(running, operator):
     assert kind_of(lambda: list(stub.ServerReflectionInfo(iter([ask])))) == "forbidden"
 
 
-# --- renewal and revocation (last: they change who is in)
+# --- renewal and revocation (last, because they change who is admitted)
 
 
 def test_renewal_gives_a_new_certificate_and_the_old_one_stays_good(running):

@@ -40,7 +40,7 @@ def test_every_position_is_labelled_from_the_shard_to_the_predictions(
     federation.await_status(lambda status: status["clients"] and status["clients"][0]["state"] != "offline")
     odd = federation.device(text_shard(tmp_path / "yorick", per_position=False))
     server.wait_for("no majority of the devices has data of one form")
-    other = federation.device(second)  # two against one
+    other = federation.device(second)  # a majority of two
     assert odd.code() == 9, odd.text
     assert "has a label for every sequence; this federation expects one for every position" in odd.text
     assert [process.code() for process in (device, other, server)] == [0, 0, 0], server.text

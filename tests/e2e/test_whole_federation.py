@@ -117,7 +117,7 @@ def test_metrics_have_a_row_for_each_round_and_client(fedtp):
     assert [(int(row["round"]), row["client"]) for row in evaluated] == [(r, n) for r in (ROUNDS - 1, ROUNDS) for n in names]
     for row in trained:
         assert all(float(row[key]) > 0 for key in ("samples", "loss", "bytes_up", "seconds"))
-        # What the last round begins from was fetched for the evaluation before it.
+        # The start of the last round was downloaded for the evaluation before it.
         assert (float(row["bytes_down"]) > 0) == (int(row["round"]) < ROUNDS)
         assert 0 <= float(row["accuracy_before"]) <= 1 and 0 <= float(row["accuracy_after"]) <= 1
     final = {row["client"]: float(row["accuracy_before"]) for row in evaluated if int(row["round"]) == ROUNDS}

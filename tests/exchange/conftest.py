@@ -11,7 +11,7 @@ import pytest
 
 MODULE = Path(__file__).with_name("toy_transforms.py")
 ENTRY_POINTS = "[attune.transforms]\nscale = toy_transforms:ScaleSettings\nmask = toy_transforms:MaskSettings\n"
-UNBOUNDED = {"name": "fedavg", "bound_change": 0.0}  # nothing that needs single updates
+UNBOUNDED = {"name": "fedavg", "bound_change": 0.0}  # no setting that needs single updates
 
 
 @pytest.fixture(scope="module")

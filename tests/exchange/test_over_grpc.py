@@ -67,7 +67,7 @@ def run(federation: Federation, package: Path, flags: Sequence[str], device_flag
 
 
 @pytest.mark.parametrize("transform", ["scale", "mask"])
-@pytest.mark.usefixtures("toys")  # the state is exported in this process
+@pytest.mark.usefixtures("toys")  # the export of the state happens in this process
 def test_devices_that_allow_the_package_transform_their_updates(transform: str, tmp_path: Path, package: Path) -> None:
     exported = []
     for flags in ([], ["--set", f"transforms.{transform}={{}}"]):

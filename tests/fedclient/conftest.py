@@ -47,9 +47,9 @@ class Faults:
     no_renewals: bool = False
     replaced: bool = False  # every stream is closed for a newer one
     no_uploads: bool = False  # all uploads fail, until unset
-    refuse_updates: int = 0  # so many submits are refused by name
-    lose_receipts: int = 0  # so many submits are accepted, but the answer is lost
-    damage_downloads: int = 0  # so many downloads have a flipped byte
+    refuse_updates: int = 0  # number of submits that are refused by name
+    lose_receipts: int = 0  # number of submits that are accepted, but whose answer is lost
+    damage_downloads: int = 0  # number of downloads with a flipped byte
     break_download_at: int | None = None  # bytes after which a download is cut
 
 
@@ -64,7 +64,7 @@ class Seen:
     progress: list[pb.Progress] = field(default_factory=list)
     orders_sent: list[str] = field(default_factory=list)
     streams: list[tuple[str, str]] = field(default_factory=list)  # certificate, address of the connection
-    blobs: dict[str, dict[str, bytes]] = field(default_factory=dict)  # order -> part -> bytes handed in
+    blobs: dict[str, dict[str, bytes]] = field(default_factory=dict)  # bytes handed in, by order and part
 
 
 class FakeServer(FederationServicer):
@@ -81,14 +81,14 @@ class FakeServer(FederationServicer):
         self.deadline_s = 60.0
         self.at = 0
         self.plan: Plan | None = None
-        self.serving: dict[str, dict[str, Any]] = {}  # part -> tensors
-        self.offered: dict[str, bytes] = {}  # digest -> bytes
-        self.names: dict[str, str] = {}  # certificate -> name
-        self.keys: dict[str, str] = {}  # name -> key
-        self.tokens: dict[str, float] = {}  # bootstrap certificate -> expiry
+        self.serving: dict[str, dict[str, Any]] = {}  # tensors by part
+        self.offered: dict[str, bytes] = {}  # bytes by digest
+        self.names: dict[str, str] = {}  # names by certificate
+        self.keys: dict[str, str] = {}  # keys by name
+        self.tokens: dict[str, float] = {}  # expiry by bootstrap certificate
         self.roots = [self.authority.certificate_pem]
         self.streams: list[asyncio.Queue[pb.ServerMessage | None]] = []
-        self.stream_of: dict[str, asyncio.Queue[pb.ServerMessage | None]] = {}  # the newest of each device
+        self.stream_of: dict[str, asyncio.Queue[pb.ServerMessage | None]] = {}  # newest stream of each device
         self.port = 0
         self._ready = threading.Event()
         self.loop = asyncio.new_event_loop()

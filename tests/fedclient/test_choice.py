@@ -120,7 +120,7 @@ def result(before, common, local=None, samples=100, **more):
         (0.4, (0.9, 2, 52), None, "personalization does not help here"),
         (0.6, (0.1, 55, 5), (0.8, 2, 22), "personalization does not help here"),
         (0.90, (0.88, 7, 5), None, "personalization makes no difference that so few test samples could show"),
-        # p = 0.0391 against each: one comparison would do, two are not enough.
+        # p = 0.0391 against each: enough for one comparison, not for two.
         (0.9, (0.84, 8, 1), (0.84, 8, 1), "personalization makes no difference that so few test samples could show"),
         (0.9, (0.84, 8, 1), None, "personalization helps here"),
     ],

@@ -233,7 +233,7 @@ def test_a_certificate_is_renewed_beside_a_stream_that_lasts(quick, monkeypatch)
 
     def due(pem: bytes, now: object) -> bool:
         asked.append(pem)
-        return len(asked) > 1 and pem == asked[0]  # not yet at the connection, and no more after the renewal
+        return len(asked) > 1 and pem == asked[0]  # not yet at the connection, and not after the renewal
 
     monkeypatch.setattr("attune.fedclient.link.grpc_link.needs_renewal", due)
     monkeypatch.setattr("attune.fedclient.device.RENEWAL_LOOK_S", 0.05)

@@ -49,7 +49,7 @@ def test_a_stream_cut_in_mid_training_is_opened_again_and_nothing_is_trained_twi
     real = Trainer.training
 
     def slow(self, *args, **kwargs):
-        # The work lasts until the server has sent the order on a second stream.
+        # The work lasts until the server has sent the order again on a second stream.
         assert release.wait(20)
         return real(self, *args, **kwargs)
 

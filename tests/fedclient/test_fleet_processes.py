@@ -63,7 +63,7 @@ def test_a_fleet_and_separate_processes_give_the_same_bits(federation_at, shards
 
     federation = federation_at("hosted")
     server = federation.server(*FLAGS)
-    # They train one after the other: the first one's update may be in, the third one's is not.
+    # Devices train one after the other: the first one's update may have arrived, the third one's has not.
     stuck = fleet(federation, shards, "stuck.log", f"edge-{shards[1].name}:1:training=hang")
     stuck.await_fault()
     stuck.kill()

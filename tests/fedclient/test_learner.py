@@ -138,7 +138,7 @@ def test_a_restart_between_two_orders_changes_nothing(make):
             if number == 1:
                 ref, tensors = served(learner, "attended", 0.9)
                 refs, fetched = (ref,), {ref.digest: tensors}
-            # The second order serves nothing: prox centre and weights are what the device has kept.
+            # The second order serves no tensors: proximal centre and weights are those that the device has kept.
             carry_out(learner, Order(f"train-{number}-kiel", number, "train", refs, ("attended",)), fetched)
             if restart:
                 learner = make("fedmcsa", home=home, mu=0.5)
@@ -305,7 +305,7 @@ def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
     assert all(torch.equal(sent[name], tensor) for name, tensor in written.tensors.items())
     assert all(torch.equal(owed[name], error) for name, error in written.errors.items())
 
-    again = make(method, home="lossy")  # the process was killed
+    again = make(method, home="lossy")  # as after a kill of the process
     assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
     expected = handed_in(exact, carry_out(exact, second, fetched), part)
     sent = handed_in(again, carry_out(again, replace(second, encodings={part: "int8"}), fetched), part)

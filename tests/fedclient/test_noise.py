@@ -16,7 +16,7 @@ from tests.fedclient import conftest
 
 @pytest.mark.parametrize("many", [False, True], ids=["one device", "a fleet"])
 def test_a_server_that_vanishes_leaves_no_task_behind(bench, many, tmp_path, monkeypatch, caplog):
-    bench.server.faults.no_uploads = True  # devices hold their streams and try to hand in
+    bench.server.faults.no_uploads = True  # devices keep their streams open, and try to hand in
     folder = tmp_path / "shards"
     for number in range(3):
         conftest.tabular_shard(folder / f"shard{number}", seed=number)
@@ -35,9 +35,9 @@ def test_a_server_that_vanishes_leaves_no_task_behind(bench, many, tmp_path, mon
         while not over.wait(0.05):
             gc.collect()
 
-    torch.optim.SGD([torch.zeros(1)])  # which imports half of torch
+    torch.optim.SGD([torch.zeros(1)])  # this imports half of torch
     gc.collect()
-    gc.freeze()  # what is here already is not looked through again and again
+    gc.freeze()  # existing objects are not scanned again and again
     collector = threading.Thread(target=collect)
     collector.start()
     with caplog.at_level(logging.WARNING):

@@ -93,7 +93,7 @@ def test_the_parts_of_fedrep_are_frozen_in_turn_and_come_back_as_they_were() -> 
     def train(model: Any, data: Any, context: Any) -> float:
         stages.append((context.stage, tuple(context.frozen), context.settings.local_epochs))
         with torch.no_grad():
-            for parameter in model.parameters():  # also those that are frozen
+            for parameter in model.parameters():  # including frozen ones
                 parameter += 1
         return 1.0
 

@@ -282,7 +282,7 @@ events = st.one_of(
 @given(st.lists(events, max_size=40))
 def test_one_thing_at_a_time_whatever_happens(script):
     session = begun()
-    running: str | None = None  # what the effects have started and not stopped
+    running: str | None = None  # order that the effects have started and not stopped
     for event in script:
         ended = isinstance(event, WorkDone | WorkFailed | Sent | SendRefused) and event.order_id == running
         doing_before = (session.working, session.sending)

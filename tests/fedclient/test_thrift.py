@@ -75,4 +75,4 @@ def test_priority_and_memory_are_bounded_for_the_process():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[1:] == ["bounded"]
-    assert int(done.stdout.split()[0]) in range(6)  # 19 is the lowest that there is
+    assert int(done.stdout.split()[0]) in range(6)  # 19 is the lowest priority

@@ -92,7 +92,7 @@ def test_a_start_sweeps_up_what_a_kill_left(home: Path) -> None:
     for path in left:
         path.touch()
     (home / ".filling-model").mkdir()
-    (home / "model").rename(home / "model.old")  # killed between the two renames
+    (home / "model").rename(home / "model.old")  # as after a kill between the two renames
     with Home(home).locked():
         assert [path.exists() for path in left] == [False, False]
         assert not (home / ".filling-model").exists()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("found")
-MOST, LONGEST = 250, 3000  # inputs of a target, and bytes of one: CI reads them all
+MOST, LONGEST = 250, 3000  # most inputs of a target, and most bytes of an input: CI reads them all
 
 
 def kept(target: str) -> list[bytes]:

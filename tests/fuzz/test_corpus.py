@@ -12,7 +12,7 @@ from tests.fuzz.corpus import kept
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import MESSAGES, TARGETS, throw
 
-FOUND = {  # while the targets were written, each a crash once
+FOUND = {  # each of these was a crash while the targets were written
     "a progress that is no number": bytes([0]) + pb.DeviceMessage(progress=pb.Progress(done=float("nan"))).SerializeToString(),
     "a profile that is no UTF-8": bytes([6]) + pb.Hello(profile_json=b'{"kind": "\xff"}').SerializeToString(),
     "metrics that are no UTF-8": bytes([1])

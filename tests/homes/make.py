@@ -36,20 +36,20 @@ from importlib.metadata import entry_points
 [entry] = entry_points(group="console_scripts", name=sys.argv[1])
 del sys.argv[0]
 sys.exit(entry.load()())"""
-HOST = "host"  # the devices' names begin with it
+HOST = "host"  # prefix of the devices' names
 CERTIFICATES = ("--set", "server.certificate_days=36500")
 FAST = ("--set", "train.lr=0.1", "--set", "train.local_steps=20")
 ROUNDS = ("--set", "train.local_epochs=1", "--set", "train.batch_size=8", "--set", "server.threads=1", "--seed", "3")
 VIT = ("--set", "model.width=8", "--set", "model.heads=2", "--set", "model.depth=1", "--set", "model.patch=4")
 SMALL_NETWORK = ("--set", "method.hidden=16", "--set", "method.layers=1", "--set", "method.embedding_dim=8")
 SETTINGS: dict[str, tuple[str, ...]] = {
-    # Generated, shared and private parts, and what int8 still owes.
+    # Generated, shared and private parts, and the error feedback of int8.
     "midrun": ("--method", "fedtp+fedper", *VIT, *SMALL_NETWORK, "--rounds", "4", "--set", "round.encoding=int8"),
     # A value for each device, tables with named columns, a baseline, weights for each component.
     "finished": ("--method", "fedmcsa", "--rounds", "3", "--set", "method.dial=true", "--set", "model.hidden=[8]", *FAST),
     "newcomers": ("--method", "fedtp", *VIT, *SMALL_NETWORK, "--rounds", "2", "--set", "round.adapt_rounds=2"),
 }
-# Which devices come when a home is gone on with; nobody needs to where all is done.
+# Devices that come back when a home is continued; a finished home needs none.
 COMING = {"midrun": ("d0", "d1", "d2"), "newcomers": ("d2",)}
 
 
@@ -156,7 +156,7 @@ def begin(site: Site, kind: str) -> None:
     """Run a federation to the point at which its home is kept, and kill all its processes there."""
     write_shards(site.folder / "shards", kind)
     flags = (*SETTINGS[kind], *ROUNDS, *CERTIFICATES)
-    if kind == "midrun":  # in round 2 two devices have handed in, and one has carried out its order and said nothing
+    if kind == "midrun":  # in round 2 two devices have handed in, and one has carried out its order and not handed in
         port = site.server(*flags, "--min-clients", "3")
         site.device(port, "d0", "d1")
         site.device(port, "d2", fault=f"{HOST}-d2:2:order-committed=hang")

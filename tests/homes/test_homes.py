@@ -14,8 +14,8 @@ from tests.e2e.harness import Federation
 from tests.homes.make import COMING, EXPECTED, HERE, HOST, PORTABLE, held, shown, unpack
 
 NOTED = json.loads(EXPECTED.read_text(encoding="utf-8"))
-LARGEST_BYTES = 2 << 20  # of all archives together
-WEIGHED = ("model.json", ", evaluate")  # have exponentials of numpy, whose last bit depends on the processor
+LARGEST_BYTES = 2 << 20  # limit of all archives together
+WEIGHED = ("model.json", ", evaluate")  # items with exponentials of numpy, whose last bit depends on the processor
 SAME_NUMBERS = (version("torch"), platform.machine()) == (NOTED["torch"], NOTED["machine"])
 
 

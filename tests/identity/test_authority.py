@@ -183,7 +183,7 @@ def test_a_request_with_any_one_bit_flipped_proves_no_other_key() -> None:
             accepted.append(bit // 8)
         except RequestRefused:
             continue
-    # The signature's count of unused bits alone may change unnoticed, and that only if those bits are zero anyway.
+    # Only the signature's count of unused bits may change unnoticed, and only if those bits are zero anyway.
     signature_bytes = len(x509.load_der_x509_csr(good).signature)
     assert set(accepted) <= {len(good) - signature_bytes - 1}
 
@@ -199,4 +199,4 @@ def test_a_certificate_for_a_minute_is_not_due_at_once_but_in_time(tmp_path):
     pem = Authority.create(tmp_path).issue_device(csr_der(new_key(), "pi"), "pi", 60 / 86400, now=now)
     assert not needs_renewal(pem, now + timedelta(seconds=30))
     assert needs_renewal(pem, now + timedelta(seconds=40))
-    check_dates(pem, now - timedelta(seconds=15))  # of a device whose clock is behind
+    check_dates(pem, now - timedelta(seconds=15))  # the check of a device whose clock is behind

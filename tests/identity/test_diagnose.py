@@ -174,7 +174,7 @@ def test_a_device_in_the_servers_place(authority: Authority, device: Any, serve:
 
 
 def test_a_servers_certificate_out_of_date_may_pass_by_waiting(authority: Authority, device: Any, serve: Any) -> None:
-    # Issued with an hour's allowance for clocks, so its life of minus half an hour is over but not reversed.
+    # It is issued with an hour's allowance for clocks, so its life of minus half an hour is over, but not reversed.
     live = LiveServerCredentials([authority.certificate_pem], authority.issue_server(days=-1 / 48))
     found = _diagnosed_against(serve, live, authority.certificate_pem, device(authority))
     assert type(found) is Unreachable

@@ -153,7 +153,7 @@ def test_a_certificate_resigned_with_the_tokens_key_is_refused(authority: Author
 
 def test_devices_and_tokens_cannot_act_as_the_server(authority: Authority, device: Any, serve: Any, refused: Any) -> None:
     token = JoinToken.new(authority.public_key_compressed)
-    # The name matches what clients look for, so that the purpose of the certificate alone has to stop it.
+    # The name matches what clients look for, so that only the purpose of the certificate can stop it.
     false_servers = [device(authority, server_name(authority.certificate_pem)), token.bootstrap()]
     victim = device(authority, "victim")
 
@@ -172,7 +172,7 @@ def test_a_server_under_another_authority_learns_nothing(
 ) -> None:
     token = JoinToken.new(authority.public_key_compressed)
     bootstrap = token.bootstrap()
-    # The false server would let everybody in.
+    # The false server would accept every device.
     roots = [authority.certificate_pem, stranger.certificate_pem, bootstrap.certificate_pem]
 
     async def scenario() -> None:

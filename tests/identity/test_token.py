@@ -19,7 +19,7 @@ from attune.common.identity.credential import fingerprint_of, load_certificate, 
 from attune.common.identity.token import JoinToken
 from attune.fedserver.identity.authority import Authority
 
-# The generator of P-256, compressed (SP 800-186, 3.2.1.3): a point everybody can look up.
+# The generator of P-256, compressed (SP 800-186, 3.2.1.3): a published point.
 GENERATOR = bytes.fromhex("036b17d1f2e12c4247f8bce6e563a440f277037d812deb33a0f4a13945d898c296")
 URL_ALPHABET = string.ascii_letters + string.digits + "-_"
 
@@ -127,7 +127,7 @@ GOOD = JoinToken(bytes(8), bytes(16), GENERATOR).encode()
         (GOOD[:40] + "\n" + GOOD[41:], "characters that no token has"),
         (GOOD[:-1] + "é", "characters that no token has"),
         (GOOD[:32] + "A" * 44, "names no authority's key"),
-        # Uncompressed-point marker, then an abscissa that is no point's.
+        # Marker of an uncompressed point, then an abscissa that no point has.
         (base64.urlsafe_b64encode(bytes(24) + b"\x04" + GENERATOR[1:]).decode(), "names no authority's key"),
         (base64.urlsafe_b64encode(bytes(24) + b"\x02" + b"\xff" * 32).decode(), "names no authority's key"),
     ],

@@ -49,13 +49,13 @@ class Scripted:
     submits_fail: list[AttuneError | ConnectionError] = field(default_factory=list)
     late: bool = False
     offered: dict[str, bytes] = field(default_factory=dict)
-    here: dict[str, bytearray] = field(default_factory=dict)  # digest -> what was uploaded
+    here: dict[str, bytearray] = field(default_factory=dict)  # uploaded bytes, by digest
     streams: list[Stream] = field(default_factory=list)
     hellos: list[tuple[str, Hello]] = field(default_factory=list)
     said: list[tuple[str, object]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)  # at which uploads began
+    offsets: list[int] = field(default_factory=list)  # offsets at which uploads began
     submits: list[Update] = field(default_factory=list)
-    says: dict[str, Any] = field(default_factory=dict)  # of itself, in Welcome over the network
+    says: dict[str, Any] = field(default_factory=dict)  # abilities of the server, in Welcome over the network
     stuck: asyncio.Event | None = None  # set when a call has begun that waits for ever
 
     def offer(self, data: bytes) -> str:

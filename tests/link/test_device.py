@@ -54,7 +54,7 @@ def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
     path, server = play(scenario)
     [update] = server.submits
     [part] = update.parts
-    assert (update.order_id, update.samples, part.part) == ("train-1-kiel", 36, "shared")  # four of 40 are held out
+    assert (update.order_id, update.samples, part.part) == ("train-1-kiel", 36, "shared")  # four of 40 samples are held out
     (tmp_path / "handed_in").write_bytes(server.here[part.digest])
     handed_in, kept = read_tensors(tmp_path / "handed_in"), read_tensors(path / "model.safetensors")
     assert handed_in.keys() == kept.keys()

@@ -174,7 +174,7 @@ def test_a_job_that_is_cancelled_in_the_moment_its_upload_breaks_does_not_go_on(
             job = asyncio.create_task(send(link, orders, result, False, [].append))
             await server.stuck.wait()
             server.stuck = None
-            await link.close()  # all calls break
+            await link.close()  # this breaks all calls
             job.cancel()
             await asyncio.wait([job])
             assert job.cancelled()

@@ -54,7 +54,7 @@ def struck(strike, nested):
                     await call.answer
 
         job = asyncio.create_task(together([persist(link, attempt, print)]) if nested else persist(link, attempt, print))
-        for _ in range(5):  # so that the first call has begun
+        for _ in range(5):  # until the first call has begun
             await asyncio.sleep(0)
         await strike(calls[0], job, wire)
         await asyncio.wait([job], timeout=1.0)

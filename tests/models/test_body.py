@@ -70,7 +70,7 @@ def test_a_pinned_body_is_built_and_another_one_is_refused() -> None:
         registry.build(msgspec.structs.replace(TABLE, body_digest=other), 0)
     with pytest.raises(SettingError, match="here no parameter is frozen"):
         registry.build(ModelSpec("attune.tests.e2e.own_model:tiny", "tabular", (4,), 3, body_digest=digest), 0)
-    registry.build(msgspec.structs.replace(TABLE, body_digest=other), 0, device="meta")  # only its sizes are asked for
+    registry.build(msgspec.structs.replace(TABLE, body_digest=other), 0, device="meta")  # only its sizes are needed
 
 
 def test_the_pin_is_a_setting_that_no_factory_sees() -> None:

@@ -35,7 +35,7 @@ CASES = [
     ("mlr", "series", (7, 3), 0),
     ("mlr", "tabular", (5,), 0),
 ]
-SMALL = {"lstm": {"width": 16}}  # the loop below has a step for small networks
+SMALL = {"lstm": {"width": 16}}  # the loop below has a learning rate for small networks
 
 
 def batch(kind: str, shape: tuple[int, ...], n: int = 6) -> torch.Tensor:

@@ -26,7 +26,7 @@ class Installation:
     site_packages: Path
     work: Path
     environment: dict[str, str]
-    new: frozenset[str]  # what installing the wheel put at the top of site-packages
+    new: frozenset[str]  # entries that the wheel's installation has added to site-packages
 
     @property
     def bin(self) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from attune.fedserver.web.serving import SERVER_EXTRA
 from tests.packaging.checkout import pyproject
 
-# Packages that are found nowhere, as if they were not installed.
+# Packages that are not found, as if they were not installed.
 WITHOUT = f"""
 import sys
 class Without:

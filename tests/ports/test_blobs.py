@@ -44,7 +44,7 @@ class Bench:
 
     def restart(self) -> Storage:
         if isinstance(self.storage, MemoryStorage):
-            self.storage.blobs._known.clear()  # what a process knows besides its bytes
+            self.storage.blobs._known.clear()  # facts that a process knows besides its bytes
             self.storage.spool._open.clear()
         else:
             self.storage = DiskStorage(self.folder)
@@ -139,7 +139,7 @@ def test_ranges(bench: Bench, start: int, count: int, frame: int) -> None:
     frames = list(read_frames(source, start, lambda: frame))
     assert b"".join(frames) == DATA[start:]
     assert all(len(piece) == frame for piece in frames[:-1])
-    with pytest.raises(OSError, match="Bad file"):  # the frames closed it
+    with pytest.raises(OSError, match="Bad file"):  # the end of the frames has closed it
         source.read(0, 1)
     source.close()
 
@@ -167,14 +167,14 @@ def test_bytes_are_held_against_the_digest_once_a_process(bench: Bench, kind: st
         with pytest.raises(Damaged, match="state/a is damaged") as caught:
             blobs.open(blob)
     assert caught.value.exit_code == HomeMismatch.exit_code == 4
-    bench.rewrite(blob.name, lambda data: data.__init__(DATA))  # restored
+    bench.rewrite(blob.name, lambda data: data.__init__(DATA))  # the bytes are restored
     assert read(blobs, blob) == DATA
     bench.rewrite(blob.name, DAMAGES["flipped"])
-    blobs.open(blob).close()  # it was seen to be whole
+    blobs.open(blob).close()  # it is verified
     with pytest.raises(Damaged):
         blobs.check(blob)
     with pytest.raises(Damaged):
-        blobs.open(blob)  # and is no longer believed to be
+        blobs.open(blob)  # and has to be verified again
 
 
 def test_a_missing_blob_is_damaged(bench: Bench) -> None:
@@ -209,7 +209,7 @@ def test_keeping_content_by_another_name_makes_nobody_believe_in_it(bench: Bench
     blob = write(bench.blobs, "uploads/a")
     bench.rewrite(blob.name, DAMAGES["flipped"])
     again = bench.restart().blobs.keep(blob, "uploads/b")
-    with pytest.raises(Damaged):  # this process has not seen its bytes
+    with pytest.raises(Damaged):  # this process has not verified its bytes
         bench.blobs.open(again)
 
 

@@ -414,10 +414,10 @@ def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_pa
     live.mkdir()
 
     async def killed_after_a_commit() -> None:
-        await SqliteLedger(live / "state.sqlite").close()  # its tables are in the file itself
+        await SqliteLedger(live / "state.sqlite").close()  # closing moves its tables into the file itself
         ledger = SqliteLedger(live / "state.sqlite")
         await ledger.put_record(Record(round=7))
-        shutil.copytree(live, home)  # as kill -9 leaves it: what was written last is in the log
+        shutil.copytree(live, home)  # as after kill -9: the last changes are in the log
         await ledger.close()
 
     def check() -> Record:
@@ -578,7 +578,7 @@ def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(t
         ledger = SqliteLedger(tmp_path / "state.sqlite")
         await ledger.enrol("a", "key-a", certificate("f-a", "a"), 1.0)
         await ledger.commit_round(Record(), [], [], {}, PLAN)
-        shutil.copy(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")  # as if its log was lost
+        shutil.copy(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")  # as after the loss of the log
         await ledger.close()
         copied = SqliteLedger(tmp_path / "copy.sqlite")
         found = [device.name for device in await copied.devices()]

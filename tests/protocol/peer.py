@@ -126,7 +126,7 @@ class Peer:
         target = {"order_id": order.id, "part": part, "digest": digest(data), "size": len(data)}
         try:
             self._send(target, data[:half], 0)
-        except grpc.RpcError as error:  # an incomplete blob: what arrived stays
+        except grpc.RpcError as error:  # an incomplete blob: the received bytes stay
             assert ("attune-error", "truncated") in [tuple(pair) for pair in error.trailing_metadata()]
         reached = self.contract.call(self.channel, "Blobs", "UploadOffset")
         offset = reached(self.contract.message("UploadTarget", **target), timeout=CALL_S).offset

@@ -31,7 +31,7 @@ from attune.common.metrics import Metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 
-# Made at commit 82b576c, when each side had classes and a converter of its own.
+# Recorded at commit 82b576c, when each side had classes and a converter of its own.
 RECORDED: dict[str, str] = json.loads(Path(__file__).with_name("recorded_messages.json").read_bytes())
 D1, D2, D3 = (f"sha256:{digit * 64}" for digit in "abc")
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)

@@ -50,7 +50,7 @@ def live(peer: Peer) -> Story:
         trained = {name: tensor + np.float32(1) for name, tensor in story.served[-1].items()}
         parts = [peer.upload(order, wanted.part, trained, ref.version)]
         story.receipts.append(peer.submit(order, parts, METRICS))
-        story.again.append(peer.submit(order, parts, METRICS))  # as after a receipt that was lost
+        story.again.append(peer.submit(order, parts, METRICS))  # as after a lost receipt
     return story
 
 

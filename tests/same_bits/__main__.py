@@ -48,7 +48,7 @@ def copy(folder: Path) -> Path:
     """Copy the working tree with its uncommitted changes, so that the copy stays the same meanwhile."""
     for name in filter(None, git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")):
         source = ROOT / name
-        if source.is_symlink() or source.is_file():  # a file that was deleted is listed still
+        if source.is_symlink() or source.is_file():  # a deleted file is still listed
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, folder / name, follow_symlinks=False)
     describe(folder)

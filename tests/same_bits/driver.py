@@ -59,7 +59,7 @@ METHODS = [
 ]
 OVER_THE_NETWORK = ["fedavg", "fedtp", "fedmcsa", "fedper", "pfedme", "ditto"]
 SAMPLED = {"round.clients": 3, "round.evaluate_every": 1}
-# Ways of a round that the methods' defaults do not take: name -> method, settings, other arguments of attune.simulate.
+# Variants of a round that the methods' defaults do not use: method, settings, other arguments of attune.simulate, by name.
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sampled": ("fedper", SAMPLED, {}),
     "sampled, all train": ("fedmcsa", SAMPLED | {"round.train": "all"}, {}),
@@ -97,9 +97,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 SEED, ROUNDS, DEVICES = 5, 3, 4
 SMALL = {"train.local_epochs": 1, "train.batch_size": 8}
-PATIENCE_S = 180.0  # for one federation over the network; it needs ten seconds on a quiet machine
-LENGTH = 8  # bytes of a safetensors file that say how long its header is
-# Of JSON: what another run says in another way, although no bit of a model differs.
+PATIENCE_S = 180.0  # longest time of a federation over the network, which needs ten seconds on a quiet machine
+LENGTH = 8  # bytes of a safetensors file with the length of its header
+# Keys of JSON that differ between runs although no bit of a model does.
 VOLATILE = {"seconds", "federation", "check"}
 
 
@@ -296,5 +296,5 @@ def main(folder: Path, only: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that children are ended, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that children end, too
     main(Path(sys.argv[1]), sys.argv[2])

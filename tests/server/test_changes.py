@@ -35,7 +35,7 @@ def value(bench: Bench, packed, base):
 def test_a_change_leads_from_what_was_served_before_to_what_is_served_now(tmp_path, method: str, part: str) -> None:
     tiny = Bench(tmp_path, plan(method, "vit"))
     assert tiny.engine.changes(["a", "b"], [part]) == {}, "nothing was served before the first round"
-    before, first = {}, 3 if part == "attended" else 2  # a slot of its own, after its first update, had no older value
+    before, first = {}, 3 if part == "attended" else 2  # a slot had no older value until its second update
     for number in (1, 2, 3, 4):
         served = tiny.engine.serve(["a", "b"])
         changes = tiny.engine.changes(["a", "b"], [part])
@@ -176,7 +176,7 @@ def test_changes_are_no_longer_offered_to_whoever_has_no_use_for_them(tmp_path) 
 
     def offered(number: int, asks: str) -> None:
         book.write(OrderId("train", number, "a"), {"shared": new}, [], 9.0, number, smaller=smaller, changes=True)
-        for _ in range(3):  # a download that breaks off goes on
+        for _ in range(3):  # a download that breaks off continues
             book.offer("a", asks)
 
     for number in range(1, MISSES + 1):

@@ -241,7 +241,7 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
             assert server.coordinator.round.record.phase is Phase.AGGREGATING
             assert await server.answer(orders[0]), "sending again is answered as before"
             [again] = server.connect("a")
-            await server.coordinator.turn(asyncio.sleep, 0)  # its welcome had its turn before
+            await server.coordinator.turn(asyncio.sleep, 0)  # the welcome was queued before
             assert "a" in server.coordinator.round.connected
         go_on.set()
         assert (await next_order(again)).round == 2
@@ -368,9 +368,9 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
 
     async def scenario(server: Server) -> None:
         answering, hanging = server.connect("a", "b")
-        for _ in range(3):  # the first round opens before "b" has come
+        for _ in range(3):  # the first round opens before "b" joins
             await server.answer(id_of(await next_order(answering)))
-        last = await next_order(answering)  # of the first round that does not ask the one that hangs
+        last = await next_order(answering)  # from the first round that does not ask the device that hangs
         assert "not asked" in await note(server)
         assert "2 orders in a row" in await note(server)
         assert ((await next_order(hanging)).round, last.round) == (2, 4)

@@ -29,7 +29,7 @@ def slots_of(bench: Bench, version: int) -> list[Path]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_file_of_the_last_round_is_made_again_with_the_same_bits(tmp_path: Path, method: str) -> None:
     bench = Bench(tmp_path, plan(method, "vit"))
-    bench.digests(("a", "b", "visitor"))  # who is served and does not take part is in the hypernetwork's file as well
+    bench.digests(("a", "b", "visitor"))  # a client that is served and takes no part is in the hypernetwork's file as well
     bench.close(a=(0.25, 3), b=(-0.5, 5))
     bench.digests(("a", "b", "late"))
     bench.close(a=(1.0, 3), c=(-0.25, 5))
@@ -46,7 +46,7 @@ def test_every_file_of_the_last_round_is_made_again_with_the_same_bits(tmp_path:
         assert path.read_bytes() == whole
     assert bench.digests(("a", "b", "c")) == served
     assert bench.blobs.names("redo/") == []
-    bench.close(a=(0.0, 1), b=(1.0, 1))  # and the next round goes on from them
+    bench.close(a=(0.0, 1), b=(1.0, 1))  # the next round continues from them
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_made_again_is_named_with_what_to_do(tmp_path: Pat
     bench.close(a=(0.75, 3))
     [old] = [path for path in slots_of(bench, 1) if "client~b" in path.name]
     whole = flip(old)
-    bench.restart()  # not read yet
+    bench.restart()  # it was not read yet
     with pytest.raises(Damaged, match=rf"{old} is damaged.*restore it from a backup") as caught:
         bench.engine.serve(["b"])
     assert caught.value.exit_code == 4
@@ -127,7 +127,7 @@ def test_what_a_kill_left_beside_the_state_goes_at_the_next_start(tmp_path: Path
     bench = Bench(tmp_path, plan("fedmcsa", "vit"))
     bench.close(a=(0.25, 3), b=(-0.5, 5))
     kept = set(bench.blobs.names("state/"))
-    bench.round(a=(1.0, 1))  # written, and never committed
+    bench.round(a=(1.0, 1))  # staged, and never committed
     for name in ("shared.value.9.safetensors", "recipe.9.json", ".shared.value.9.safetensors.0123456789ab.tmp"):
         (tmp_path / "state" / name).touch()
     (tmp_path / "serve").mkdir(exist_ok=True)

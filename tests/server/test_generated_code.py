@@ -113,7 +113,7 @@ def _streams(method: MethodDescriptor) -> tuple[bool, bool]:
     return method.client_streaming, method.server_streaming
 
 
-Call = tuple[bool, bool, str]  # requests are streamed, responses are streamed, the type of what is read
+Call = tuple[bool, bool, str]  # whether requests are streamed, whether responses are streamed, the type that is read
 
 
 def _read_by(deserialize: Callable[[bytes], Message]) -> str:

@@ -114,7 +114,7 @@ def test_the_last_closed_round_stays_until_the_next_is_closed(blobs: Blobs) -> N
     inbox.clear(1)
     inbox.clear_evaluation(1, ["a"])
     assert [list(inbox.entries(*which)) for which in [("train", 1), ("train", 2), ("evaluate", 1)]] == [["a"], ["a", "b"], []]
-    inbox.discard(OrderId("train", 1, "a"))  # sent again by a device that has not heard of its receipt
+    inbox.discard(OrderId("train", 1, "a"))  # a device that has not received its receipt sends it again
     assert list(inbox.entries("train", 1)) == ["a"], "the state was made of it"
     inbox.discard(OrderId("train", 2, "b"))
     inbox.clear(2)

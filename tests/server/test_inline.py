@@ -115,12 +115,12 @@ def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
         arrivals = Arrivals()
         await arrivals.wait("a", ["x"])
         older, newer = arrivals.stream("a", "x"), arrivals.stream("a", "x")
-        older.__enter__()  # stands still, and is taken over
+        older.__enter__()  # it makes no progress, and is taken over
         newer.__enter__()
         waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
         await asyncio.sleep(0)
         assert not waiting.done()
-        await arrivals.wait("b", ["x"])  # another device's
+        await arrivals.wait("b", ["x"])  # the same blob of another device
         newer.__exit__(None, None, None)
         async with aio.timeout(10):
             await waiting

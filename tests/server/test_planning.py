@@ -150,7 +150,7 @@ def test_the_model_follows_from_the_kind_of_data_and_has_what_the_method_needs(
     [
         ("fedtp", None, "the usual model for tabular has no qkv, which method fedtp needs"),
         ("fedavg", None, ""),
-        ("fedtp", "transformer", ""),  # it was named: nothing was chosen
+        ("fedtp", "transformer", ""),  # the model was named, so there was no choice
     ],
 )
 def test_a_model_that_is_not_the_usual_one_is_explained(method: str, model: str | None, said: str) -> None:

@@ -121,10 +121,10 @@ def test_one_line_about_a_round():
     ("connected", "reported", "served", "expected"),
     [
         ({"a", "b"}, set(), True, "training"),
-        ({"a"}, set(), True, "waiting"),  # of three sampled, one is here: the quorum of two cannot be reached
+        ({"a"}, set(), True, "waiting"),  # one of three sampled devices is connected: the quorum of two cannot be reached
         ({"a"}, {"b"}, True, "training"),
-        ({"x", "y"}, set(), True, "waiting"),  # others than those sampled do not help
-        (set(), set(), False, "training"),  # a stopped server waits for nobody
+        ({"x", "y"}, set(), True, "waiting"),  # devices outside the sample do not help
+        (set(), set(), False, "training"),  # a stopped server waits for no device
     ],
 )
 def test_training_that_cannot_reach_its_quorum_is_waiting(connected, reported, served, expected):

@@ -330,7 +330,7 @@ def test_intermediate_evaluations() -> None:
         (2, 4, [4, 6, 7]),
         (1, 3, [5, 6, 7]),
         (2, 99, [2, 4, 6, 7]),
-        (0, 3, [7]),  # without `evaluate_every` there is no evaluation but the end's
+        (0, 3, [7]),  # without `evaluate_every` there is only the evaluation at the end
     ],
 )
 def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: list[int]) -> None:
@@ -488,7 +488,7 @@ def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
     assert m.play(Evaluated("z", 2, 3)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
 
 
-# --- what is sent again
+# --- updates that are sent again
 
 
 def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> None:
@@ -584,7 +584,7 @@ def test_after_the_end_a_latecomer_has_the_whole_span() -> None:
     assert left_s(m.rules, m.state, 5000) == 100
 
 
-# --- who costs everybody time
+# --- devices that slow all others down
 
 
 def rounds_in(m: Transcript, answering: str, until: float) -> list[float]:

@@ -25,7 +25,7 @@ from tests.raising import malformed
 
 DATA = bytes(range(256)) * 40
 DIGEST = digest_of(DATA)
-GROWING = f"uploads/peer.{file_name(DIGEST)}"  # where it lies until it is whole
+GROWING = f"uploads/peer.{file_name(DIGEST)}"  # file of an upload until it is whole
 WHOLE = Blob(f"{GROWING}.complete", DIGEST, len(DATA))
 
 

@@ -83,8 +83,8 @@ def device(contributed, fetched):
     [
         (0, -1, "train", "all", "trained", True),  # never served
         (0, 0, "train", "sampled", "served", True),
-        (0, 0, "train", "all", "trained", False),  # goes on from its own state
-        (2, 1, "train", "all", "trained", True),  # its update of round 2 was not answered yet
+        (0, 0, "train", "all", "trained", False),  # it starts from its own state
+        (2, 1, "train", "all", "trained", True),  # its update of round 2 has no receipt yet
         (2, 2, "train", "all", "trained", False),
         (2, 1, "evaluate", "all", "trained", False),  # judged by its own model
         (2, 2, "evaluate", "sampled", "served", True),
@@ -98,7 +98,7 @@ def test_an_upload_goes_on_after_a_restart_and_is_taken_when_whole(tmp_path):
     uploads = Uploads(DiskStorage(tmp_path))
     sink = uploads.sink("a", target(), 100)
     uploads.write("a", "shared", sink, [DATA[:5]])
-    sink.close()  # as the end of the process does
+    sink.close()  # as at the end of the process
     again = Uploads(DiskStorage(tmp_path))
     assert again.offset("a", target()) == 5
     sink = again.sink("a", target(), 100)

@@ -72,7 +72,7 @@ def test_a_whole_home_is_whole_and_left_as_it_is(home: Path) -> None:
     "pattern",
     [
         "state/shared.value.1.safetensors",
-        "state/shared.value.0.safetensors",  # kept to make the other again
+        "state/shared.value.0.safetensors",  # kept to rebuild the other one
         "inbox/train-1-kiel/shared.safetensors",
         "inbox/train-2-kiel/shared.safetensors",
         "uploads/bonn/*.complete",
@@ -122,7 +122,7 @@ def test_a_start_sweeps_up_unfinished_files(tmp_path: Path) -> None:
     left = [tmp_path / name for name in (".server.json.0123456789ab.tmp", "ca/.ca-key.pem.ba9876543210.tmp")]
     for path in left:
         path.touch()
-    others = tmp_path / "ca" / ".notes.tmp"  # not ours
+    others = tmp_path / "ca" / ".notes.tmp"  # a foreign file
     others.touch()
     home.create()
     assert [path.exists() for path in (*left, others)] == [False, False, True]

@@ -168,7 +168,7 @@ def test_tensors_arrive_as_they_were_sent() -> None:
         "turned": torch.arange(6.0).view(2, 3).t(),
         "large": torch.randn(1 << 19),
     }
-    for size in (5, 6):  # joined to one write, and written one by one
+    for size in (5, 6):  # joined into one write, and written one by one
         given = dict(list(tensors.items())[:size])
         one, other = Pipe()
         writer = threading.Thread(target=send, args=(one, given))

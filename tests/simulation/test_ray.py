@@ -35,7 +35,7 @@ def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPat
     """Check that Ray does not use the address of the last cluster of this machine, which it remembers."""
     ray = pytest.importorskip("ray")
     asked = []
-    monkeypatch.setattr(pool, "Pool", lambda *_: None)  # its workers need a cluster
+    monkeypatch.setattr(pool, "Pool", lambda *_: None)  # workers of a real pool need a cluster
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address=None, **_: asked.append(address))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2})
@@ -49,7 +49,7 @@ def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPat
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # theirs is 15: on a busy machine a worker never begins
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15, with which a worker never begins on a busy machine
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
     yield ray
     ray.shutdown()

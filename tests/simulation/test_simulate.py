@@ -58,7 +58,7 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_without_a_home_nothing_is_opened_or_written(nothing_opens: Callable[[], None]) -> None:
-    expected = attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK)  # imports open files
+    expected = attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK)  # run once before, because imports open files
     nothing_opens()
     found = attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK)
     assert found.digests == expected.digests
@@ -249,7 +249,7 @@ def test_whoever_watches_hears_every_step_up_to_the_end() -> None:
 
 
 def test_an_interruption_ends_everything_and_is_raised() -> None:
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background was started without it
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT by default
     try:
         _interrupted()
     finally:

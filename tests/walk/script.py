@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 BLOCK = re.compile(r'^```(?P<language>sh|python)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```$', re.MULTILINE | re.DOTALL)
 APART = "in a terminal of its own"
-# What takes minutes, and is the same with the environment in which the test runs.
+# Commands that take minutes, and have the same result with the environment in which the test runs.
 INSTALLING = ("make install", ". .venv/bin/activate", "make demo")
 NOT_WALKED = ("make test",)  # it takes minutes, and CI runs it beside this walk
 HEAD = """set -eo pipefail

@@ -88,7 +88,7 @@ def test_a_federation_from_its_first_device_to_its_end(federation, open_page):
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Pause").wait_for()
 
-    # A token by the button, with the keyboard alone; the third device joins with it.
+    # A token by the button, with the keyboard only; the third device joins with it.
     page.get_by_role("button", name="New device").focus()
     page.keyboard.press("Enter")
     page.get_by_label("How many devices").fill("2")

@@ -102,7 +102,7 @@ def test_a_devices_order_is_committed_by_one_rename(tmp_path: Path, log: list[tu
     final = folder.with_name("train-1-kiel")
     assert log == [
         *[("rename", str(folder / name)) for name in files],
-        *[("sync", str(folder / name)) for name in sorted(files)],  # each once, and all before the folder has its name
+        *[("sync", str(folder / name)) for name in sorted(files)],  # each once, and all before the folder gets its name
         ("sync", str(folder)),
         ("rename", str(final)),
         ("sync", str(final.parent)),
@@ -117,11 +117,11 @@ def test_an_update_enters_the_inbox_by_its_entry(tmp_path: Path, log: list[tuple
     Inbox(blobs).accept(order, Report(round=1, work="train", client="a"), {"shared": upload})
     folder = tmp_path / "inbox" / str(order)
     assert log == [
-        ("sync", str(tmp_path / "uploads" / "a" / "shared")),  # an upload that is whole need not be durable
-        ("sync", str(folder.parent)),  # the names of the folders that were made
+        ("sync", str(tmp_path / "uploads" / "a" / "shared")),  # a finished upload need not be durable
+        ("sync", str(folder.parent)),  # the names of the new folders
         ("sync", str(tmp_path)),
         ("rename", str(folder / "shared.safetensors")),
-        *whole(folder / "update.json"),  # which makes it count, and the names beside it durable
+        *whole(folder / "update.json"),  # this makes it count, and the names beside it durable
     ]
 
 

@@ -36,7 +36,7 @@ def test_a_value_arrives_within_the_bound(value: float) -> None:
     ("value", "arrives"),
     [
         (1.0, 1.0),
-        (1 + 2**-8, 1.0),  # half way between 1 and 1 + 2^-7: to the even one
+        (1 + 2**-8, 1.0),  # half way between 1 and 1 + 2^-7: rounded to even
         (1 + 3 * 2**-8, 1 + 2**-6),
         (-(1 + 2**-8 + 2**-16), -(1 + 2**-7)),
         (float(np.float32(3.4028235e38)), math.inf),

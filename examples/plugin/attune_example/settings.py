@@ -25,7 +25,7 @@ class LogitAdjustedSettings(ObjectiveSettings, frozen=True, forbid_unknown_field
     """Logit adjustment in training."""
 
     implementation: ClassVar[str] = "attune_example.logit_adjusted:LogitAdjusted"
-    needs_features: ClassVar[bool] = True  # it asks the head how many classes there are
+    needs_features: ClassVar[bool] = True  # the objective asks the head for the number of classes
     only_classes: ClassVar[str] = "it corrects how often each class occurs. Take fedadam"
 
     strength: Positive = 1.0  # the paper's tau

@@ -38,9 +38,9 @@ def pathological(data: Dataset, clients: int, settings: PathologicalSettings, se
     share_NC = np.where(owner_NC, rng.uniform(0.4, 0.6, owner_NC.shape), 0.0)
     train_NC, test_NC = _deal_all(train_C, test_C, lambda c: share_NC[:, c], clients, rng)
     if ((train_NC > 0) != owner_NC).any():
-        each = clients * settings.classes_per_client // len(train_C)
+        clients_of_class = clients * settings.classes_per_client // len(train_C)
         raise SettingError(
-            f"a class has too few samples for its {each} clients (the smallest has {train_C.min()} "
+            f"a class has too few samples for its {clients_of_class} clients (the smallest has {train_C.min()} "
             f"to train and {test_C.min()} to test); take fewer --clients or --classes-per-client"
         )
     return hand_out(data, train_NC, test_NC, rng)

@@ -23,21 +23,21 @@ def unequal(data: Dataset, clients: int, settings: UnequalSettings, seed: int) -
     Raises:
         SettingError: N*K/C is no whole number, K is more than C, or a class is too small for its owners.
     """
-    classes, each = len(data.classes), settings.classes_per_client
-    if each > classes:
-        raise SettingError(f"--classes-per-client is {each}; this data set has {classes} classes")
-    if clients * each % classes:
+    classes, per_client = len(data.classes), settings.classes_per_client
+    if per_client > classes:
+        raise SettingError(f"--classes-per-client is {per_client}; this data set has {classes} classes")
+    if clients * per_client % classes:
         raise SettingError(
-            f"{clients} clients with {each} of {classes} classes each cannot give every class equally many clients; make "
-            f"--clients a multiple of {classes // np.gcd(classes, each)}, or change --classes-per-client"
+            f"{clients} clients with {per_client} of {classes} classes each cannot give every class equally many clients; "
+            f"make --clients a multiple of {classes // np.gcd(classes, per_client)}, or change --classes-per-client"
         )
     index, rng = data.class_indices(), generator(seed, "two-class-unequal")
-    size_CM = sizes(np.bincount(index, minlength=classes), clients * each // classes, legacy(seed))
+    size_CM = sizes(np.bincount(index, minlength=classes), clients * per_client // classes, legacy(seed))
     mine: list[list[Positions]] = [[] for _ in range(clients)]
     for c, size_M in enumerate(size_CM):
         members = rng.permutation(np.flatnonzero(index == c))
         for m, piece in enumerate(np.split(members, np.cumsum(size_M)[:-1])):
-            mine[(m * classes + c) // each].append(piece)
+            mine[(m * classes + c) // per_client].append(piece)
     whole = [np.sort(np.concatenate(pieces)) for pieces in mine]
     test = [stratified(index[cut], settings.test, rng) for cut in whole]
     return Cut(

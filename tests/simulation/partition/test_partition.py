@@ -40,7 +40,7 @@ def test_iid(dataset_of, counts, clients, seed):
     try:
         parts = partition(data, "iid", clients, seed=seed)
     except SettingError:
-        assert min(min(pair) for pair in counts) < clients  # refused only if some class cannot reach everyone
+        assert min(min(pair) for pair in counts) < clients  # refused only if some class has too few samples for all clients
         return
     check_everyone(parts)
     for c, (train, test) in enumerate(counts):
@@ -78,7 +78,7 @@ def test_dirichlet(dataset_of, clients, alpha, seed):
     assert (np.abs(train_NC / 2 - test_NC) <= 1).all()
     cap = 1800 / clients
     held_N = np.zeros(clients)
-    for count_N in train_NC.T:  # class after class: who has reached the cap gets no more
+    for count_N in train_NC.T:  # class after class: a client at the cap gets no more
         assert not count_N[held_N >= cap].any()
         held_N += count_N
 
@@ -109,7 +109,7 @@ def test_quotas_are_exact_shares_rounded(total, weights):
 
 def test_deal_by_hand():
     train, test = deal(100, 10, np.array([0.50, 0.48, 0.02]), np.arange(3))
-    assert test.tolist() == [5, 5, 0]  # 2 % of 10 is nothing, so the third leaves; 50 : 48 of 100 is 51.02 : 48.98
+    assert test.tolist() == [5, 5, 0]  # 2 % of 10 is less than one sample, so the third leaves; 50 : 48 of 100 is 51.02 : 48.98
     assert train.tolist() == [51, 49, 0]
 
 

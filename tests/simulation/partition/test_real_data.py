@@ -60,9 +60,9 @@ def test_heart_disease_by_hospital(path):
 def test_the_roles_of_shakespeare(path):
     listed, plays = load_source(path("shakespeare/roles.tsv.gz")), load_source(path("shakespeare/plays"))
     assert isinstance(listed, Corpus) and isinstance(plays, Corpus) and len(listed) == 1335
-    # 4.18 million characters, and a line end between each two of the 107,639 lines of a role.
+    # 4.18 million characters, and a line end between the lines of a role, of which there are 107,639 in all.
     assert len(listed.tokens) == 4_290_660 and round((len(listed.tokens) - 107_639 + 1335) / 1e6, 2) == 4.18
-    assert set(listed.roles) <= set(plays.roles) and len(plays) == 1347  # and those of a prologue and an induction
+    assert set(listed.roles) <= set(plays.roles) and len(plays) == 1347  # the plays also have a prologue and an induction
     parts = partition(listed, "roles")
     lengths = np.diff(listed.starts)
     # 80 + 1 characters of each part: the last fifth, rounded up, decides.

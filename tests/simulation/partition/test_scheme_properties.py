@@ -14,7 +14,7 @@ from attune.simulation.partition.samples import Dataset, Source, corpus
 from attune.simulation.partition.schemes import registry
 from attune.simulation.partition.split import Partition, partition
 
-SAME_CLASSES = {"iid", "pathological", "dirichlet", "coarse5", "two-class-unequal"}  # by definition, in both parts of a client
+SAME_CLASSES = {"iid", "pathological", "dirichlet", "coarse5", "two-class-unequal"}  # by definition in both parts of a client
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def cases(draw: st.DrawFn, scheme: str) -> Case:
     data = draw(data_sets())
     classes = len(data.classes)
     if scheme in ("pathological", "two-class-unequal"):
-        # At most 4 owners for a class of 100 samples and more, so that none gets too little to cut once more.
+        # At most 4 owners for a class of 100 samples and more, so that each gets enough to be cut again.
         each = draw(st.integers(1, min(classes, 2) if scheme == "two-class-unequal" else classes))
         clients = draw(st.integers(1, 2)) * classes // np.gcd(classes, each)
         return Case(data, int(clients), {"classes_per_client": each})
@@ -86,7 +86,7 @@ def test_what_holds_for_every_scheme(scheme: str) -> None:
             assert np.array_equal(parts.counts("train") > 0, parts.counts("test") > 0)
         assert parts.counts("train").sum() == sum(parts.arrays(client, "train")[1].size for client in range(len(parts.names)))
         assert everything(parts) == everything(cut(scheme, case, seed))
-        shared = ((parts.counts() > 0).sum(axis=0) > 1).any()  # else there may be only a few ways to cut at all
+        shared = ((parts.counts() > 0).sum(axis=0) > 1).any()  # otherwise there may be only a few ways to cut at all
         if shared or scheme in ("synthetic", "natural"):
             assert everything(parts) != everything(cut(scheme, case, seed + 1))
 

@@ -120,7 +120,7 @@ def test_synthetic_features_have_the_variances_that_are_meant():
 )
 def test_synthetic_beta_is_the_deviation_of_the_feature_means(beta, expected):
     settings = SyntheticSettings(beta=beta)
-    # B_i and the mean of 60 draws from N(B_i, 1): variances beta^2 and 1/60; 50 samples add next to nothing.
+    # B_i and the mean of 60 draws from N(B_i, 1): variances beta^2 and 1/60; 50 samples add almost nothing.
     means = [samples(50, settings, np.random.default_rng([9, client]))[0].mean() for client in range(1500)]
     assert np.std(means) == pytest.approx(expected, rel=0.06)
 
@@ -196,8 +196,8 @@ def test_pachinko_concentration(dataset_of):
 def test_pachinko_draws_by_hand():
     parent, rng = np.array([0, 0, 1]), np.random.default_rng(0)
     everything = draw(np.array([1.0, 0.0]), np.array([0.5, 0.5, 1.0]), parent, np.array([3, 2, 4]), 7, rng)
-    assert everything.tolist() == [3, 2, 2]  # the other coarse class only when nothing else is left
-    # Fine class 0 has run out, so its sibling has all of their coarse class: a half, not 0.05 / 0.55.
+    assert everything.tolist() == [3, 2, 2]  # the other coarse class only when the first one is used up
+    # Fine class 0 is used up, so its sibling has all of their coarse class: a half, not 0.05 / 0.55.
     taken = draw(np.array([0.5, 0.5]), np.array([0.9, 0.1, 1.0]), parent, np.array([0, 10**6, 10**6]), 10_000, rng)
     assert taken[0] == 0 and abs(taken[1] - 5000) < 200
     # One sample of class 0: drawn first with 0.45, or second with 0.55 * 0.45.
