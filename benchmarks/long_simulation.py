@@ -19,7 +19,7 @@ import msgspec
 import attune
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked.lockstep import Stacked
-from attune.fedclient.work.together import SideBySide
+from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from benchmarks.federation import Home
 from benchmarks.machine import machine
 
@@ -45,7 +45,7 @@ class Timed(Stacked):
 
 def measure(shards: Path, method: str, rounds: int, every: int, last: int) -> dict[str, Any]:
     """Run once. Return wall and processor seconds, and the share of training in them."""
-    side = SideBySide()
+    side = StackedExecutor()
     side.stacked = timed = Timed()
     devices = len(list(shards.glob("*/")))
     settings = SETTINGS | {"round.evaluate_every": every, "round.evaluate_each_last": last}

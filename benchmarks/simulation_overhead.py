@@ -25,7 +25,7 @@ from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.learner import Learner, make_learner
-from attune.fedclient.work.memory import MemoryOrders
+from attune.fedclient.work.orders import MemoryOrders
 from attune.simulation.federation import NOWHERE
 from attune.simulation.shards import shards_by_name
 from benchmarks.machine import machine

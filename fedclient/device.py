@@ -46,7 +46,8 @@ from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import Store
 from attune.fedclient.thrift import until_met
-from attune.fedclient.work.worker import LearnerSlot, Lost, Work, Worker
+from attune.fedclient.work.executor import HostLost, Work
+from attune.fedclient.work.worker import LearnerSlot, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import Result
@@ -56,7 +57,7 @@ RENEWAL_LOOK_S = 10.0  # between looks whether the certificate is due; certifica
 
 
 @dataclass
-class Job:
+class OrderInProgress:
     """The order being worked on, or the result being handed in."""
 
     task: asyncio.Task[None]
@@ -75,7 +76,7 @@ class Device:
         self.link = link
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s, stay=options.stay)
         self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
-        self.job: Job | None = None  # the session has one order at hand at most
+        self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.last_contact = time.monotonic()
         self.last_progress = 0.0
@@ -121,7 +122,7 @@ class Device:
             case messages.Extend(order):
                 self._set_deadline(order)
             case messages.Send(order_id, resume):
-                self.job = Job(self._spawn(self._send(order_id, resume)))
+                self.job = OrderInProgress(self._spawn(self._send(order_id, resume)))
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
@@ -214,7 +215,14 @@ class Device:
                 await self._leave(before, plan)
             name = self.link.name
             slot = await self.worker.do(
-                LearnerSlot, plan, self.shard, name, self.store.orders, self.options, self.worker.awake, self.worker.make
+                LearnerSlot,
+                plan,
+                self.shard,
+                name,
+                self.store.orders,
+                self.options,
+                self.worker.learners,
+                self.worker.make_learner,
             )
         except AttuneError as error:  # this device ends with it; its operator is not the only one who must know
             await self.link.decline(str(error))
@@ -247,7 +255,7 @@ class Device:
         newest = self._ready().newest
         self.options.limits.check_order(self.store.spent() + (newest.sequence if newest is not None else 0))
         stop = threading.Event()
-        self.job = Job(self._spawn(self._work(order, stop)), stop)
+        self.job = OrderInProgress(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)
 
     def _set_deadline(self, order: Order) -> None:
@@ -294,21 +302,21 @@ class Device:
             while True:
                 try:
                     return await self._carried_out(slot, order, stop)
-                except Lost as lost:
+                except HostLost as lost:
                     self.console.say(f"{lost}: doing this again")
-                    slot.sleep()
+                    slot.drop()
                 except messages.Unfit as unfit:
                     self.console.say(f"{unfit}: fetching it as it is")
                     order = order.whole
         finally:
-            slot.rest()
+            slot.release()
 
     async def _carried_out(self, slot: LearnerSlot, order: Order, stop: threading.Event) -> Result:
         from attune.fedclient.link.transfer import fetch, together
 
         learner = slot.take()
         if learner is None:
-            learner = await self.worker.do(slot.awake)
+            learner = await self.worker.do(slot.learner)
         missing = learner.missing(order)
         if self.options.thrift.disk_bytes:
             coming_bytes = learner.size_bytes + sum(ref.sent.size for ref, _ in missing)
@@ -362,9 +370,9 @@ class Device:
         from attune.fedclient.model.artifact import finished_model
 
         try:
-            return self.store.keep_model(*finished_model(slot.awake()))
+            return self.store.keep_model(*finished_model(slot.learner()))
         finally:
-            slot.rest()
+            slot.release()
 
     def _ready(self) -> LearnerSlot:
         if self.slot is None:

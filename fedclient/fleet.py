@@ -29,15 +29,14 @@ from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import comparisons_of, finding_of
-from attune.fedclient.work.processes.pool import POOLS
-from attune.fedclient.work.spread import Spread
-from attune.fedclient.work.together import SideBySide, Together
-from attune.fedclient.work.worker import Worker
+from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS, RemoteWorker
+from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
+from attune.fedclient.work.worker import BatchingWorker, Worker
 
 How = Literal["sequential", "stacked", "auto", "processes", "ray"]
 
 TURNS = 2  # one device trains while the next one downloads
-TOGETHER = 256  # devices that hold tensors at one time where they are computed side by side
+STACKED_TURNS = 256  # devices that hold tensors at one time where they are computed side by side
 AWAKE_BYTES = 256 << 20  # of learners that wait; others are made again from what is on disk
 THREADS = 16  # for calls that block without computing, such as the diagnosis of a server that does not answer
 FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection, reserve); of the process (torch, a diagnosis)
@@ -56,7 +55,7 @@ class Outcome:
 def run(members: Sequence[DeviceOptions], screen: Console, executor: How = "sequential") -> list[Outcome]:
     """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
 
-    executor: as for SideBySide; "sequential": one device after the other; "processes": in a process for each processor;
+    executor: as for StackedExecutor; "sequential": one device after the other; "processes": in a process for each processor;
     "ray": in the workers of a Ray cluster, which must see the same files.
     """
     make_room(len(members))
@@ -95,14 +94,14 @@ def _worker(executor: How, screen: Console) -> Iterator[Worker]:
     if executor == "sequential":
         with Worker(TURNS, AWAKE_BYTES) as worker:
             yield worker
-    elif executor in POOLS:
-        with POOLS[executor]() as pool, Spread(pool, AWAKE_BYTES) as worker:
+    elif executor in REMOTE_EXECUTORS:
+        with REMOTE_EXECUTORS[executor]() as remote, RemoteWorker(remote, AWAKE_BYTES) as worker:
             yield worker
     else:
-        side = SideBySide(cast(Literal["stacked", "auto"], executor), lambda advice: screen.say(f"executor {advice}"))
-        with Together(TOGETHER, AWAKE_BYTES, side) as worker:
+        stacked = StackedExecutor(cast(Literal["stacked", "auto"], executor), lambda advice: screen.say(f"executor {advice}"))
+        with BatchingWorker(STACKED_TURNS, AWAKE_BYTES, stacked) as worker:
             yield worker
-        for reason in side.reasons:
+        for reason in stacked.reasons:
             screen.say(f"some work went one by one: {reason}")
 
 

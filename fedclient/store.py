@@ -120,7 +120,7 @@ class MemoryStore:
 
     def orders(self, who: str) -> OrderStore:
         if self._orders is None:
-            from attune.fedclient.work.memory import MemoryOrders
+            from attune.fedclient.work.orders import MemoryOrders
 
             self._orders = MemoryOrders(who)
         return self._orders

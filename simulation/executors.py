@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.work.inline import Executor
-from attune.fedclient.work.processes.pool import POOLS, Pool
-from attune.fedclient.work.together import SideBySide
+from attune.fedclient.work.executor import Executor
+from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS
+from attune.fedclient.work.stacked.stacked_executor import Advice, StackedExecutor
 from attune.simulation.executor_names import AUTO, NAMES, STACKED
 from attune.simulation.simulation_state import has_record, reconcile_executor, write_record
 
-if TYPE_CHECKING:
-    from attune.fedclient.work.stacked.advice import Advice
 
-
-def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | Pool | None:
+def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | None:
     """Return the executor of cohorts, or None for one device after the other.
 
     Args:
         given: Name of an executor, or an executor.
         folder: Folder of the simulation, if it has one; it keeps the choice.
-        workers: Number of processes of a pool, which the caller must close. None: one for each processor.
+        workers: Number of processes of a RemoteExecutor, which the caller must close. None: one for each processor.
 
     Raises:
         SettingError: The name is unknown, or the simulation in `folder` needs an executor that must be handed over again.
@@ -44,10 +40,10 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
     if given is not None and not isinstance(given, str):
         return given
     if name == AUTO:
-        return SideBySide("auto", partial(_record_advice, folder))
-    if name is not None and name in POOLS:
-        return POOLS[name](workers)
-    return SideBySide() if name == STACKED else None
+        return StackedExecutor("auto", partial(_record_advice, folder))
+    if name is not None and name in REMOTE_EXECUTORS:
+        return REMOTE_EXECUTORS[name](workers)
+    return StackedExecutor() if name == STACKED else None
 
 
 def importable(model: object) -> bool:

@@ -17,9 +17,8 @@ from attune.fedclient.device import Device
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import Result
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.inline import Cohorts, Executor, Inline
-from attune.fedclient.work.processes.pool import Pool
-from attune.fedclient.work.spread import Spread
+from attune.fedclient.work.executor import Executor
+from attune.fedclient.work.processes.remote_executor import RemoteExecutor, RemoteWorker
 from attune.fedclient.work.worker import Worker
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
@@ -36,6 +35,7 @@ from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.server import InProcessServer
 from attune.simulation.simulation_state import SimulationState
 from attune.simulation.watching import serve_page
+from attune.simulation.workers import CohortWorker, InlineWorker
 
 FEDERATION = "simulation"  # the federation's name in a plan; over the network it is the fingerprint of an authority
 NOWHERE = ServerAddress("this process", 1)
@@ -100,7 +100,7 @@ class Federation:
         state: SimulationState,
         watcher: Watcher,
         stopped: Callable[[], bool],
-        executor: Executor | Pool | None,
+        executor: Executor | None,
         awake_bytes: float,
         page: PageAddress | None = None,
     ) -> None:
@@ -160,10 +160,10 @@ class Federation:
 
     def _worker(self, coordinator: Coordinator) -> Worker:
         if self._executor is None:
-            return Inline(self._stopped, self._awake_bytes)
-        if isinstance(self._executor, Pool):
-            return Spread(self._executor, self._awake_bytes, self._stopped, bounded=False)
-        return Cohorts(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
+            return InlineWorker(self._stopped, self._awake_bytes)
+        if isinstance(self._executor, RemoteExecutor):
+            return RemoteWorker(self._executor, self._awake_bytes, self._stopped, bounded=False)
+        return CohortWorker(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
 
     async def _live(self, coordinator: Coordinator) -> dict[str, Result]:
         """Run all devices until each has its model, and return the last result of each."""
@@ -174,7 +174,7 @@ class Federation:
         ledger, blobs = self._state.storage.ledger, self._state.storage.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(self._state.storage), ledger, InlineExecutors())
-        server = InProcessServer(members, updates, coordinator, blobs, self._fail, worker.look)
+        server = InProcessServer(members, updates, coordinator, blobs, self._fail, worker.answered)
         consoles = {name: CountingConsole(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.work.inline import Executor
-from attune.fedclient.work.processes.pool import Pool
-from attune.fedclient.work.together import SideBySide
+from attune.fedclient.work.executor import Executor
+from attune.fedclient.work.processes.remote_executor import RemoteExecutor
+from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedserver.view.status import status
 from attune.simulation.executor_names import SEQUENTIAL
 from attune.simulation.federation import FederationOutcome
@@ -49,7 +49,7 @@ class Pictures:
 class Result:
     """Result of a finished simulation."""
 
-    def __init__(self, outcome: FederationOutcome, state: SimulationState, executor: Executor | Pool | None = None) -> None:
+    def __init__(self, outcome: FederationOutcome, state: SimulationState, executor: Executor | None = None) -> None:
         self._outcome, self._state, self._executor = outcome, state, executor
 
     def __repr__(self) -> str:
@@ -102,14 +102,14 @@ class Result:
         """Name of the executor: "sequential", "stacked", "processes", "ray", the name of a class, or "auto" without a trial."""
         if self._executor is None:
             return SEQUENTIAL
-        if isinstance(self._executor, Pool):
+        if isinstance(self._executor, RemoteExecutor):
             return self._executor.name
-        return self._executor.how if isinstance(self._executor, SideBySide) else type(self._executor).__name__
+        return self._executor.mode if isinstance(self._executor, StackedExecutor) else type(self._executor).__name__
 
     @property
     def one_by_one(self) -> list[str]:
         """Reasons why the "stacked" executor did some work one by one, each reason once."""
-        return self._executor.reasons if isinstance(self._executor, SideBySide) else []
+        return self._executor.reasons if isinstance(self._executor, StackedExecutor) else []
 
     @property
     def digests(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from attune.common.plugins import installed
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
-from attune.fedclient.work.processes.pool import Pool
+from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.simulation import settings as given_settings
 from attune.simulation.executor_names import SPREAD
 from attune.simulation.executors import executor_of
@@ -28,7 +28,7 @@ from attune.simulation.watching import Dashboard, page_address
 if TYPE_CHECKING:
     from torch import nn
 
-    from attune.fedclient.work.inline import Executor
+    from attune.fedclient.work.executor import Executor
     from attune.simulation.own_models import Factory
 
 AWAKE_BYTES = 2 << 30
@@ -127,5 +127,5 @@ def simulate(
             outcome = await Federation(members, overrides, common, state, shown, stopped, chosen, awake_bytes, page).run()
             return Result(outcome, state, chosen)
 
-        with chosen if isinstance(chosen, Pool) else nullcontext(), rare_collection():
+        with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), rare_collection():
             return run_alone(run)

@@ -185,7 +185,7 @@ class Popen(Forked):
 
 def holds_learners() -> None:
     """Live as a forked process of executor "processes"."""
-    from attune.fedclient.work.processes.child import main
+    from attune.fedclient.work.processes.hosted import main
 
     main(0)
 
@@ -193,7 +193,7 @@ def holds_learners() -> None:
 @contextlib.contextmanager
 def hosts() -> Iterator[None]:
     """Make executor "processes" fork its processes during the block."""
-    from attune.fedclient.work.processes import host
+    from attune.fedclient.work.processes import process_host
 
     def popen(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
         return Forked(
@@ -201,7 +201,7 @@ def hosts() -> Iterator[None]:
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
+        patch.setattr(process_host, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
         yield
 
 

@@ -34,10 +34,10 @@ from attune.fedclient.data.prepare import Standardiser, check_columns, check_lab
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.work.blend import Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.predictors.model import Model as PlainModel
 from attune.fedclient.work.trainer import Tensors, Trainer
-from attune.fedclient.work.worker import AnyLearner
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

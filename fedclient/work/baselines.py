@@ -20,10 +20,9 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.work.blend import Member, Weighing
+from attune.fedclient.work.blend import Member, Weighing, unweighed
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.calibration import Calibrated, log_likelihood
-from attune.fedclient.work.few_samples import unweighed
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd

@@ -1,6 +1,6 @@
 """Several models that predict together: a weighted mean of their probabilities or numbers, with weights by held-out likelihood.
 
-K models, V validation samples, T labels of a sample, N = V T of all, C classes.
+K models, V validation samples (or training samples), T labels of a sample, N = V T of all, C classes, G sharpnesses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attune.common.metrics import Choice
-from attune.fedclient.work.calibration import FLOOR
+from attune.fedclient.work.calibration import FLOOR, log_likelihoods
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
@@ -23,6 +23,7 @@ from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 # devices found, or to equal ones.
 PSEUDO_COUNT = 1.0
 NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
+LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
 ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
 
 
@@ -82,6 +83,59 @@ class Weighing:
 
     def alone(self) -> dict[Choice, float]:
         return weights_of(self.probability, self.prior, self.weight)
+
+
+def unweighed(
+    candidates: Mapping[Choice, tuple[Trainer, Tensors]], own: Choice, x: Tensor, y: Tensor, prior: Mapping[Choice, float]
+) -> Jobs[dict[Choice, Member]]:
+    """Return the models that count, with their weights, where no sample was held out to weigh them by.
+
+    Every model has trained on x (V, ...), y (V,) or (V, T), so these samples do not say which model is better. They say two
+    things. A model that explains them no better than a constant answer does no better elsewhere, such as the common model
+    where the tasks of devices contradict each other. And a model that was trained alone on a few samples is far surer of
+    itself than those that were made of many devices' samples: its scores are multiplied by the sharpness with which it
+    explains the training samples as well as they do. Then it counts a third, because it is the worst of them more often than
+    not (docs/does-it-help.md).
+
+    Args:
+        candidates: The models, each with what computes it.
+        own: The model that the method leads to.
+        x: Training samples.
+        y: Their labels.
+        prior: As for `pseudo_counts`, for the federation's models.
+
+    Returns:
+        The models with weights; empty where only the own one counts.
+    """
+    found: dict[Choice, Tensor] = {}
+    for name, (trainer, tensors) in candidates.items():
+        found[name] = yield from trainer.likelihoods(tensors, x, y)
+    measure = candidates[own][0].measure
+    plain, least = list(measure.sharpnesses).index(1.0), _fit(measure.constant_likelihood(y.cpu()))
+    useful = [name for name, each in found.items() if _fit(each[plain]) > least] or [own]
+    federated: list[Choice] = [name for name in useful if name != "local"]
+    counts = pseudo_counts(federated, prior) if federated else []
+    weights: dict[Choice, float] = {name: count / sum(counts) for name, count in zip(federated, counts, strict=True)}
+    sharpness = dict.fromkeys(useful, 1.0)
+    if federated and "local" in useful:
+        together = torch.stack([weight * found[name][plain] for name, weight in weights.items()]).sum(dim=0)
+        sharpness["local"] = _as_sure(measure.sharpnesses, found["local"], _fit(together))
+        weights = {name: (1 - LOCAL_SHARE) * weight for name, weight in weights.items()}
+    if "local" in useful:
+        weights["local"] = LOCAL_SHARE if federated else 1.0
+    return {} if useful == [own] else {name: Member(weights[name], *candidates[name], sharpness[name]) for name in useful}
+
+
+def _fit(probability: Tensor) -> float:
+    """Of what the right labels are given, (V,) or (V, T): the log-likelihood of V samples."""
+    return float(log_likelihoods(probability.unsqueeze(0)))
+
+
+def _as_sure(sharpnesses: Sequence[float], probability_GV: Tensor, fit: float) -> float:
+    """The least of ascending sharpnesses with which samples are explained as well as that; else the one that does best."""
+    fit_G = log_likelihoods(probability_GV)
+    reached = torch.nonzero(fit_G >= fit)
+    return sharpnesses[int(reached[0]) if len(reached) else int(fit_G.argmax())]
 
 
 def answers_of(members: Sequence[Member], x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from attune.fedclient.work.trainer import Seeds, Trainer
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceModels:
     """The tensors that an evaluation starts from.
 
     theta: of the device's own model; received: what the server last served of it; common: what a device of which nothing is
@@ -65,7 +65,7 @@ class Evaluation:
         return mean_score((yield from self._trainer.right(prepared, data.test_x, data.test_y)))
 
     def compared(
-        self, result: Result, held: Held, prior: Mapping[Choice, float], seeds: Seeds, cancelled: Callable[[], bool]
+        self, result: Result, held: DeviceModels, prior: Mapping[Choice, float], seeds: Seeds, cancelled: Callable[[], bool]
     ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
         """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one).
 
@@ -110,7 +110,7 @@ class Evaluation:
         data = self._data
         return (yield from self._trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled))
 
-    def _dialled(self, held: Held, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Dialled | None]:
+    def _dialled(self, held: DeviceModels, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Dialled | None]:
         """What the dial makes of the attended part. None without one, or without samples held out to choose by."""
         data = self._data
         if not self._dial or not len(data.validation_x):

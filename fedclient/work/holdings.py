@@ -1,20 +1,29 @@
-"""What a device must fetch for an order, by what it holds already: pure, so that it is known where the tensors are not."""
+"""What a device must fetch for an order, by what it holds already, and the value that a compressed blob stands for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attune.common.errors import Forbidden
+from attune.common.errors import Forbidden, WireError
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.protocol import ENCODINGS
+from attune.common.wire.encodings import decoded
+from attune.common.wire.files import digest_of_tensors
 from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import Tensors, manifest_of
+from attune.fedclient.messages import Unfit
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """parts: of each part that is not private, what a blob of it must hold. has_rival: whether a common model is compared with
-    the own one. served: the digest of what is held of each part."""
+    """What a device holds. It has no tensors, so it is known where a learner is in another process.
+
+    Attributes:
+        parts: For each part that is not private, what a blob of it must hold.
+        has_rival: Whether the device compares a common model with its own one.
+        served: The digest of what is held of each part.
+    """
 
     parts: Mapping[str, Manifest]
     has_rival: bool
@@ -41,3 +50,31 @@ class Holdings:
 
     def _can_use(self, ref: BlobRef) -> bool:
         return ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part))
+
+
+def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -> Tensors:
+    """Return the tensors of a part as they were served, down to the last bit.
+
+    Args:
+        ref: The reference of the part, with how it was sent.
+        expected: What the value must hold.
+        fetched: The tensors of the blob `ref.sent`.
+        held: The value of the part from which the blob may be the change.
+
+    Raises:
+        Unfit: The blob stands for another value, and the value itself can be fetched.
+        WireError: The same where it cannot.
+    """
+    if not ref.sent.encoding:
+        return fetched
+    who = f"the part {ref.part} from the server"
+    base = {name: tensor.detach().cpu() for name, tensor in held.items()} if ref.base else None
+    try:
+        value = dict(decoded(fetched, manifest_of(fetched), ref.sent.encoding, expected, base, who))
+    except WireError as error:
+        if ref.smaller is None:
+            raise
+        raise Unfit(str(error)) from error
+    if ref.smaller is not None and digest_of_tensors(value) != ref.digest:
+        raise Unfit(f"{who}, sent in fewer bytes, comes to other bytes than those of {ref.digest[:20]}")
+    return value

@@ -24,8 +24,8 @@ Jobs = Generator[Job, Any, T]  # which come to a T
 
 
 @dataclass(frozen=True)
-class Failed:
-    """How work ended, instead of a result."""
+class FailedWork:
+    """The error with which work ended, in place of a result."""
 
     error: Exception
 

@@ -39,15 +39,15 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
 from attune.fedclient.work.dial import dial_of
-from attune.fedclient.work.evaluation import Evaluation, Held
-from attune.fedclient.work.holdings import Holdings
+from attune.fedclient.work.evaluation import DeviceModels, Evaluation
+from attune.fedclient.work.executor import Work
+from attune.fedclient.work.holdings import Holdings, rebuilt
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
-from attune.fedclient.work.rebuilt import rebuilt
 from attune.fedclient.work.state import check_order_id
-from attune.fedclient.work.trainer import Cancelled, Progress, Seeds, Tensors, Trained, Trainer
+from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 
 RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "kept-{}"  # committed beside the model's tensors
 
@@ -141,20 +141,20 @@ class Learner:
     def let_go(self) -> None:
         """Nobody asks it again: its tensors go with it."""
 
-    def carry_out(
-        self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
-    ) -> Result:
-        """Does what the order says and commits it; it does not repeat an order that is committed already.
+    def carry_out(self, work: Work) -> Result:
+        """Carry out the order and commit the result. An order that is committed already is not repeated.
 
-        fetched: digest -> tensors, for what `missing` named. Errors: Cancelled (nothing changed), TrainingDiverged, DiskFull,
-        Forbidden (an order that asks for a private part).
+        Raises:
+            Cancelled: The work was given up; nothing has changed.
+            TrainingDiverged: The loss or a tensor is not finite.
+            DiskFull: The result cannot be committed.
+            Forbidden: The order asks for a private part.
         """
-        return alone(self.work(order, fetched, bytes_down, progress, cancelled))
+        return alone(self.jobs(work))
 
-    def work(
-        self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
-    ) -> Jobs[Result]:
-        """`carry_out`, which stops at what many devices can compute together."""
+    def jobs(self, work: Work) -> Jobs[Result]:
+        """Return `carry_out` as a generator, which stops at what many devices can compute together."""
+        order = work.order
         if self.newest is not None and self.newest.order_id == order.id:
             return self.newest
         check_order_id(order.id)
@@ -162,7 +162,7 @@ class Learner:
         returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.work == "train" else {}
         self._check_trains(order)
         self._check_encodings(order)
-        fetched = self._rebuilt(order, fetched)
+        fetched = self._rebuilt(order, work.fetched)
         theta, received, served = self._merged(order, fetched)
         result = Result(
             order_id=order.id,
@@ -173,7 +173,7 @@ class Learner:
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             accuracy_constant=self.evaluation.constant,
-            bytes_down=bytes_down,
+            bytes_down=work.bytes_down,
             served=served,
             encodings=order.encodings if returns else {},
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},
@@ -181,10 +181,10 @@ class Learner:
         beside = {RECEIVED: received} if self.keeps_received else {}
         seeds, local = self._seeds(order.round), self.baselines.local
         if order.work == "train":
-            result, theta, local = yield from self._trained(result, theta, received, order, progress, cancelled)
+            result, theta, local = yield from self._trained(result, theta, received, work)
         else:
-            held = Held(theta, received, self._common(order, fetched, received), self.trained)
-            result, kept = yield from self.evaluation.compared(result, held, order.prior, seeds, cancelled)
+            models = DeviceModels(theta, received, self._common(order, fetched, received), self.trained)
+            result, kept = yield from self.evaluation.compared(result, models, order.prior, seeds, work.cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         trained = self.trained
         if order.work == "train" and self.keeps_trained:
@@ -194,7 +194,7 @@ class Learner:
             parts[part], errors = self._written(part, names, theta, received, order)
             owed |= errors
         beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained), (OWED, owed)) if tensors}
-        if cancelled():
+        if work.cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
         sequence = self.newest.sequence + 1 if self.newest else 1
@@ -227,17 +227,18 @@ class Learner:
         return theta, received, served
 
     def _trained(
-        self, result: Result, theta: Tensors, received: Tensors, order: Order, progress: Progress, cancelled: Callable[[], bool]
+        self, result: Result, theta: Tensors, received: Tensors, work: Work
     ) -> Jobs[tuple[Result, Tensors, Tensors | None]]:
         """(the result, theta, the local baseline) after local training, with accuracies before and after it where wanted."""
+        order, cancelled = work.order, work.cancelled
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
         def first(done: float) -> None:
             fail_at(self.name, order.round, "training")
-            progress(done / passes)
+            work.progress(done / passes)
 
         def second(done: float) -> None:
-            progress((1 + done) / passes)
+            work.progress((1 + done) / passes)
 
         x, y = data.train_x, data.train_y
         before = after = None

@@ -1,4 +1,4 @@
-"""What a learner needs of the place where the orders that it carried out are kept."""
+"""The store of the orders that a learner carried out: what it must offer, and one in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 from typing_extensions import Self
 
-from attune.common.wire.blobs import Readable
-from attune.fedclient.messages import Result
+from attune.common.wire.blobs import Blob, Buffer, Readable
+from attune.common.wire.files import write_tensors
+from attune.fedclient.messages import Part, Result
 
 Tensors = dict[str, Tensor]
 
@@ -54,3 +56,84 @@ class OrderStore(Protocol):
 
     def adopt(self, other: Self) -> None:
         """Goes on from what another process has made of a copy of this."""
+
+
+class MemoryOrders:
+    """An OrderStore in memory.
+
+    Tensors are kept as they are, because they are never changed in place. Only what is handed in becomes bytes.
+    """
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.damage: list[str] = []
+        self._newest: Result | None = None
+        self._state: Tensors = {}
+        self._beside: dict[str, Tensors] = {}
+        self._blobs: dict[str, bytearray] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryOrders of {self.who}, newest {self._newest.order_id if self._newest else None}>"
+
+    @property
+    def where(self) -> str:
+        return f"the memory of {self.who}"
+
+    def newest(self) -> Result | None:
+        return self._newest
+
+    def state(self, result: Result) -> Tensors:
+        return dict(self._state)
+
+    def beside(self, result: Result, what: str) -> Tensors | None:
+        found = self._beside.get(what)
+        return None if found is None else dict(found)
+
+    def blob(self, order_id: str, part: str) -> Buffer:
+        return Buffer(f"{self.who}'s {part}", self._blobs[part])
+
+    def commit(
+        self,
+        result: Result,
+        state: Mapping[str, Tensor],
+        beside: Mapping[str, Mapping[str, Tensor]],
+        parts: Mapping[str, Mapping[str, Tensor]],
+    ) -> Result:
+        blobs, handed_in = {}, []
+        for name, tensors in parts.items():
+            made = _BlobInMemory(name)
+            blob = write_tensors(made.begin, tensors)
+            blobs[name] = made.data
+            handed_in.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
+        bytes_up = sum(part.size for part in handed_in)
+        self._newest = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up)
+        self._state, self._beside = dict(state), {what: dict(tensors) for what, tensors in beside.items()}
+        self._blobs = blobs
+        return self._newest
+
+    def adopt(self, other: MemoryOrders) -> None:
+        """As OrderStore."""
+        self._newest, self._state, self._beside, self._blobs = other._newest, other._state, other._beside, other._blobs
+
+
+class _BlobInMemory:
+    """A blob that is being written, as common.wire.files writes one."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.data = name, bytearray()
+
+    def begin(self, size: int) -> _BlobInMemory:
+        self.data = bytearray(size)
+        return self
+
+    def write(self, data: memoryview, offset: int) -> None:
+        self.data[offset : offset + len(data)] = data
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        Buffer(self.name, self.data).read_into(target, offset)
+
+    def finish(self, digest: str, size: int) -> Blob:
+        return Blob(self.name, digest, size)
+
+    def abort(self) -> None:
+        self.data = bytearray()

@@ -1,6 +1,6 @@
-"""Where a device works on tensors: one thread for all devices of a process, and few devices at a time that hold any.
+"""Workers: how the devices of a process share its threads and memory while orders are carried out.
 
-torch is imported on that thread, by the first learner that is made: the event loop stays live meanwhile.
+torch is imported on the worker's thread, by the first learner that is made: the event loop stays responsive meanwhile.
 """
 
 from __future__ import annotations
@@ -8,96 +8,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self
 
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
+from attune.fedclient.work.executor import AnyLearner, Executor, SequentialExecutor, Work, failed, result_of
 
 if TYPE_CHECKING:
-    from attune.common.exchange.messages import BlobRef, Order
-    from attune.common.metrics import Choice
-    from attune.common.wire.header import Manifest
-    from attune.fedclient.data.prepare import Standardiser
     from attune.fedclient.messages import Result
     from attune.fedclient.work.orders import OrderStore
-    from attune.fedclient.work.trainer import Progress, Tensors
 
 T = TypeVar("T")
-
-
-class Lost(Exception):
-    """The process that held a learner is gone, and nothing that it had committed."""
-
-
-class Died(Lost):
-    """It ended while it was asked."""
-
-
-class AnyLearner(Protocol):
-    """What a device needs of its learner, wherever that is. fedclient.work.learner says what each of these is."""
-
-    plan: Plan
-    name: str
-    orders: OrderStore
-
-    @property
-    def newest(self) -> Result | None: ...
-
-    @property
-    def standardiser(self) -> Standardiser | None: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]: ...
-
-    def carry_out(
-        self, order: Order, fetched: Mapping[str, Tensors], bytes_down: int, progress: Progress, cancelled: Callable[[], bool]
-    ) -> Result:
-        """Errors: Lost too."""
-
-    def finished(self) -> dict[Choice, Tensors]: ...
-
-    def let_go(self) -> None: ...
-
-
-Make = Callable[[Plan, LazyShard, str, Callable[[str], "OrderStore"], DeviceOptions], AnyLearner]
-
-
-@dataclass(frozen=True)
-class Work:
-    """An order for which all is there. The fields are those of Learner.carry_out."""
-
-    learner: AnyLearner
-    order: Order
-    fetched: Mapping[str, Tensors]
-    bytes_down: int
-    progress: Progress
-    cancelled: Callable[[], bool]
-
-    def run(self) -> Result:
-        """Errors: those of the learner's carry_out."""
-        return self.learner.carry_out(self.order, self.fetched, self.bytes_down, self.progress, self.cancelled)
+MakeLearner = Callable[[Plan, LazyShard, str, Callable[[str], "OrderStore"], DeviceOptions], AnyLearner]
+QUIET_S = 0.05  # without another order: devices are sent a round's orders within some milliseconds
 
 
 class Worker:
-    """turns: how many devices may work at one time. awake_bytes: what those that wait may hold in memory meanwhile."""
+    """One thread for all tensors of a process, on which orders are carried out one after the other.
+
+    Args:
+        turns: How many devices may hold what they fetched at one time.
+        awake_bytes: What learners of devices that wait may hold in memory.
+    """
+
+    executor: Executor = SequentialExecutor()
 
     def __init__(self, turns: int = 1, awake_bytes: float = math.inf) -> None:
-        self.awake, self.make = Awake(awake_bytes), made_here
+        self.learners, self.make_learner = LearnerCache(awake_bytes), local_learner
         self.turn: contextlib.AbstractAsyncContextManager[None] = asyncio.Semaphore(turns)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
     def __repr__(self) -> str:
-        return f"<Worker, {self.awake}, {self.turn}>"
+        return f"<{type(self).__name__}, {self.learners}, {self.turn}>"
 
     def __enter__(self) -> Self:
         return self
@@ -106,32 +55,82 @@ class Worker:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
-        """`work(*arguments)` on the thread that tensors belong to; the event loop stays live."""
+        """Call `work(*arguments)` on the thread of the tensors; the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
     async def carry_out(self, work: Work) -> Result:
-        """What it comes to. Errors: those of the learner's carry_out."""
-        return await self.do(work.run)
+        """Return the result. Raises what the learner's carry_out raises."""
+        [future] = await self.do(self.executor.run, [work])
+        return await result_of(future)
 
-    def look(self) -> None:
-        """Somebody has answered. Here nobody waits for that."""
+    def answered(self) -> None:
+        """No-op: only a worker that collects a cohort's orders waits for devices that have answered already."""
 
 
-def made_here(
+class BatchingWorker(Worker):
+    """Orders that come within QUIET_S of each other go to `executor` together; those that come meanwhile are the next batch.
+
+    As many devices can meet as have a turn. Over a network it is a matter of time which devices meet; an executor must give
+    each device the same result to rounding, whichever others it meets.
+    """
+
+    def __init__(self, turns: int, awake_bytes: float, executor: Executor) -> None:
+        super().__init__(turns, awake_bytes)
+        self.executor = executor
+        self._waiting: list[tuple[Work, asyncio.Future[Future[Result]]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def carry_out(self, work: Work) -> Result:
+        begun: asyncio.Future[Future[Result]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, begun))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run_all())
+        return await result_of(await begun)
+
+    async def _run_all(self) -> None:
+        while self._waiting:
+            await self._quiet()
+            batch, self._waiting = self._waiting, []
+            batch = [(work, begun) for work, begun in batch if not begun.done()]  # without devices that were stopped
+            if batch:
+                deliver(batch, await self.do(self._run, [work for work, _ in batch]))
+
+    async def _quiet(self) -> None:
+        seen = 0
+        while len(self._waiting) > seen:
+            seen = len(self._waiting)
+            await asyncio.sleep(QUIET_S)
+
+    def _run(self, works: list[Work]) -> Sequence[Future[Result]]:
+        """Run a batch. If the executor itself fails, every work of the batch has failed."""
+        try:
+            return self.executor.run(works)
+        except Exception as error:
+            return [failed(error) for _ in works]
+
+
+def deliver(waiting: Sequence[tuple[Work, asyncio.Future[Future[Result]]]], futures: Sequence[Future[Result]]) -> None:
+    """Hand each work's future to the device that waits for it, unless the device was stopped meanwhile."""
+    for (_, begun), future in zip(waiting, futures, strict=True):
+        if not begun.done():
+            begun.set_result(future)
+
+
+def local_learner(
     plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
 ) -> AnyLearner:
-    """A learner of this process. Errors: those of make_learner."""
+    """Make a learner of this process. Raises what make_learner raises."""
     from attune.fedclient.work.learner import make_learner
 
     return make_learner(plan, shard, name, orders, options)
 
 
 class LearnerSlot:
-    """One device's learner, which exists while an order is worked on; between orders as long as `awake` has room for it.
+    """One device's learner, which exists while an order is worked on; between orders as long as the cache has room for it.
 
-    A learner is made from shard, plan and the newest order that is kept, as after a restart. So putting it away changes no bit.
-    `take` and `rest` may be called from any thread; everything else belongs to the worker's.
-    make: what makes one. Errors of the constructor: those of make_learner.
+    A learner is made from shard, plan and the newest order that is kept, as after a restart. So dropping it changes no bit.
+    `take` and `release` may be called from any thread; everything else belongs to the worker's. The constructor raises what
+    make_learner raises.
     """
 
     def __init__(
@@ -141,51 +140,51 @@ class LearnerSlot:
         name: str,
         orders: Callable[[str], OrderStore],
         options: DeviceOptions,
-        awake: Awake,
-        make: Make,
+        cache: LearnerCache,
+        make: MakeLearner,
     ) -> None:
         self._arguments = plan, shard, name, orders, options
-        self._name, self._awake, self._make = name, awake, make
+        self._name, self._cache, self._make = name, cache, make
         self._learner: AnyLearner | None = None
         self._newest: Result | None = None
-        self.orders = self.awake().orders
-        self.rest()
+        self.orders = self.learner().orders
+        self.release()
 
     def __repr__(self) -> str:
-        return f"<LearnerSlot of {self._name}, {'at rest' if self._learner is None else 'in use'}>"
+        return f"<LearnerSlot of {self._name}, {'empty' if self._learner is None else 'filled'}>"
 
     @property
     def newest(self) -> Result | None:
-        """The result of the newest finished order."""
+        """Result of the newest finished order."""
         return self._learner.newest if self._learner is not None else self._newest
 
     def take(self) -> AnyLearner | None:
-        """The learner if it is there; it will not be put away before `rest`."""
-        self._awake.works(self)
+        """Return the learner if it is there; it will not be dropped before `release`."""
+        self._cache.pin(self)
         return self._learner
 
-    def awake(self) -> AnyLearner:
-        """The learner, made if it is not there. Errors: those of make_learner."""
-        found = self.take()
-        if found is None:
-            found = self._learner = self._make(*self._arguments)
-        return found
+    def learner(self) -> AnyLearner:
+        """Return the learner, made if it is not there; as `take`. Raises what make_learner raises."""
+        learner = self.take()
+        if learner is None:
+            learner = self._learner = self._make(*self._arguments)
+        return learner
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """The device waits: its tensors may go."""
         if self._learner is not None:
-            self._awake.rests(self, self._learner.size_bytes)
+            self._cache.release(self, self._learner.size_bytes)
 
-    def sleep(self) -> None:
-        """Drops all tensors."""
+    def drop(self) -> None:
+        """Drop the learner with all its tensors."""
         if self._learner is not None:
             self._newest = self._learner.newest
             self._learner.let_go()
             self._learner = None
 
 
-class Awake:
-    """Learners that wait and are still in memory: those that worked last, `limit_bytes` at most. Several threads may use it."""
+class LearnerCache:
+    """The learners of devices that wait: those that worked last, `limit_bytes` at most. Several threads may use it."""
 
     def __init__(self, limit_bytes: float) -> None:
         self._limit_bytes = limit_bytes
@@ -194,19 +193,19 @@ class Awake:
         self._lock = Lock()
 
     def __repr__(self) -> str:
-        return f"<Awake, {len(self._sizes)} learners of {self._bytes} bytes>"
+        return f"<LearnerCache, {len(self._sizes)} learners of {self._bytes} bytes>"
 
-    def works(self, slot: LearnerSlot) -> None:
-        """Its tensors are not to go now."""
+    def pin(self, slot: LearnerSlot) -> None:
+        """Keep this learner: its device works."""
         with self._lock:
             self._bytes -= self._sizes.pop(slot, 0)
 
-    def rests(self, slot: LearnerSlot, size_bytes: int) -> None:
-        """It waits, and holds so much. Who has waited longest is put to sleep where that is too much."""
+    def release(self, slot: LearnerSlot, size_bytes: int) -> None:
+        """Take in a learner of this size, and drop those that have waited longest where there are too many."""
         with self._lock:
             self._bytes += size_bytes - self._sizes.pop(slot, 0)
             self._sizes[slot] = size_bytes
             while self._bytes > self._limit_bytes:
                 oldest = next(iter(self._sizes))
                 self._bytes -= self._sizes.pop(oldest)
-                oldest.sleep()
+                oldest.drop()

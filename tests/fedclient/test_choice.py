@@ -14,7 +14,7 @@ from attune.fedclient.messages import Result
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.calibration import calibrated, log_likelihood
 from attune.fedclient.work.comparison import compared
-from attune.fedclient.work.stacked.weigh import weigh
+from attune.fedclient.work.stacked.scoring import weigh
 
 
 def test_weights_are_the_likeliest_of_all():

@@ -16,6 +16,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model, save_model
 from attune.fedclient.work.comparison import comparisons_of
+from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.state import Orders
@@ -67,11 +68,11 @@ def evaluate(learner, own, common, number=1, prior=None):
     order = Order(f"evaluate-{number}-kiel", number, "evaluate", (refs[0],), (), (refs[1],), prior=prior or {})
     assert [ref.digest for ref, _ in learner.missing(order)][-1] == f"own{number}"
     fetched = {refs[0].digest: rule(learner, own), refs[1].digest: rule(learner, common)}
-    return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
+    return Work(learner, order, fetched).run()
 
 
 def train(learner, number):
-    return learner.carry_out(Order(f"train-{number}-kiel", number, "train"), {}, 0, lambda done: None, lambda: False)
+    return Work(learner, Order(f"train-{number}-kiel", number, "train")).run()
 
 
 def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost(make, monkeypatch):
@@ -167,7 +168,7 @@ def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
     assert common.accuracies.keys() == {"common", "local"}
     alone = make("local", "b", baseline="local")
     train(alone, 1)
-    result = alone.carry_out(Order("evaluate-1-kiel", 1, "evaluate"), {}, 0, lambda done: None, lambda: False)
+    result = Work(alone, Order("evaluate-1-kiel", 1, "evaluate")).run()
     assert (result.own, result.kept, comparisons_of(result), result.weights) == ("local", "local", [], {})
     assert result.accuracy == result.accuracy_local == result.accuracy_before
 
@@ -184,7 +185,7 @@ def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has)
     order = Order("evaluate-1-kiel", 1, "evaluate", cold_start=() if method == "local" else (ref,))
     assert [found.digest for found, _ in learner.missing(order)] == (["stranger"] if has else [])
     fetched = {"stranger": {name: learner.theta[name] for name in learner.part_of}}
-    result = learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
+    result = Work(learner, order, fetched).run()
     rivals = {each.rival for each in comparisons_of(result)}
     assert ("common" in rivals, result.accuracy_common is not None) == (has, has or method == "fedavg")
 
@@ -194,11 +195,11 @@ def test_a_blob_that_is_served_and_common_is_fetched_once(make):
     ref = BlobRef("shared", "same", 1)
     order = Order("evaluate-1-kiel", 1, "evaluate", (ref,), (), (ref,))
     assert [missing for missing, _ in learner.missing(order)] == [ref]
-    result = learner.carry_out(order, {"same": rule(learner, 1)}, 0, lambda done: None, lambda: False)
+    result = Work(learner, order, {"same": rule(learner, 1)}).run()
     assert result.accuracy_common == 1.0
     again = Order("evaluate-2-kiel", 2, "evaluate", (), (), (ref,))
     assert learner.missing(again) == []
-    assert learner.carry_out(again, {}, 0, lambda done: None, lambda: False).accuracy_common == result.accuracy_common
+    assert Work(learner, again).run().accuracy_common == result.accuracy_common
 
 
 def test_a_constant_answer_is_the_most_frequent_label_of_the_training_part(make, shard):

@@ -20,6 +20,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import dialled, price, searched
+from attune.fedclient.work.executor import Work
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
@@ -168,7 +169,7 @@ def ordered(learner, number, *, train=False, serves=(), common=None, parts=None)
         ("attended",) if train else (), tuple(ref for ref, _ in compared),
     )  # fmt: skip
     fetched = {ref.digest: tensors for ref, tensors in (*blobs, *compared)}
-    return learner.carry_out(order, fetched, 0, lambda done: None, lambda: False)
+    return Work(learner, order, fetched).run()
 
 
 def by_part(learner, tensors):

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from attune.fedclient.work.blend import unweighed
 from attune.fedclient.work.calibration import SHARPNESSES, sharpened
-from attune.fedclient.work.few_samples import unweighed
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.measures import MEASURES
 

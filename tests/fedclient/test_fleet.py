@@ -23,7 +23,8 @@ from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import Home
 from attune.fedclient.messages import Result
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.worker import Awake
+from attune.fedclient.work.executor import Work
+from attune.fedclient.work.worker import LearnerCache
 from tests.fedclient import conftest
 
 
@@ -190,39 +191,39 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
     from attune.fedclient.model.artifact import save_model
     from attune.fedclient.store import FolderStore
-    from attune.fedclient.work.worker import LearnerSlot, made_here
+    from attune.fedclient.work.worker import LearnerSlot, local_learner
 
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 
     def digests(keep):
         home = Home(tmp_path / f"{method}-{keep}")
-        data, awake = LazyShard.in_memory(load_shard(shard)), Awake(math.inf if keep else 0)
-        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), awake, made_here)
+        data, cache = LazyShard.in_memory(load_shard(shard)), LearnerCache(math.inf if keep else 0)
+        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), cache, local_learner)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             order = Order(f"train-{number}-kiel", number, "train", (), (part,))
-            slot.awake().carry_out(order, {}, 0, lambda done: None, lambda: False)
-            slot.rest()
+            Work(slot.learner(), order).run()
+            slot.release()
             assert (slot._learner is None) is not keep
-        return slot.newest.parts, (save_model(slot.awake(), home.model) / "model.safetensors").read_bytes()
+        return slot.newest.parts, (save_model(slot.learner(), home.model) / "model.safetensors").read_bytes()
 
     assert digests(keep=True) == digests(keep=False)
 
 
-def test_who_has_waited_longest_is_put_to_sleep_first():
+def test_the_learner_that_has_waited_longest_is_dropped_first():
     class Slot:
-        asleep = False
+        dropped = False
 
-        def sleep(self):
-            self.asleep = True
+        def drop(self):
+            self.dropped = True
 
-    awake, (first, second, third) = Awake(100), (Slot() for _ in range(3))
-    awake.rests(first, 60)
-    awake.rests(second, 40)
-    awake.works(first)
-    awake.rests(first, 60)
-    assert not first.asleep and not second.asleep, "together they are just not too large"
-    awake.rests(third, 10)
-    assert [slot.asleep for slot in (first, second, third)] == [False, True, False]
-    awake.rests(third, 101)
+    cache, (first, second, third) = LearnerCache(100), (Slot() for _ in range(3))
+    cache.release(first, 60)
+    cache.release(second, 40)
+    cache.pin(first)
+    cache.release(first, 60)
+    assert not first.dropped and not second.dropped, "together they are just not too large"
+    cache.release(third, 10)
+    assert [slot.dropped for slot in (first, second, third)] == [False, True, False]
+    cache.release(third, 101)
     assert first.asleep and third.asleep, "what is too large alone does not stay either"

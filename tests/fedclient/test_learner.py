@@ -21,6 +21,7 @@ from attune.common.wire.int8 import SCALES
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders, check_order_id
 from attune.fedclient.work.trainer import Cancelled
@@ -57,7 +58,7 @@ def served(learner, part, scale=1.0):
 
 
 def carry_out(learner, order, fetched=None, cancelled=lambda: False):
-    return learner.carry_out(order, fetched or {}, 0, lambda done: None, cancelled)
+    return Work(learner, order, fetched or {}, cancelled=cancelled).run()
 
 
 def handed_in(learner, result, part):

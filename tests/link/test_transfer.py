@@ -30,7 +30,7 @@ from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Link
 from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch
 from attune.fedclient.messages import SendRefused, Sent
-from attune.fedclient.work.rebuilt import rebuilt
+from attune.fedclient.work.holdings import rebuilt
 from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted
 from tests.link.test_conformance import stream

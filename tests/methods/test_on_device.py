@@ -16,6 +16,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
 from attune.fedclient.model import artifact
+from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.state import Orders
@@ -70,7 +71,7 @@ def order(learner, number, train=True, scale=None):
 
 def carry_out(learner, *args, **kwargs):
     made, fetched = order(learner, *args, **kwargs)
-    return learner.carry_out(made, fetched, 0, lambda done: None, lambda: False)
+    return Work(learner, made, fetched).run()
 
 
 @pytest.mark.parametrize("method", names())

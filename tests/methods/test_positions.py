@@ -17,6 +17,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import Home
 from attune.fedclient.model import artifact
+from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import Orders
 
@@ -96,7 +97,7 @@ def test_a_finished_sequence_model_labels_every_position_as_in_training(method, 
     plan = Plan("f", 3, spec(), [4, 3, 2, 1, 0], method, options(method), TrainSettings(lr=0.1, batch_size=8, local_epochs=2))
     orders = Orders(tmp_path / "home" / "orders")
     learner = Learner(plan, prepare(shard, plan), "kiel", orders, torch.device("cpu"))
-    result = learner.carry_out(Order("train-1-kiel", 1, "train", (), ()), {}, 0, lambda done: None, lambda: False)
+    result = Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     assert (result.samples, result.test_samples) == (16, 8)
     home = Home(tmp_path / "home")
     artifact.save_model(learner, home.model)
@@ -110,7 +111,7 @@ def test_a_finished_sequence_model_labels_every_position_as_in_training(method, 
 def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_path):
     plan = Plan("f", 3, spec(), list(range(LETTERS)), "fedavg", {}, TrainSettings(local_epochs=1))
     learner = Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / "home" / "orders"), torch.device("cpu"))
-    learner.carry_out(Order("train-1-kiel", 1, "train", (), ()), {}, 0, lambda done: None, lambda: False)
+    Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     home = Home(tmp_path / "home")
     artifact.save_model(learner, home.model)
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,24 +11,24 @@ import pytest
 import attune
 from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.fedclient.messages import Result
-from attune.fedclient.work.worker import Work
+from attune.fedclient.work.executor import SequentialExecutor, Work, failed
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 
-class Backwards:
+class Backwards(SequentialExecutor):
     """Executor that runs the last order first."""
 
     def __init__(self) -> None:
         self.cohorts: list[list[str]] = []
 
-    def carry_out(self, works: Sequence[Work]) -> list[Result | Exception]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
         self.cohorts.append([work.order.id for work in works])
-        return [work.run() for work in reversed(works)][::-1]
+        return super().run(works[::-1])[::-1]
 
 
 class Failing(Backwards):
-    def carry_out(self, works: Sequence[Work]) -> list[Result | Exception]:
-        return [*super().carry_out(works[:-1]), RuntimeError("out of order")]
+    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+        return [*super().run(works[:-1]), failed(RuntimeError("out of order"))]
 
 
 def test_an_executor_is_given_whole_cohorts() -> None:

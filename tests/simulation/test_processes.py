@@ -20,7 +20,7 @@ from attune.common.config import merge
 from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.common.plan import ModelSpec
 from attune.fedclient.model.artifact import read_info
-from attune.fedclient.work.processes import host
+from attune.fedclient.work.processes import process_host
 from attune.fedclient.work.processes.pipe import receive, send
 from attune.simulation.result import Result
 from tests.e2e.hosted import host as hosted
@@ -69,7 +69,7 @@ def test_what_a_process_that_died_was_doing_is_done_again(
     settings = QUICK | {"round.clients": 2, "round.evaluate_every": 1}
     killed: list[int] = []
 
-    class Dying(host.Process):
+    class Dying(process_host.ProcessHost):
         """Process that dies during some calls."""
 
         asked = 0
@@ -81,7 +81,7 @@ def test_what_a_process_that_died_was_doing_is_done_again(
                 killed.append(self.pid)
             return super()._answer(*arguments)
 
-    monkeypatch.setattr(host, "process", Dying)
+    monkeypatch.setattr(process_host, "process_host", Dying)
     place = tmp_path / "home" if home else None
     found = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="processes", workers=2, home=place)
     assert len(set(killed)) == len(deaths)
@@ -141,9 +141,9 @@ def test_models_that_only_this_process_knows_are_refused() -> None:
 
 
 def test_the_program_of_such_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "subprocess", subprocess)
-    started = host.Process()
-    assert started.cleared() and started.life == 1
+    monkeypatch.setattr(process_host, "subprocess", subprocess)
+    started = process_host.ProcessHost()
+    assert started.emptied() and started.life == 1
     os.kill(started.pid, signal.SIGKILL)
 
 

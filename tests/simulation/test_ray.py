@@ -14,7 +14,7 @@ import pytest
 import attune
 from attune.common.config import merge
 from attune.common.errors import FederationFailed, SettingError
-from attune.fedclient.work.processes import pool
+from attune.fedclient.work.processes import remote_executor
 from tests.simulation.test_processes import diverges, kills, models
 from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
 from tests.simulation.test_simulate import CLOUDS, QUICK
@@ -35,14 +35,14 @@ def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPat
     """Check that Ray does not use the address of the last cluster of this machine, which it remembers."""
     ray = pytest.importorskip("ray")
     asked = []
-    monkeypatch.setattr(pool, "Pool", lambda *_: None)  # workers of a real pool need a cluster
+    monkeypatch.setattr(remote_executor, "RemoteExecutor", lambda *_: None)  # workers of a real one need a cluster
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address=None, **_: asked.append(address))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    pool.ray_workers()
+    remote_executor.ray_workers()
     monkeypatch.setenv("RAY_ADDRESS", "ray://named:10001")
-    pool.ray_workers()
+    remote_executor.ray_workers()
     assert asked == ["local", "ray://named:10001"]
 
 
@@ -71,7 +71,7 @@ def test_ray_has_the_bits_of_one_after_the_other(
 
 def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from attune.fedclient.work.processes import ray_host
-    from attune.fedclient.work.processes.messages import CarryOut, Place
+    from attune.fedclient.work.processes.requests import CarryOut, PlaceDevice
 
     orders = 0
     placed: list[tuple[str, int, int]] = []
@@ -84,7 +84,7 @@ def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any,
 
         def ask(self, life: int, request: Any, *more: Any) -> Any:
             nonlocal orders
-            if isinstance(request, Place):
+            if isinstance(request, PlaceDevice):
                 placed.append((request.name, id(self), life))
             elif isinstance(request, CarryOut):
                 orders += 1

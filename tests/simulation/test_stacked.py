@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import attune
 from attune.common.errors import HomeMismatch
 from attune.common.wire.files import read_tensors
 from attune.fedclient.messages import Result
-from attune.fedclient.work.stacked import advice
-from attune.fedclient.work.together import SideBySide
-from attune.fedclient.work.worker import Work
+from attune.fedclient.work.executor import Work
+from attune.fedclient.work.stacked import stacked_executor
+from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from tests.e2e.hosted import host
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -63,7 +64,7 @@ def test_auto_takes_what_is_faster_and_a_home_stays_with_it(
         work()
         return next(times)
 
-    monkeypatch.setattr(advice, "_seconds", timed)
+    monkeypatch.setattr(stacked_executor, "_seconds", timed)
     first = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor="auto")
     assert first.executor == chosen and next(times, None) is None, "tried once"
     kept = msgspec.json.decode((tmp_path / "simulation.json").read_bytes())
@@ -77,7 +78,7 @@ def test_auto_takes_what_is_faster_and_a_home_stays_with_it(
 
 
 def test_a_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "_seconds", lambda work: float(work() is None))
+    monkeypatch.setattr(stacked_executor, "_seconds", lambda work: float(work() is None))
     tried = attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor="auto")
     assert tried.executor in ("sequential", "stacked")
     expected = attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor=tried.executor)  # type: ignore[arg-type]
@@ -94,13 +95,13 @@ def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
     clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     met: list[int] = []
-    carry_out = SideBySide.carry_out
+    run = StackedExecutor.run
 
-    def spied(self: SideBySide, works: Sequence[Work]) -> Sequence[Result | Exception]:
+    def spied(self: StackedExecutor, works: Sequence[Work]) -> Sequence[Future[Result]]:
         met.append(len(works))
-        return carry_out(self, works)
+        return run(self, works)
 
-    monkeypatch.setattr(SideBySide, "carry_out", spied)
+    monkeypatch.setattr(StackedExecutor, "run", spied)
     settings = {"method": {"name": "fedmcsa"}, "model": {"name": "mlr"}, "round": {"rounds": 2}, "train": {"local_epochs": 1}}
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     hosted = host(tmp_path, clouds, settings, executor="stacked")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attune.common.config import TrainSettings
 from attune.fedclient.work.objectives.batches import batches
-from attune.fedclient.work.stacked.batches import drawn
+from attune.fedclient.work.stacked.descend import batch_plan
 
 
 @given(
@@ -20,7 +20,7 @@ from attune.fedclient.work.stacked.batches import drawn
 )
 def test_the_same_samples_in_the_same_order(samples, batch_size, local_epochs, local_steps, seed):
     settings = TrainSettings(batch_size=batch_size, local_epochs=local_epochs, local_steps=local_steps)
-    expected, found = list(batches(samples, settings, seed)), drawn(samples, settings, seed)
+    expected, found = list(batches(samples, settings, seed)), batch_plan(samples, settings, seed)
     assert found.size.tolist() == [len(index_B) for index_B in expected]
     for index_B, padded_B, weight_B in zip(expected, found.index, found.weight, strict=True):
         assert padded_B[: len(index_B)].equal(index_B)

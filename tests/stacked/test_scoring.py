@@ -20,6 +20,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.comparison import comparisons_of
+from attune.fedclient.work.executor import Work
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -27,7 +28,7 @@ from attune.fedclient.work.objectives.two_heads import TwoHeads
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.predictors.knn import Knn
 from attune.fedclient.work.predictors.two_heads import TwoHeads as BothHeads
-from attune.fedclient.work.stacked import scores
+from attune.fedclient.work.stacked import scoring
 from attune.fedclient.work.stacked.lockstep import Stacked
 from attune.fedclient.work.state import Orders
 from tests.stacked.conftest import SIZES
@@ -61,9 +62,9 @@ def test_the_same_probabilities_as_by_itself(name, make):
 def test_models_are_stacked_no_further_than_memory_allows(make, monkeypatch):
     devices, sizes = make(Sgd(SgdSettings())), []
     one = sum(tensor.nbytes for tensor in devices[0].start.values())
-    monkeypatch.setattr(scores, "STACK_BYTES", 2 * one)
-    score = scores._score
-    monkeypatch.setattr(scores, "_score", lambda jobs: sizes.append(len(jobs)) or score(jobs))
+    monkeypatch.setattr(scoring, "STACK_BYTES", 2 * one)
+    score = scoring._score
+    monkeypatch.setattr(scoring, "_score", lambda jobs: sizes.append(len(jobs)) or score(jobs))
     found = Stacked().run([evaluation(each, size) for each, size in zip(devices, TESTED, strict=True)])
     assert sizes == [2, 2, 1] and [len(each) for each in found] == list(TESTED)
 
@@ -112,7 +113,7 @@ def orders(learner, number, train):
     common = () if train else tuple(served)
     parts = tuple(ref.part for ref in served) if train else ()
     order = Order(f"order-{number}-{learner.name}", number, "train" if train else "evaluate", tuple(served), parts, common)
-    return order, fetched, 0, lambda done: None, lambda: False
+    return Work(learner, order, fetched)
 
 
 METHODS = dict.fromkeys(("fedavg", "fedprox", "pfedme", "per-fedavg", "ditto", "local"), "mlr") | {"fedper": "dnn"}
@@ -124,8 +125,8 @@ def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method
     model, stacked = METHODS[method], Stacked()
     together, one_by_one = learners("together", method, model), learners("apart", method, model)
     for number, train in ((1, True), (2, True), (3, False)):
-        results = stacked.run([each.work(*orders(each, number, train)) for each in together])
-        expected = [each.carry_out(*orders(each, number, train)) for each in one_by_one]
+        results = stacked.run([each.jobs(orders(each, number, train)) for each in together])
+        expected = [orders(each, number, train).run() for each in one_by_one]
         for each, other, result, by_itself in zip(together, one_by_one, results, expected, strict=True):
             assert result is each.newest and result.order_id == by_itself.order_id
             assert result.accuracies == pytest.approx(by_itself.accuracies) and comparisons_of(result) == comparisons_of(

@@ -10,7 +10,7 @@ from torch import nn
 
 from attune.common.methods.settings import objectives as settings
 from attune.fedclient.work.build import objective_class
-from attune.fedclient.work.job import Failed, alone
+from attune.fedclient.work.job import FailedWork, alone
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.stacked import descend
 from attune.fedclient.work.stacked.lockstep import Stacked
@@ -88,7 +88,7 @@ def test_no_device_is_disturbed_by_one_that_diverges(make):
     devices = make(objective("sgd"))
     devices[1].x = devices[1].x * math.inf
     found = Stacked().run([each.training() for each in devices])
-    assert isinstance(found[1], Failed) and isinstance(found[1].error, TrainingDiverged)
+    assert isinstance(found[1], FailedWork) and isinstance(found[1].error, TrainingDiverged)
     with pytest.raises(TrainingDiverged, match=r"lower train\.lr"):
         alone(devices[1].training())
     for at in (0, 2, 3, 4):
@@ -99,7 +99,9 @@ def test_a_device_whose_order_was_replaced_is_left_out(make):
     devices = make(objective("sgd"))
     devices[2].cancelled = lambda: True
     found = Stacked().run([each.training() for each in devices])
-    assert [isinstance(each, Failed) and isinstance(each.error, Cancelled) for each in found] == [at == 2 for at in range(5)]
+    assert [isinstance(each, FailedWork) and isinstance(each.error, Cancelled) for each in found] == [
+        at == 2 for at in range(5)
+    ]
 
 
 def test_when_all_were_replaced_no_step_is_taken(make):
@@ -146,7 +148,7 @@ def counting(step, sizes):
 
 
 def test_samples_are_gathered_some_steps_at_a_time(make, monkeypatch):
-    monkeypatch.setattr("attune.fedclient.work.stacked.batches.WINDOW_BYTES", 1)
+    monkeypatch.setattr("attune.fedclient.work.stacked.descend.WINDOW_BYTES", 1)
     compare(make(objective("maml"), local_epochs=2), 2e-5)
 
 

@@ -1,27 +1,32 @@
 """Like descents of many devices at once: SGD on stacked tensors, step by step as each device would take it by itself.
 
-D devices, B samples of a batch. Devices with fewer steps leave the stack at its end when they have taken theirs. Nothing of one
-device enters the numbers of another. Sums are folded in another order than by itself, so results agree to rounding.
+D devices, S steps, B samples of the widest batch. Each device draws the mini-batches that it would draw by itself; a narrower
+batch is padded with a sample of its own that has no weight. Devices with fewer steps leave the stack at its end when they have
+taken theirs. The numbers of one device depend on no other device. Sums are folded in another order than by itself, so results
+agree to rounding.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, diverged
-from attune.fedclient.work.stacked.batches import Batches
 
 STACK_BYTES = 1 << 30  # of one stack's tensors with their gradients and momentum
 COPIES = 4  # of a tensor: itself, gradient, momentum, and what a step makes of them
-TOLD_S = 1.0  # seconds between two reports of progress
+PROGRESS_S = 1.0  # seconds between two reports of progress
+WINDOW_BYTES = 32 << 20  # of samples that are gathered at a time
 
 
 def descend(jobs: Sequence[Descent]) -> list[Trained | Exception]:
@@ -58,7 +63,7 @@ class Stack:
         batches = Batches(self._jobs, job.purpose)
         others = iter(Batches(self._jobs, job.ahead.purpose)) if job.ahead else None
         device = job.task.device
-        counted = _counted(self._jobs, [drawn.size for drawn in batches.drawn])
+        counted = _counted(self._jobs, [plan.size for plan in batches.plans])
         counted = counted.to(device, torch.float64 if device.type != "mps" else torch.float32)
         total_D = torch.zeros_like(counted[0])
         training_mode(job.task.network.model)
@@ -110,7 +115,7 @@ class Stack:
     def _tell(self, done: int) -> None:
         """Progress of all, now and then and at the end."""
         now = time.monotonic()
-        if now - self._told >= TOLD_S or done == self._job.steps:
+        if now - self._told >= PROGRESS_S or done == self._job.steps:
             self._told = now
             for job in self._jobs:
                 job.task.progress(job.share[0] + (job.share[1] - job.share[0]) * min(1.0, done / job.steps))
@@ -167,3 +172,88 @@ def _counted(jobs: Sequence[Descent], sizes: Sequence[Tensor]) -> Tensor:
     for at, (job, size_S) in enumerate(zip(jobs, sizes, strict=True)):
         counted[job.counted_from : len(size_S), at] = size_S[job.counted_from :]
     return counted
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """All batches of one device's descent."""
+
+    index: Tensor  # (S, B) int64, into the device's samples
+    weight: Tensor  # (S, B) float64: 1 / (samples of the batch), and 0 for padding
+    size: Tensor  # (S,) float64: samples of each batch
+
+
+def batch_plan(samples: int, settings: TrainSettings, seed: int) -> BatchPlan:
+    """Return what objectives.batches draws with these arguments."""
+    steps, position_SB, weight_SB, size_S = _layout(samples, settings.batch_size, settings.local_epochs, settings.local_steps)
+    generator = torch.Generator().manual_seed(seed)
+    epochs = -(-steps // -(-samples // settings.batch_size))
+    flat = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
+    return BatchPlan(flat[position_SB], weight_SB, size_S)
+
+
+@lru_cache(maxsize=512)
+def _layout(samples: int, batch_size: int, local_epochs: int, local_steps: int) -> tuple[int, Tensor, Tensor, Tensor]:
+    """(steps; where each batch lies in all permutations, end to end, (S, B); its weights (S, B); its size (S,))."""
+    per_epoch = -(-samples // batch_size)
+    steps = local_steps or local_epochs * per_epoch
+    step_S = torch.arange(steps)
+    offset_S = step_S % per_epoch * batch_size
+    size_S = (samples - offset_S).clamp(max=batch_size)
+    place_B = torch.arange(min(batch_size, samples))
+    real_SB = place_B < size_S[:, None]
+    position_SB = (step_S // per_epoch * samples + offset_S)[:, None] + torch.where(real_SB, place_B, 0)
+    return steps, position_SB, real_SB / size_S[:, None].double(), size_S.double()
+
+
+class Batches:
+    """The batches of like descents, those with the most steps first. purpose: as for Descent.batches."""
+
+    def __init__(self, jobs: Sequence[Descent], purpose: str) -> None:
+        self._jobs, self._precision = jobs, jobs[0].tensors[jobs[0].moving[0]].dtype
+        self.plans = [batch_plan(len(job.task.x), job.settings, job.batch_seed(purpose)) for job in jobs]
+        self._width = max(each.index.shape[1] for each in self.plans)
+
+    def __repr__(self) -> str:
+        return f"Batches({len(self._jobs)} devices, {self._width} wide)"
+
+    def __iter__(self) -> Iterator[Batch]:
+        """For each step x (D, B, ...), y (D, B, ...) and weight (D, B) of the devices that have such a step: ever fewer."""
+        steps = [len(each.size) for each in self.plans]
+        task = self._jobs[0].task
+        each = self._width * max(1, task.x[:1].nbytes)
+        first = 0
+        while first < steps[0]:
+            active = sum(count > first for count in steps)
+            last = min(steps[0], first + max(1, WINDOW_BYTES // (active * each)))
+            window = self._window(active, first, last)
+            for step in range(first, last):
+                k = sum(count > step for count in steps)
+                x, y, weight = (each[:k, step - first] for each in window)
+                yield Batch(x, y, weight)
+            first = last
+
+    def _window(self, active: int, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x, y (D, S, B, ...) and weight (D, S, B) of steps `first` to `last`; undefined behind the last step of a device."""
+        task, shape = self._jobs[0].task, (active, last - first, self._width)
+        x = torch.empty((*shape, *task.x.shape[1:]), dtype=task.x.dtype, device=task.device)
+        y = torch.empty((*shape, *task.y.shape[1:]), dtype=task.y.dtype, device=task.device)
+        weight = torch.zeros(shape, dtype=self._precision, device=task.device)
+        for at, (job, plan) in enumerate(zip(self._jobs[:active], self.plans, strict=False)):
+            index_SB, weight_SB = plan.index[first:last], plan.weight[first:last]
+            steps, width = index_SB.shape
+            if width < self._width:
+                index_SB = torch.cat([index_SB, index_SB[:, :1].expand(steps, self._width - width)], dim=1)
+            flat = index_SB.flatten().to(job.task.x.device)
+            _gather(job.task.x, flat, x[at, :steps].flatten(0, 1))
+            _gather(job.task.y, flat, y[at, :steps].flatten(0, 1))
+            weight[at, :steps, :width] = weight_SB
+        return x, y, weight
+
+
+def _gather(samples: Tensor, index: Tensor, place: Tensor) -> None:
+    """Writes these samples to `place`, which is contiguous: at once where both are in one memory."""
+    if samples.device == place.device:
+        torch.index_select(samples, 0, index, out=place)
+    else:
+        place.copy_(samples[index])

@@ -8,25 +8,24 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 
 from attune.fedclient.work.blend import Weighing
-from attune.fedclient.work.job import Failed, Job, Jobs, alone
+from attune.fedclient.work.job import FailedWork, Job, Jobs, alone
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked import reasons
 from attune.fedclient.work.stacked.descend import descend
-from attune.fedclient.work.stacked.scores import score
-from attune.fedclient.work.stacked.weigh import weigh
+from attune.fedclient.work.stacked.scoring import score, weigh
 from attune.fedclient.work.trainer import Scores
 
 T = TypeVar("T")
 
 
-def one_by_one(works: Iterable[Jobs[T]]) -> list[T | Failed]:
+def one_by_one(works: Iterable[Jobs[T]]) -> list[T | FailedWork]:
     """What each comes to, in their order. A failure of one is no other one's."""
-    ended: list[T | Failed] = []
+    ended: list[T | FailedWork] = []
     for work in works:
         try:
             ended.append(alone(work))
         except Exception as error:
-            ended.append(Failed(error))
+            ended.append(FailedWork(error))
     return ended
 
 
@@ -44,7 +43,7 @@ class Stacked:
         """Why something went one by one, each reason once. What was found together with nothing like it has none."""
         return sorted({reason for reason in self._reasons.values() if reason})
 
-    def run(self, works: Iterable[Jobs[T]]) -> list[T | Failed]:
+    def run(self, works: Iterable[Jobs[T]]) -> list[T | FailedWork]:
         """What each comes to, in their order, as if it had been alone. A failure of one is no other one's."""
         runs = [_Run(work) for work in works]
         while waiting := [run for run in runs if run.job is not None]:
@@ -54,7 +53,7 @@ class Stacked:
         return [run.end for run in runs]
 
     def _computed(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
-        """The result of each, or Failed. jobs: like ones."""
+        """The result of each, or FailedWork. jobs: like ones."""
         if len(jobs) == 1:
             return [_alone(jobs[0])]
         compute, against = _TOGETHER[type(jobs[0])]
@@ -62,7 +61,7 @@ class Stacked:
             self._reasons[key] = against(jobs)
         if self._reasons[key]:
             return [_alone(job) for job in jobs]
-        return [Failed(result) if isinstance(result, Exception) else result for result in compute(jobs)]
+        return [FailedWork(result) if isinstance(result, Exception) else result for result in compute(jobs)]
 
 
 # Kind of job -> what computes like ones together, and why it may not.
@@ -78,7 +77,7 @@ class _Run(Generic[T]):
 
     job: Job | None
     key: Hashable
-    end: T | Failed
+    end: T | FailedWork
 
     def __init__(self, work: Jobs[T]) -> None:
         self._work = work
@@ -87,12 +86,12 @@ class _Run(Generic[T]):
     def go_on(self, found: Any) -> None:
         """Hands over the result that it waits for."""
         try:
-            self.job = self._work.throw(found.error) if isinstance(found, Failed) else self._work.send(found)
+            self.job = self._work.throw(found.error) if isinstance(found, FailedWork) else self._work.send(found)
             self.key = _key(self.job)
         except StopIteration as ended:
             self.job, self.end = None, ended.value
         except Exception as error:
-            self.job, self.end = None, Failed(error)
+            self.job, self.end = None, FailedWork(error)
 
 
 def _next(waiting: Sequence[_Run[T]]) -> list[_Run[T]]:
@@ -105,7 +104,7 @@ def _alone(job: Job) -> Any:
     try:
         return job.alone()
     except Exception as error:
-        return Failed(error)
+        return FailedWork(error)
 
 
 def _key(job: Job) -> Hashable:

@@ -1,4 +1,4 @@
-"""One process that holds learners, seen from its parent: asks it one thing at a time, and starts it again when it has died."""
+"""A process that holds learners, seen from its parent: it gets one request at a time, and is started again when it has died."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from multiprocessing.connection import Connection, Pipe
 from threading import Lock
 
 from attune.common.errors import SettingError
-from attune.fedclient.work.processes.messages import Answer, Clear, Cleared, Progressed, Request, Stop
+from attune.fedclient.work.executor import HostDied, HostLost
 from attune.fedclient.work.processes.pipe import receive, send
+from attune.fedclient.work.processes.requests import ForgetAll, Forgotten, GiveUpWork, HostAnswer, HostRequest, WorkProgress
 from attune.fedclient.work.trainer import Progress
-from attune.fedclient.work.worker import Died, Lost
 
-LOOKED_S = 0.1  # seconds between two looks whether what waits for an answer was stopped
-PROGRAM = "import sys; from attune.fedclient.work.processes.child import main; main(int(sys.argv[1]))"
+CHECK_S = 0.1  # seconds between two checks whether the order at hand was cancelled
+PROGRAM = "import sys; from attune.fedclient.work.processes.hosted import main; main(int(sys.argv[1]))"
 
-_idle: list[Process] = []  # of pools that are over, for the next one: an import of torch takes seconds
+_idle: list[ProcessHost] = []  # of executors that are closed, for the next one: an import of torch takes seconds
 
 
-def process() -> Process:
-    """One that holds nothing: new, or of a pool that is over. Errors: SettingError where there are none."""
+def process_host() -> ProcessHost:
+    """Return a process that holds no learner: a new one, or one of an executor that is closed.
+
+    Raises:
+        SettingError: This system has no such processes.
+    """
     while _idle:
-        found = _idle.pop()
-        if found.cleared():
-            return found
-    return Process()
+        host = _idle.pop()
+        if host.emptied():
+            return host
+    return ProcessHost()
 
 
-class Process:
-    """Started at once, and again when it has died: `life` counts. Several threads may ask.
+class ProcessHost:
+    """Implements remote_executor.LearnerHost. Several threads may call it.
 
-    It is not one of multiprocessing's: those import the parent's script again, so a script without a guard would run twice.
+    It is not a process of multiprocessing: those import the parent's script again, so a script without a guard would run twice.
     """
 
     def __init__(self) -> None:
@@ -43,7 +47,7 @@ class Process:
         self._start()
 
     def __repr__(self) -> str:
-        return f"<Process {self._process.pid}, life {self.life}>"
+        return f"<ProcessHost {self._process.pid}, life {self.life}>"
 
     @property
     def pid(self) -> int:
@@ -61,41 +65,41 @@ class Process:
         self.life += 1
 
     def drop(self, name: str) -> None:
-        """The learner of this device goes, at the next request. Waits for nothing."""
+        """Have the learner of this device dropped with the next request."""
         self._dropped.add(name)
 
-    def ask(self, life: int, request: Request, progress: Progress, cancelled: Callable[[], bool]) -> Answer:
-        """Its answer. Errors: Lost if this life is over; Died if it ends before the answer: then the next one has begun."""
+    def ask(self, life: int, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+        """As LearnerHost.ask."""
         with self._lock:
             if life != self.life:
-                raise Lost("the process that held this device has died")
+                raise HostLost("the process that held this device has died")
             try:
                 send(self._end, (self._some_dropped(request.name), request))
                 return self._answer(progress, cancelled)
             except (EOFError, OSError):
-                raise Died(f"the process that held this device has died ({self._again()})") from None
+                raise HostDied(f"the process that held this device has died ({self._restart()})") from None
 
     def _some_dropped(self, name: str) -> set[str]:
         self._dropped.discard(name)
         some, self._dropped = self._dropped, set()
         return some
 
-    def _answer(self, progress: Progress, cancelled: Callable[[], bool]) -> Answer:
+    def _answer(self, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
         stopped = False
         while True:
-            if not self._end.poll(LOOKED_S):
+            if not self._end.poll(CHECK_S):
                 if not stopped and cancelled():
                     stopped = True
-                    send(self._end, Stop())
+                    send(self._end, GiveUpWork())
                 continue
             message = receive(self._end)
-            if not isinstance(message, Progressed):
-                answer: Answer = message
+            if not isinstance(message, WorkProgress):
+                answer: HostAnswer = message
                 return answer
             progress(message.share)
 
-    def _again(self) -> str:
-        """Starts the next life, unless it was ended on purpose; how the last one ended."""
+    def _restart(self) -> str:
+        """Start the next life, unless it was ended on purpose; return how the last one ended."""
         self._end.close()
         self._process.kill()
         code = self._process.wait()
@@ -104,18 +108,18 @@ class Process:
             self._start()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
-    def cleared(self) -> bool:
-        """Whether it lives, and holds nothing now."""
+    def emptied(self) -> bool:
+        """Have all learners dropped; return whether the process lives."""
         try:
-            return isinstance(self.ask(self.life, Clear(tuple(sys.path)), lambda share: None, lambda: False), Cleared)
-        except Lost:
+            return isinstance(self.ask(self.life, ForgetAll(tuple(sys.path)), lambda share: None, lambda: False), Forgotten)
+        except HostLost:
             return False
 
     def close(self) -> None:
-        """It serves this pool no longer. One that is at work is ended; what it has committed to disk stays."""
+        """Serve this executor no longer. A process at work is ended; what it has committed to disk stays."""
         if not self._closed and self._lock.acquire(blocking=False):
             self._lock.release()
-            if self.cleared():
+            if self.emptied():
                 _idle.append(self)
             return
         self._closed = True

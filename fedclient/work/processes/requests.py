@@ -1,4 +1,4 @@
-"""What is asked of a process that holds learners, and what it answers."""
+"""Requests to a process that holds learners, and its answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A device that is new here: its data, and the orders that it has carried out elsewhere. Answer: Held."""
+class PlaceDevice:
+    """A device that is new to this process: its data, and the orders that it has carried out. Answer: LearnerState."""
 
     name: str
     plan: Plan
@@ -32,15 +32,15 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Wake:
-    """The learner of a device that was placed here. Answer: Held."""
+class MakeReady:
+    """Make the learner of a device that was placed here. Answer: LearnerState."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class CarryOut:
-    """As Learner.carry_out. Answer: Done."""
+    """Carry out an order: the fields are those of Work. Answer: CarriedOut."""
 
     name: str
     order: Order
@@ -49,26 +49,30 @@ class CarryOut:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """As Learner.finished. Answer: Finished."""
+class GetFinished:
+    """Return what `Learner.finished` returns. Answer: FinishedModels."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Clear:
-    """All devices go: this process is to serve another pool. path: where code is found from now on. Answer: Cleared."""
+class ForgetAll:
+    """Forget all devices, because this process will serve another executor. Answer: Forgotten.
+
+    Attributes:
+        path: Where Python finds code from now on.
+    """
 
     path: tuple[str, ...]
     name: str = ""
 
 
-Request = Place | Wake | CarryOut | Finish | Clear
+HostRequest = PlaceDevice | MakeReady | CarryOut | GetFinished | ForgetAll
 
 
 @dataclass(frozen=True)
-class Held:
-    """A learner that is there: what its device needs to know of it."""
+class LearnerState:
+    """What a device needs to know of a learner that is ready."""
 
     holdings: Holdings
     standardiser: Standardiser | None
@@ -78,8 +82,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Done:
-    """orders: with all that another process needs to go on from here."""
+class CarriedOut:
+    """A result. `orders` has all that another process needs to go on from here."""
 
     result: Result
     served: Mapping[str, str]
@@ -88,32 +92,32 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedModels:
     tensors: dict[Choice, Tensors]
 
 
 @dataclass(frozen=True)
-class Cleared:
-    """There is nothing left."""
+class Forgotten:
+    """All devices are forgotten."""
 
 
 @dataclass(frozen=True)
-class Raised:
-    """Instead of an answer."""
+class RequestFailed:
+    """The answer to a request that raised an error."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class Progressed:
-    """Before an answer: the share of the work that is done."""
+class WorkProgress:
+    """Sent before an answer: the share of the work that is done."""
 
     share: float
 
 
 @dataclass(frozen=True)
-class Stop:
-    """While something is carried out: it is to be given up."""
+class GiveUpWork:
+    """Sent while an order is carried out: give it up."""
 
 
-Answer = Held | Done | Finished | Cleared | Raised
+HostAnswer = LearnerState | CarriedOut | FinishedModels | Forgotten | RequestFailed

@@ -1,6 +1,6 @@
-"""The scores of many devices' models on samples of each device's own, at once.
+"""Scores of many devices' models on each device's own samples, and the weights of many devices' blends, at once.
 
-D devices, N samples.
+D devices, N samples, K models, V validation samples, T labels of a sample.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
+from attune.common.metrics import Choice
+from attune.fedclient.work.blend import ITERATIONS, Weighing, pseudo_counts
+from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.stacked.descend import STACK_BYTES, stacked
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores
 
@@ -61,3 +65,34 @@ def _rows(each: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> T
             place[: size - at] = x[at:]
             place[size - at :] = x[0]
     return found
+
+
+def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:
+    """Return the weights of each of like jobs, as `weights_of`, in their order.
+
+    Padding is explained by every model alike, and not counted.
+    """
+    names = list(jobs[0].probability)
+    p_DVKT = pad_sequence([_table(job) for job in jobs], batch_first=True, padding_value=1.0)
+    real_DV = pad_sequence([_counts(job) for job in jobs], batch_first=True)
+    before_DK = torch.tensor([pseudo_counts(names, job.prior) for job in jobs], dtype=torch.float64)
+    w_DK = torch.full((len(jobs), len(names)), 1.0 / len(names), dtype=torch.float64)
+    for _ in range(ITERATIONS):
+        share_DVKT = w_DK[:, None, :, None] * p_DVKT
+        share_DVK = (share_DVKT / share_DVKT.sum(dim=2, keepdim=True)).mean(dim=3)
+        count_DK = torch.einsum("dvk,dv->dk", share_DVK, real_DV) + before_DK
+        w_DK = count_DK / count_DK.sum(dim=1, keepdim=True)
+    return [dict(zip(names, w_K, strict=True)) for w_K in w_DK.tolist()]
+
+
+def _counts(job: Weighing) -> Tensor:
+    """Return how much each sample counts, (V,)."""
+    if job.weight is not None:
+        return job.weight
+    return torch.ones(len(next(iter(job.probability.values()))), dtype=torch.float64)
+
+
+def _table(job: Weighing) -> Tensor:
+    """Return the probabilities of the right labels, (V, K, T)."""
+    each = [p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in job.probability.values()]
+    return torch.stack(each, dim=1)

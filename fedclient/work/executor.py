@@ -1,0 +1,126 @@
+"""The interface of everything that carries out orders: in this process one by one or stacked, or in other processes.
+
+torch is imported by the first learner that is made, not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from attune.common.plan import Plan
+
+if TYPE_CHECKING:
+    from attune.common.exchange.messages import BlobRef, Order
+    from attune.common.metrics import Choice
+    from attune.common.wire.header import Manifest
+    from attune.fedclient.data.prepare import Standardiser
+    from attune.fedclient.messages import Result
+    from attune.fedclient.work.orders import OrderStore
+    from attune.fedclient.work.trainer import Progress, Tensors
+
+
+class HostLost(Exception):
+    """The process that held a learner is gone. What the learner had committed is not."""
+
+
+class HostDied(HostLost):
+    """The process ended while it worked on a request."""
+
+
+class AnyLearner(Protocol):
+    """A learner of this process (fedclient.work.learner says what each of these is) or one that lives in another process."""
+
+    plan: Plan
+    name: str
+    orders: OrderStore
+
+    @property
+    def newest(self) -> Result | None: ...
+
+    @property
+    def standardiser(self) -> Standardiser | None: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]: ...
+
+    def carry_out(self, work: Work) -> Result:
+        """Carry out an order of this learner. May raise HostLost too."""
+
+    def finished(self) -> dict[Choice, Tensors]: ...
+
+    def let_go(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """An order whose values are all here.
+
+    Attributes:
+        learner: The learner of the device that has the order.
+        order: The order.
+        fetched: digest -> tensors, for everything that `learner.missing` named.
+        bytes_down: How many bytes were fetched.
+        progress: Is told the share that is done, 0 to 1.
+        cancelled: Whether to give the work up.
+    """
+
+    learner: AnyLearner
+    order: Order
+    fetched: Mapping[str, Tensors] = field(default_factory=dict)
+    bytes_down: int = 0
+    progress: Progress = lambda done: None
+    cancelled: Callable[[], bool] = lambda: False
+
+    def run(self) -> Result:
+        """Carry it out now. Raises what the learner's carry_out raises."""
+        return self.learner.carry_out(self)
+
+    def cancelled_by(self, stopped: Callable[[], bool]) -> Work:
+        """Return the same work, which is given up as well when `stopped` turns true."""
+        return replace(self, cancelled=lambda: stopped() or self.cancelled())
+
+
+class Executor(Protocol):
+    """Carries out the orders of several devices."""
+
+    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+        """Begin all works; return a future for each, in the same order. An executor in this process returns them done."""
+
+
+class SequentialExecutor:
+    """Implements Executor: one order after the other."""
+
+    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+        return [_carried_out(work) for work in works]
+
+
+def _carried_out(work: Work) -> Future[Result]:
+    try:
+        return succeeded(work.run())
+    except Exception as error:
+        return failed(error)
+
+
+def succeeded(result: Result) -> Future[Result]:
+    """Return a future that is done."""
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
+
+
+def failed(error: Exception) -> Future[Result]:
+    """Return a future that is done, with this error."""
+    future: Future[Result] = Future()
+    future.set_exception(error)
+    return future
+
+
+async def result_of(future: Future[Result]) -> Result:
+    """Return the result, without giving way to other tasks if it is there already. Raises what the work raised."""
+    return future.result() if future.done() else await asyncio.wrap_future(future)

@@ -1,0 +1,135 @@
+"""A process that holds learners: it answers one request after the other until its parent is gone."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+
+from attune.common.errors import AttuneError
+from attune.fedclient.work.executor import Work
+from attune.fedclient.work.learner import Learner, make_learner
+from attune.fedclient.work.processes.pipe import packed, receive, send, unpacked
+from attune.fedclient.work.processes.requests import (
+    CarriedOut,
+    CarryOut,
+    FinishedModels,
+    ForgetAll,
+    Forgotten,
+    GetFinished,
+    GiveUpWork,
+    HostAnswer,
+    HostRequest,
+    LearnerState,
+    MakeReady,
+    PlaceDevice,
+    RequestFailed,
+    WorkProgress,
+)
+from attune.fedclient.work.trainer import Progress
+
+CHECK_S = 0.05  # seconds between two checks whether the order at hand is to be given up
+PROGRESS_S = 1.0  # seconds between two reports of progress
+
+
+def main(descriptor: int) -> None:
+    """Answer requests over this open socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
+    end, learners = Connection(descriptor), HostedLearners()
+    try:
+        while True:
+            message = receive(end)
+            if isinstance(message, GiveUpWork):
+                continue  # the order is done already
+            dropped, request = message
+            learners.drop(dropped)
+            parent = _Parent(end)
+            send(end, learners.answer(request, parent.progress, parent.cancelled))
+    except (EOFError, OSError):
+        return  # the parent is gone
+
+
+class _Parent:
+    """The parent, while an order is carried out."""
+
+    def __init__(self, end: Connection) -> None:
+        self._end, self._cancelled = end, False
+        self._checked = self._reported = time.monotonic()
+
+    def cancelled(self) -> bool:
+        """Whether the parent has said so, or is gone."""
+        now = time.monotonic()
+        if not self._cancelled and now - self._checked >= CHECK_S:
+            self._checked = now
+            self._cancelled = self._end.poll()
+        return self._cancelled
+
+    def progress(self, share: float) -> None:
+        now = time.monotonic()
+        if now - self._reported >= PROGRESS_S:
+            self._reported = now
+            send(self._end, WorkProgress(share))
+
+
+class HostedLearners:
+    """The devices that were placed here, each with its data, plan and orders. Their learners may come and go."""
+
+    def __init__(self) -> None:
+        self._placed: dict[str, PlaceDevice] = {}
+        self._learners: dict[str, Learner] = {}
+
+    def __repr__(self) -> str:
+        return f"<HostedLearners: {len(self._learners)} of {len(self._placed)} devices>"
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Drop the learners of these devices. Their orders have everything that was learnt."""
+        for name in names:
+            self._learners.pop(name, None)
+
+    def answer(self, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+        """Answer a request; an error is an answer too."""
+        try:
+            return self._answer(request, progress, cancelled)
+        except Exception as error:
+            return RequestFailed(_portable(error))
+
+    def _answer(self, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+        match request:
+            case PlaceDevice(name):
+                self._learners.pop(name, None)
+                self._placed[name] = request
+                return self._state(name)
+            case MakeReady(name):
+                return self._state(name)
+            case CarryOut(name, order, fetched, bytes_down):
+                learner = self._learner(name)
+                result = learner.carry_out(Work(learner, order, fetched, bytes_down, progress, cancelled))
+                return CarriedOut(result, learner.served, learner.size_bytes, learner.orders)
+            case GetFinished(name):
+                return FinishedModels(self._learner(name).finished())
+            case ForgetAll(path):
+                sys.path[:] = path
+                self._placed.clear()
+                self._learners.clear()
+                return Forgotten()
+
+    def _learner(self, name: str) -> Learner:
+        if name not in self._learners:
+            placed = self._placed[name]
+            self._learners[name] = make_learner(placed.plan, placed.shard, name, lambda _: placed.orders, placed.options)
+        return self._learners[name]
+
+    def _state(self, name: str) -> LearnerState:
+        learner = self._learner(name)
+        return LearnerState(learner.holdings, learner.standardiser, learner.size_bytes, learner.newest, learner.orders)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error, or one with its text if it cannot be sent."""
+    try:
+        unpacked(*packed(error))
+        return error
+    except Exception:
+        return AttuneError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,124 @@
+"""A learner that lives in another process, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import cast
+
+from attune.common.errors import AttuneError
+from attune.common.exchange.messages import BlobRef, Order
+from attune.common.metrics import Choice
+from attune.common.wire.header import Manifest
+from attune.fedclient.data.prepare import Standardiser
+from attune.fedclient.messages import Result
+from attune.fedclient.work.executor import HostDied, HostLost, Work
+from attune.fedclient.work.processes.remote_executor import Placement
+from attune.fedclient.work.processes.requests import (
+    CarriedOut,
+    CarryOut,
+    FinishedModels,
+    GetFinished,
+    HostRequest,
+    LearnerState,
+    MakeReady,
+    PlaceDevice,
+    RequestFailed,
+)
+from attune.fedclient.work.trainer import Progress, Tensors
+
+MAX_DEATHS = 3  # of the host, during one device's work: then the work kills it
+
+
+class RemoteLearner:
+    """Implements fedclient.work.executor.AnyLearner.
+
+    The orders of `device` are kept up to date, so that another host can go on from there.
+
+    Raises:
+        AttuneError: Every host dies of it; and the errors of make_learner.
+    """
+
+    def __init__(self, placement: Placement, device: PlaceDevice) -> None:
+        self._placement, self._device = placement, device
+        self.plan, self.name, self.orders = device.plan, device.name, device.orders
+        self._state = self._made_ready()
+
+    def __repr__(self) -> str:
+        return f"<RemoteLearner {self.name} at {self._placement.host}>"
+
+    @property
+    def newest(self) -> Result | None:
+        return self._state.newest
+
+    @property
+    def standardiser(self) -> Standardiser | None:
+        return self._state.standardiser
+
+    @property
+    def size_bytes(self) -> int:
+        return self._state.size_bytes
+
+    @property
+    def thread(self) -> ThreadPoolExecutor:
+        """The thread on which to wait for its host."""
+        return self._placement.thread
+
+    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
+        """As Learner.missing."""
+        return self._state.holdings.missing(order)
+
+    def carry_out(self, work: Work) -> Result:
+        """As Learner.carry_out. After HostLost a new learner must say again what is missing, and carry the order out."""
+        request = CarryOut(self.name, work.order, work.fetched, work.bytes_down)
+        done = cast(CarriedOut, self._ask(request, work.progress, work.cancelled))
+        self._placement.deaths = 0
+        self.orders.adopt(done.orders)
+        holdings = replace(self._state.holdings, served=done.served)
+        self._state = replace(self._state, holdings=holdings, size_bytes=done.size_bytes, newest=done.result)
+        return done.result
+
+    def finished(self) -> dict[Choice, Tensors]:
+        """As Learner.finished."""
+        return cast(FinishedModels, self._ask_until_answered(GetFinished(self.name))).tensors
+
+    def let_go(self) -> None:
+        """Drop the learner. Its device stays where it was placed."""
+        self._placement.host.drop(self.name)
+
+    def _made_ready(self) -> LearnerState:
+        state = cast(LearnerState, self._ask_until_answered(MakeReady(self.name)))
+        self.orders.adopt(state.orders)
+        return state
+
+    def _ask_until_answered(self, request: HostRequest) -> object:
+        """Return the answer of this life of the host or of a later one: the request changes nothing, so it can be repeated."""
+        while True:
+            try:
+                if self._placement.life != self._placement.host.life:
+                    life = self._placement.host.life
+                    self._ask(self._device, life=life)
+                    self._placement.life = life
+                return self._ask(request)
+            except HostLost:
+                continue
+
+    def _ask(
+        self,
+        request: HostRequest,
+        progress: Progress = lambda done: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        life: int | None = None,
+    ) -> object:
+        placement = self._placement
+        try:
+            answer = placement.host.ask(placement.life if life is None else life, request, progress, cancelled)
+        except HostDied as died:
+            placement.deaths += 1
+            if placement.deaths == MAX_DEATHS:
+                raise AttuneError(f"{died}, {MAX_DEATHS} times in a row while it worked for {self.name}") from None
+            raise
+        if isinstance(answer, RequestFailed):
+            raise answer.error
+        return answer
