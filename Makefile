@@ -1,38 +1,38 @@
-# Everything that a person runs. `make demo` and `make test` are all that a fresh machine needs.
+# The commands of this repository. `make demo` and `make test` also work on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
 LOWEST := .venv-lowest/bin
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
-# What users see while gigabytes come.
+# With output, because users wait for gigabytes.
 PIP_SHOWN := pip install --disable-pip-version-check
-# cpu, or cuda: PyPI has the builds for NVIDIA cards, with gigabytes of their libraries.
+# cpu or cuda. PyPI has the builds for NVIDIA cards, with gigabytes of their libraries.
 TORCH ?= cpu
 TORCH_INDEX := $(if $(filter cuda,$(TORCH)),,--extra-index-url https://download.pytorch.org/whl/cpu)
 DATA ?= digits
 DEMO ?= demo-out
-# Images of containers often set it. Then every process compiles every module anew, and every run of tests all tests.
+# Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits homes chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
-# The commands in .venv/bin, for users: without the tools for tests.
+# The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
 
-# torch first: with --no-deps, its index is asked for nothing else. "2.13.0+cpu" counts as newer than "2.13.0".
+# torch first: --no-deps takes nothing else from its index. "2.13.0+cpu" counts as newer than "2.13.0".
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
 	$(BIN)/$(PIP_SHOWN) --constraint constraints.txt --editable '.[data,server]'
 	touch $@
 
-# What tests and benchmarks need besides.
+# Also the tools for tests and benchmarks.
 develop: .venv/developed
 
 .venv/developed: .venv/installed
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# What the oldest Python does not have. `str.decode` and `long` are other things here: names of our own, and torch's.
+# Finds features that Python 3.10 lacks. `str.decode` and `long` are names of this project and of torch, not Python's.
 OLDEST := --quiet --no-tips --violations --target=3.10- --exclude str.decode --exclude long --exclude-regex '/pb/' \
 	__init__.py common fedserver fedclient simulation contrib tests benchmarks examples docs
 
@@ -43,46 +43,46 @@ check: develop
 	$(BIN)/vermin $(OLDEST)
 	$(BIN)/lint-imports
 
-# How large and how readable the code and the documents are, beside the targets. MEASURE=--files also names the files on an update's way.
+# The size and readability of code and documents, beside the limits. MEASURE=--files also names the files on the way of an update.
 measure: develop
 	$(BIN)/python -m benchmarks.measure $(MEASURE)
 
-# Files of tests are dealt to as many processes as there are cores; the tests of one file run in turn in one process.
-# A process of tests that dies ends the run as red: xdist would start another one, and may then wait for ever.
+# A process for each core; all tests of a file run in one process. If a process dies the run fails, because xdist may wait forever after
+# it has started another one.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: check
 	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/walk
 
-# The README and the tutorial, command by command. WALK=--real also installs into a new environment, and runs the demo.
+# Runs the commands of README and tutorial. WALK=--real also installs into a new environment, and runs the demo.
 walk: develop
 	$(BIN)/pytest tests/walk $(WALK)
 
-# Every method over gRPC and mutual TLS, and simulated: a minute or two.
+# Runs every method over gRPC and mutual TLS, and simulated: a minute or two.
 conformance: develop
 	$(BIN)/pytest $(PARALLEL) tests/conformance
 
-# The working tree beside another revision: every method in simulation, six over the network. Every bit must be the same.
+# Compares all bits with those of another revision: every method in simulation, six over the network.
 REV ?= 82b576c
 same-bits: develop
 	$(BIN)/python -m tests.same_bits --rev $(REV)
 
-# The homes that later versions go on with, made anew by another revision; commit tests/homes.
+# Makes the homes that later versions must continue, by another revision; commit tests/homes.
 homes: develop
 	$(BIN)/python -m tests.homes.make --rev $(REV)
 
-# What a hostile peer can try, each with what it is answered.
+# Runs the attacks of a hostile peer, and shows each answer.
 attacks: develop
 	$(BIN)/pytest tests/attacks -v
 
-# Inputs that nobody thought of, ten minutes for each target; what is found is kept in tests/fuzz/found, which `make test` reads.
+# Fuzzes, ten minutes for each target. Findings are kept in tests/fuzz/found, which `make test` reads.
 FUZZ_SECONDS ?= 600
 fuzz: develop
 	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
-# The lowest versions that pyproject.toml allows, in an environment of their own: bytes, identity, server, and the wheel with a
-# federation. Warnings are not shown: what is old uses what newer libraries deprecate.
+# Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation. Without
+# warnings, because old libraries use what newer ones deprecate.
 lowest: .venv-lowest/installed
 	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/wire tests/identity tests/server tests/packaging
 
@@ -92,17 +92,17 @@ lowest: .venv-lowest/installed
 	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout pytest-xdist safetensors
 	touch $@
 
-# Federations under faults, from seeds: nothing lost, nothing hung, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a
-# silence). Results are appended to chaos.jsonl as they come.
+# Runs federations under faults, from seeds: no loss, no hang, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a silence).
+# Results are appended to chaos.jsonl.
 CHAOS := PYTHONPATH=.package:. $(BIN)/python -m tests.chaos
 chaos: develop
 	$(CHAOS)
 
-# What CI runs: twice every kind of fault. The machine may be busy, so a seed counts as red when it was red twice.
+# For CI: every kind of fault twice. The machine may be busy, so a seed is red only if it fails twice.
 chaos-quick: develop
 	$(CHAOS) --runs 40 --longest 4 --tries 2
 
-# Everything once more on another Python, in an environment of its own, with what README says: make python VERSION=3.10
+# Runs the suite on another Python: make python VERSION=3.10
 python: .venv-py$(VERSION)/installed
 	.venv-py$(VERSION)/bin/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/chaos --ignore=tests/benchmarks
 
@@ -115,7 +115,7 @@ python: .venv-py$(VERSION)/installed
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
-# Executor "ray" and `fedserver --lab ray` in clusters on this machine, in an environment of its own: some six minutes.
+# Tests executor "ray" and `fedserver --lab ray` in clusters on this machine, with an own environment: some six minutes.
 ray: .venv-ray/installed
 	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/cluster
 
@@ -125,7 +125,7 @@ ray: .venv-ray/installed
 	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
-# Flower's own client classes as a device's training, in an environment of its own: flwr wants an older protobuf.
+# Tests Flower's clients as a device's training, with an own environment, because flwr needs an older protobuf.
 flower: .venv-flower/installed
 	.venv-flower/bin/pytest tests/contrib/test_flower.py
 
@@ -135,7 +135,7 @@ flower: .venv-flower/installed
 	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.41.0 pytest pytest-timeout pytest-xdist
 	touch $@
 
-# The generator is the oldest that pyproject.toml allows beside grpcio and protobuf: its code runs on later ones too.
+# The generator is the oldest one that fits the lowest grpcio and protobuf; its code runs on later versions too.
 proto: .venv-proto/installed
 	.venv-proto/bin/python -m grpc_tools.protoc -Iattune/common/pb=proto/attune/v1 -Iattune/fedserver/pb=proto/attune/v1 \
 		--python_out=.package --pyi_out=.package --grpc_python_out=.package \
@@ -146,8 +146,8 @@ proto: .venv-proto/installed
 	.venv-proto/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt grpcio-tools
 	touch $@
 
-# What docs/performance.md shows, each figure beside its roof of the same run: an hour on a quiet machine. With FLOWER, the python of
-# an environment with flwr, the same exchange with Flower too.
+# Measures what docs/performance.md shows, each figure with its roof of the same run: an hour on a quiet machine. FLOWER is the python of
+# an environment with flwr; then Flower is measured too.
 RESULTS := benchmarks/results
 bench: develop
 	$(BIN)/python -m benchmarks.table --out $(RESULTS)
@@ -158,23 +158,23 @@ bench: develop
 	$(BIN)/python -m benchmarks.published_size --out $(RESULTS)/published_size.json
 	$(if $(FLOWER),$(BIN)/python -m benchmarks.against_flower --python $(FLOWER) --out $(RESULTS)/against_flower.json)
 
-# The aggregators on this machine's GPU and on its processor; where there is none, it says so.
+# Measures the aggregators on this machine's GPU and on its processor. Without a GPU it says so.
 gpu: develop
 	$(BIN)/python -m benchmarks.gpu --out $(RESULTS)/gpu.json
 
-# Under two minutes on a quiet machine: some of these figures against the committed ones, as ratios. Fails nothing.
+# Compares some of these figures with the committed ones, in two minutes on a quiet machine. It never fails.
 bench-quick: develop
 	$(BIN)/python -m benchmarks.quick
 
-# Federations over narrow, long links: some six minutes.
+# Measures federations over narrow links with a long delay: some six minutes.
 bench-links: develop
 	$(BIN)/python -m benchmarks.links --out benchmarks/results/links.json
 
-# The tables in the documents that are made from the code and from the result files.
+# Writes the generated tables of the documents, from the code and from the result files.
 docs: develop
 	PYTHONPATH=.package:. $(BIN)/python -m docs.generate
 
-# The documentation as a site in build/site; a link that leads nowhere is an error.
+# Builds the documentation as a site in build/site. A broken link is an error.
 site: .venv/documenting
 	rm -rf build/pages build/site
 	mkdir -p build/pages
@@ -185,7 +185,7 @@ site: .venv/documenting
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-# FedTP's Table II in full, on an accelerator, in order of weight; goes on where it was interrupted. Says so if there is none.
+# Runs FedTP's Table II in full on an accelerator, and continues after an interruption. Without an accelerator it says so.
 CIFAR10 ?= cifar10.npz
 CIFAR100 ?= cifar100.npz
 paper-gpu: develop
