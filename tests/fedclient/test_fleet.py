@@ -226,4 +226,4 @@ def test_the_learner_that_has_waited_longest_is_dropped_first():
     cache.release(third, 10)
     assert [slot.dropped for slot in (first, second, third)] == [False, True, False]
     cache.release(third, 101)
-    assert first.asleep and third.asleep, "what is too large alone does not stay either"
+    assert first.dropped and third.dropped, "what is too large alone does not stay either"
