@@ -178,7 +178,7 @@ def state_bytes(home: Path) -> int:
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="Fashion-MNIST, .npz.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The JSON file to write.")
-@click.option("--rates", type=float, multiple=True, help="Learning rates to choose from; 0.1 where none is given.")
+@click.option("--rates", type=float, multiple=True, help="A learning rate to choose from (repeat; default: 0.1).")
 def main(data: Path, out: Path, rates: tuple[float, ...]) -> None:
     """Train the body, then every kind of model under every method."""
     torch.set_num_threads(1)

@@ -129,11 +129,11 @@ def built(kind: str) -> nn.Module:
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="Shakespeare's plays, a folder.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The JSON file; what it has is not run again.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The JSON file; its runs are not repeated.")
 @click.option("--devices", type=click.IntRange(2), default=8, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=6, show_default=True)
-@click.option("--samples", type=(int, int), default=(60, 60), show_default=True, help="Of a device: to train, to test.")
-@click.option("--run", "runs", type=(str, str, int), multiple=True, help="Method, model (head, lora, full) and seed; repeated.")
+@click.option("--samples", type=(int, int), default=(60, 60), show_default=True, help="Training and test samples of a device.")
+@click.option("--run", "runs", type=(str, str, int), multiple=True, help="Method, model (head, lora, full), seed (repeat).")
 def main(
     data: Path, out: Path, devices: int, rounds: int, samples: tuple[int, int], runs: Sequence[tuple[str, str, int]]
 ) -> None:

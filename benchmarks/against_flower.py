@@ -127,13 +127,15 @@ def compare(python: Path, case: Case, repeats: int) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--python", type=click.Path(path_type=Path, exists=True), required=True, help="Of an environment with flwr.")
+@click.option(
+    "--python", type=click.Path(path_type=Path, exists=True), required=True, help="Python of an environment with flwr."
+)
 @click.option("--clients", default=2, show_default=True)
 @click.option("--parameters", default=1_000_000, show_default=True)
 @click.option("--tensors", default=8, show_default=True)
-@click.option("--rounds", default=5, show_default=True, help="That count, in each repeat.")
+@click.option("--rounds", default=5, show_default=True, help="Measured rounds of each repeat.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file (default: only print it).")
 def main(python: Path, clients: int, parameters: int, tensors: int, rounds: int, repeats: int, out: Path | None) -> None:
     """Run the same exchange with both in turn, and print the ratio."""
     on, case = machine(), Case(clients=clients, parameters=parameters, tensors=tensors, rounds=rounds)

@@ -143,8 +143,8 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--data", multiple=True, metavar="NAME=PATH", help="Of a recipe's data, by the name of the file without its end.")
-@click.option("--recipe", "names", multiple=True, type=click.Choice(TRIED), help="Only these.")
+@click.option("--data", multiple=True, metavar="NAME=PATH", help="A recipe's data, by the file's name without suffix.")
+@click.option("--recipe", "names", multiple=True, type=click.Choice(TRIED), help="Only these recipes.")
 @click.option("--x", "places", multiple=True, type=float, help="Only these points of a recipe.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
@@ -158,7 +158,7 @@ def main(data: tuple[str, ...], names: tuple[str, ...], places: tuple[float, ...
         for recipe in recipes:
             found = files.get(Path(recipe.data).stem) if recipe.data else DIGITS
             if found is None:
-                click.echo(f"left out, for want of --data {Path(recipe.data).stem}=PATH: {recipe.name}", err=True)
+                click.echo(f"{recipe.name} is left out: it needs --data {Path(recipe.data).stem}=PATH", err=True)
                 continue
             for point in (each for each in recipe.points if not places or each.x in places):
                 measured(recipe, point, str(found), seed, results)

@@ -172,7 +172,7 @@ def subjects() -> Iterable[tuple[str, tuple[AggregatorSpec, dict[str, torch.Tens
 
 
 @click.command()
-@click.option("--lab", "labs", multiple=True, metavar="ray://HOST:PORT", help="A cluster that is there, with two workers.")
+@click.option("--lab", "labs", multiple=True, metavar="ray://HOST:PORT", help="A running cluster with two workers.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "cluster_lab.json")
 def main(labs: tuple[str, ...], out: Path) -> None:
     """Measure one process, clusters of this machine with each number of workers, and the given clusters."""

@@ -89,9 +89,9 @@ def variant(
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for coarse.csv and the two maps.")
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True)
-@click.option("--samples", type=click.IntRange(1000), default=5000, show_default=True, help="Of either part.")
+@click.option("--samples", type=click.IntRange(1000), default=5000, show_default=True, help="Samples of either part.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As of fedserver.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for fedserver.")
 def main(data: Path, out: Path, rounds: int, samples: int, seed: int, settings: tuple[str, ...]) -> None:
     """Run both variants."""
     with table(out / "coarse.csv", COLUMNS) as write:

@@ -45,7 +45,7 @@ def table(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
 
 @click.command()
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--seed", "seeds", multiple=True, type=int, help="Only these.")
+@click.option("--seed", "seeds", multiple=True, type=int, help="Only these seeds.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the CSV files.")
 def main(rounds: int, seeds: tuple[int, ...], out: Path) -> None:
     """Run both recipes, or what is left of them."""

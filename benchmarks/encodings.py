@@ -113,7 +113,7 @@ def done(out: Path) -> set[tuple[str, str, str]]:
 
 
 @click.command()
-@click.option("--fashion", type=click.Path(path_type=Path, exists=True), help="Fashion-MNIST as docs/data.md has it.")
+@click.option("--fashion", type=click.Path(path_type=Path, exists=True), help="Fashion-MNIST in a form of docs/data.md.")
 @click.option("--seeds", default=2)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(fashion: Path | None, seeds: int, out: Path) -> None:

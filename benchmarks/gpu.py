@@ -68,11 +68,11 @@ def hypernetwork(name: str, repeats: int) -> dict[str, float]:
 
 @click.command()
 @click.option("--repeats", default=5, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file (default: only print it).")
 def main(repeats: int, out: Path | None) -> None:
     """Measure all parts that a GPU takes over, on both."""
     if not torch.cuda.is_available():
-        click.echo("this machine has no GPU that torch can use: nothing measured")
+        click.echo("this machine has no GPU that torch can use, so there is nothing to measure")
         return
     torch.set_num_threads(1)
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "machine": machine()}

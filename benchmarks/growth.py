@@ -55,10 +55,8 @@ def fitted(along: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
 
 
 @click.command()
-@click.option("--most", default=MOST, show_default=True, help="Numbers that all devices together hand in; larger cases go.")
-@click.option(
-    "--series", "chosen", multiple=True, type=click.Choice(list(SERIES)), default=tuple(SERIES), help="All if not said."
-)
+@click.option("--most", default=MOST, show_default=True, help="Leave out cases in which devices hand in more.")
+@click.option("--series", "chosen", multiple=True, type=click.Choice(list(SERIES)), default=tuple(SERIES), help="Default: all.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file, written after each case.")
 def main(most: int, chosen: tuple[str, ...], out: Path | None) -> None:
     """Measure every case once, also if it is in two series, and fit. Other series of the file stay."""

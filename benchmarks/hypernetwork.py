@@ -71,7 +71,7 @@ def measure(optimiser: str, clients: int, block: int, repeats: int) -> dict[str,
 @click.option("--clients", default=5, show_default=True)
 @click.option("--block", default=BLOCK, show_default=True, help="Generated weights of one of the 8 blocks.")
 @click.option("--repeats", default=5, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file (default: only print it).")
 def main(clients: int, block: int, repeats: int, out: Path | None) -> None:
     """Measure both optimisers on one thread."""
     torch.set_num_threads(1)

@@ -98,12 +98,12 @@ def _payload_bytes(work: Path) -> tuple[int, int]:
 
 
 @click.command()
-@click.option("--mbit-s", "rates", type=float, multiple=True, default=RATES_MBIT_S, show_default=True, help="Each direction.")
+@click.option("--mbit-s", "rates", type=float, multiple=True, default=RATES_MBIT_S, show_default=True, help="Per direction.")
 @click.option("--rtt-ms", type=float, default=300.0, show_default=True)
 @click.option("--clients", type=int, default=3, show_default=True)
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--parameters", type=int, default=650_000, show_default=True, help="float32")
-@click.option("--out", type=click.Path(path_type=Path), help="The file of figures; none: they are printed alone.")
+@click.option("--out", type=click.Path(path_type=Path), help="The file of figures (default: only print them).")
 def main(rates: tuple[float, ...], rtt_ms: float, clients: int, rounds: int, parameters: int, out: Path | None) -> None:
     """Run one federation at each rate."""
     found = []

@@ -70,7 +70,7 @@ def measure(shards: Path, method: str, rounds: int, every: int, last: int) -> di
 @click.option("--devices", default=100)
 @click.option("--rounds", default=800)
 @click.option("--every", default=10, help="Interval, in rounds, of evaluations on all devices.")
-@click.option("--last", default=20, help="So many last rounds are evaluated each.")
+@click.option("--last", default=20, help="Number of last rounds that are all evaluated.")
 @click.option("--method", default="fedmcsa")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "long_simulation.json")
 def main(devices: int, rounds: int, every: int, last: int, method: str, out: Path) -> None:

@@ -61,10 +61,10 @@ def row_of(status: dict[str, Any]) -> dict[str, Any]:
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--clients-out", type=click.Path(path_type=Path), help="A CSV with a row for each client.")
 @click.option("--shards", type=click.Path(path_type=Path, exists=True), help="A folder of shards, instead of digits.")
-@click.option("--method", "methods", multiple=True, help="Only these (default: all).")
+@click.option("--method", "methods", multiple=True, help="Only these methods (default: all).")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As of fedserver, for every method.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for fedserver, for every method.")
 @click.option("--baseline", is_flag=True, help="Each device also trains a local model, for comparison.")
 def main(
     out: Path,

@@ -90,7 +90,7 @@ def cut(folder: Path, data: str, partition: str, new: int, seed: int) -> None:
     )
     shards = sorted(path for path in (folder / "all").iterdir() if path.is_dir())
     if len(shards) <= new:
-        raise click.UsageError(f"--new {new} leaves no device of {len(shards)} to train before")
+        raise click.UsageError(f"--new {new} leaves none of {len(shards)} devices to train first")
     for number, shard in enumerate(shards):
         target = folder / ("old" if number < len(shards) - new else "new") / shard.name
         target.parent.mkdir(exist_ok=True)
@@ -99,10 +99,10 @@ def cut(folder: Path, data: str, partition: str, new: int, seed: int) -> None:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--data", default="digits", show_default=True, help="Of `fedclient partition --dataset`: digits, or a file.")
+@click.option("--data", default="digits", show_default=True, help="As `fedclient partition --dataset`: digits, or a file.")
 @click.option("--partition", default=PARTITION, show_default=True, help="Further options of `fedclient partition`.")
-@click.option("--new", type=click.IntRange(1), default=2, show_default=True, help="How many of the devices come after the end.")
-@click.option("--case", "chosen", multiple=True, help="Only these, as METHOD:ADAPT (default: all).")
+@click.option("--new", type=click.IntRange(1), default=2, show_default=True, help="Number of devices that join after the end.")
+@click.option("--case", "chosen", multiple=True, help="Only these cases, as METHOD:ADAPT (default: all).")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--adapt-rounds", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)

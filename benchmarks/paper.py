@@ -229,15 +229,17 @@ def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
 @click.command()
 @click.argument("name", metavar="TABLE", type=click.Choice(names()))
 @click.option("--data", multiple=True, metavar="NAME=PATH", help="A data set that the table names.")
-@click.option("--scratch", type=click.Path(path_type=Path), required=True, help="Folder for shards, of this process alone.")
+@click.option(
+    "--scratch", type=click.Path(path_type=Path), required=True, help="Folder for shards; no other process may use it."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, help="Folder for the CSV files.")
-@click.option("--column", "columns", multiple=True, help="Only these.")
-@click.option("--row", "rows", multiple=True, help="Only these.")
-@click.option("--seed", "seeds", multiple=True, type=int, help="Only these.")
+@click.option("--column", "columns", multiple=True, help="Only these columns.")
+@click.option("--row", "rows", multiple=True, help="Only these rows.")
+@click.option("--seed", "seeds", multiple=True, type=int, help="Only these seeds.")
 @click.option(
     "--executor",
     type=click.Choice(["sequential", "stacked", "auto"]),
-    help="As of attune.simulate (default: the table's).",
+    help="As in attune.simulate (default: the table's).",
 )
 @click.option("--device", help="cpu, cuda, cuda:N or mps (default: the table's).")
 def main(
@@ -250,7 +252,7 @@ def main(
     try:
         choose(device)
     except SettingError as error:
-        raise click.ClickException(f"no accelerator at hand, so nothing was run: {error}") from None
+        raise click.ClickException(f"this machine has no accelerator, so no cell was run: {error}") from None
     files = named(data)
     scratch.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -260,7 +262,7 @@ def main(
     )  # fmt: skip
     for cell in cells(name, table, columns, rows, seeds):
         if cell.column.data and cell.column.data not in files:
-            click.echo(f"left out, for want of --data {cell.column.data}=PATH: {cell.command}", err=True)
+            click.echo(f"left out, because it needs --data {cell.column.data}=PATH: {cell.command}", err=True)
             continue
         paper.run(cell)
 

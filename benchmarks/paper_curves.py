@@ -53,7 +53,7 @@ def picture(title: str, rows: Mapping[str, Course]) -> bytes:
 @click.command()
 @click.argument("name", metavar="TABLE", type=click.Choice(names()))
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, help="Folder of the CSV file, and for the pictures.")
-@click.option("--row", "chosen", multiple=True, help=f"Only these; at most {len(figures.COLOURS)}.")
+@click.option("--row", "chosen", multiple=True, help=f"Only these rows; at most {len(figures.COLOURS)}.")
 def main(name: str, out: Path, chosen: tuple[str, ...]) -> None:
     """Draw the rows of TABLE that were run."""
     points = Results(out / f"{name}_curves.csv", CURVES).rows()

@@ -144,8 +144,8 @@ def _of_orders(rows: Any) -> dict[str, Any]:
 @click.command()
 @click.option("--devices", default=Size.devices, show_default=True)
 @click.option("--rounds", default=Size.rounds, show_default=True)
-@click.option("--train-samples", default=Size.train_samples, show_default=True, help="Of each device.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
+@click.option("--train-samples", default=Size.train_samples, show_default=True, help="Training samples of each device.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file (default: only print it).")
 def main(devices: int, rounds: int, train_samples: int, out: Path | None) -> None:
     """Run the federation, and write its figures."""
     found = measure(Size(devices=devices, rounds=rounds, train_samples=train_samples))

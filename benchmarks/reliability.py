@@ -209,7 +209,7 @@ def measurements(devices: int) -> dict[str, Callable[[Path], dict[str, float]]]:
 
 
 @click.command()
-@click.option("--devices", type=int, default=50, show_default=True, help="Hosted in one process.")
+@click.option("--devices", type=int, default=50, show_default=True, help="Devices, hosted in one process.")
 @click.option("--repeats", type=int, default=3, show_default=True)
 @click.option("--only", type=click.Choice(list(measurements(1))), multiple=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("benchmarks/results/reliability.json"), show_default=True)

@@ -139,17 +139,17 @@ def run(data: Data, method: str, settings: Mapping[str, Any], attack: Attack, ro
 
 
 @click.command()
-@click.option("--data", default="digits", help="digits, or a file as `fedclient partition --dataset` takes it.")
+@click.option("--data", default="digits", help="digits, or a file as for `fedclient partition --dataset`.")
 @click.option("--samples", default=0, help="Training samples drawn from it; 0: all.")
 @click.option("--devices", default=10)
-@click.option("--alpha", default=1.0, help="Of the Dirichlet cut.")
+@click.option("--alpha", default=1.0, help="Parameter of the Dirichlet cut.")
 @click.option("--rounds", default=20)
 @click.option("--seed", default=0)
-@click.option("--share", "shares", multiple=True, type=float, default=(0.1, 0.2, 0.4), help="Of devices that attack.")
+@click.option("--share", "shares", multiple=True, type=float, default=(0.1, 0.2, 0.4), help="Share of attackers.")
 @click.option("--method", "methods", multiple=True, default=tuple(RULES))
-@click.option("--rule", "rules", multiple=True, help="Only these.")
+@click.option("--rule", "rules", multiple=True, help="Only these rules.")
 @click.option("--attack", "attacks", multiple=True, default=ATTACKS)
-@click.option("--set", "assignments", multiple=True, metavar="A.B=NUMBER", help="A setting for all of them.")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=NUMBER", help="A setting for all runs.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(
     data: str,

@@ -47,9 +47,9 @@ def validation_shards(dataset: Dataset, out: Path, seed: int) -> list[Path]:
 
 
 @click.command()
-@click.option("--fashion-mnist", type=click.Path(exists=True), help="An .npz with the four arrays; left out if not given.")
+@click.option("--fashion-mnist", type=click.Path(exists=True), help="An .npz with the four arrays (default: without it).")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
-@click.option("--samples", type=click.IntRange(100), default=2000, show_default=True, help="Training samples of a data set.")
+@click.option("--samples", type=click.IntRange(100), default=2000, show_default=True, help="Training samples of each data set.")
 @click.option("--seed", type=int, default=7, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(fashion_mnist: str | None, rounds: int, samples: int, seed: int, out: Path) -> None:

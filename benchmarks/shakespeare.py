@@ -152,9 +152,9 @@ def write(out: Path, rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True, help="roles.tsv.gz.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A folder.")
-@click.option("--least", type=click.IntRange(500), default=10_000, show_default=True, help="Characters that a role must have.")
+@click.option("--least", type=click.IntRange(500), default=10_000, show_default=True, help="Fewest characters of a role.")
 @click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
-@click.option("--share", type=click.FloatRange(0, 1), default=0.03, show_default=True, help="Of the roles, in each round.")
+@click.option("--share", type=click.FloatRange(0, 1), default=0.03, show_default=True, help="Share of roles in each round.")
 @click.option("--seed", type=int, default=0, show_default=True)
 def main(data: Path, out: Path, least: int, rounds: int, share: float, seed: int) -> None:
     """Train the four models on one thread, and write a row for each."""

@@ -108,7 +108,7 @@ def _reap() -> None:
 @click.option("--devices", default=100, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--env", multiple=True, metavar="NAME=PATH", help=f"The Python of {', '.join(OTHERS)}.")
-@click.option("--only", multiple=True, help="These contenders alone.")
+@click.option("--only", multiple=True, help="Only these contenders.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "side_by_side.json")
 def main(devices: int, repeats: int, env: Sequence[str], only: Sequence[str], out: Path) -> None:
     """Measure all in turn. Write medians, and the ratios to our fastest executor."""

@@ -221,11 +221,11 @@ def all_of(runs: Sequence[Run], jobs: int, do: Callable[[Run], None]) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True))
-@click.option("--data", multiple=True, metavar="[NAME=]PATH", help="A data set; NAME is what a task calls it.")
+@click.option("--data", multiple=True, metavar="[NAME=]PATH", help="A data set, by its name in the tasks.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the tables.")
 @click.option("--scratch", type=click.Path(path_type=Path), required=True, help="Folder for shards.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations at a time.")
-@click.option("--in-process", is_flag=True, help="Simulate: quicker, without processes and network. One job.")
+@click.option("--in-process", is_flag=True, help="Simulate in this process, which is faster. One job.")
 def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int, in_process: bool) -> None:
     """Run the study in FILE, or what is left of it."""
     if in_process and jobs > 1:

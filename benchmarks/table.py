@@ -79,7 +79,7 @@ def write(out: Path, command: str, rows: list[dict[str, Any]]) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for round.json, round.csv."
 )
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Federations a row.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Federations for each row.")
 def main(out: Path, repeats: int) -> None:
     """Measure all rows. Figures are written with their targets, whether these are met or not."""
     rows: list[dict[str, Any]] = []

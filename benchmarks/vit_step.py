@@ -104,7 +104,7 @@ def measure(batch: int, repeats: int) -> list[dict[str, Any]]:
 @click.command()
 @click.option("--batch", default=64, show_default=True)
 @click.option("--repeats", default=40, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file; none: it is printed alone.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file (default: only print it).")
 def main(batch: int, repeats: int, out: Path | None) -> None:
     """Measure all ways on one thread."""
     torch.set_num_threads(1)

@@ -27,7 +27,7 @@ from examples.tuned import tuned
 EPOCHS = 2
 WORK = {"fedtp": 1.6, "fedavg": 1.0}  # share of the work of a round, roughly: FedTP's devices train twice, together and alone
 NEXT = """
-Look further; everything is still there:
+To see more (all files are kept):
   {bin}/fedserver status --home {out}/fedtp/server
   {bin}/fedserver plot --home {out}/fedtp/server --out {out}/pictures
   {bin}/fedclient evaluate --data {shard} --home {home}"""
@@ -62,10 +62,10 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
         click.ClickException: A device has no model or no accuracy.
     """
     personalized, common = fedtp.clients(), fedavg.clients()
-    found = []
+    outcomes = []
     for shard in shards:
         client = personalized[shard.name]
-        found.append(
+        outcomes.append(
             Outcome(
                 name=shard.name,
                 samples=client["samples"],
@@ -81,12 +81,14 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
                 verdict=client["verdict"],
             )
         )
-    return found
+    return outcomes
 
 
 @click.command()
 @click.option("--data", default="digits", show_default=True, help="digits, or an .npz with train_x, train_y, test_x, test_y.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True, help="Emptied first.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True, help="Folder; it is emptied first."
+)
 @click.option("--devices", type=click.IntRange(2), default=20, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=30, show_default=True)
 @click.option("--samples", type=click.IntRange(10), default=1500, show_default=True, help="Training samples of all devices.")
@@ -103,12 +105,12 @@ def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: in
         baseline = ("--baseline", "local") if method == "fedtp" else ()
         run.to_the_end(rounds, seed, (f"train.local_epochs={EPOCHS}",), baseline)
     click.echo(f"[fedavg] tuning the common model on each of {len(shards)} devices")
-    found = outcome_of(shards, runs["fedtp"], runs["fedavg"])
+    outcomes = outcome_of(shards, runs["fedtp"], runs["fedavg"])
     click.echo("")
-    for line in report(found):
+    for line in report(outcomes):
         click.echo(line)
     click.echo(f"\n{rounds} rounds of {EPOCHS} local epochs, {time.monotonic() - started:.0f} s in all")
-    click.echo(NEXT.format(bin=Federation.bin(), out=out, shard=shards[0], home=found[0].home))
+    click.echo(NEXT.format(bin=Federation.bin(), out=out, shard=shards[0], home=outcomes[0].home))
 
 
 if __name__ == "__main__":

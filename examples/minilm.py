@@ -34,9 +34,9 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mask = (x != 0).long()
-        found = self.encoder(input_ids=x, attention_mask=mask).last_hidden_state
-        weight = mask.unsqueeze(-1).to(found.dtype)
-        scores: Tensor = self.head((found * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1))
+        states = self.encoder(input_ids=x, attention_mask=mask).last_hidden_state
+        weight = mask.unsqueeze(-1).to(states.dtype)
+        scores: Tensor = self.head((states * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1))
         return scores
 
 

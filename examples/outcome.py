@@ -13,7 +13,7 @@ from attune.common.statistics import mcnemar
 COLUMNS = {"constant": "constant", "local": "Local", "fedavg": "FedAvg", "fedavg+ft": "tuned", "fedtp": "FedTP"}
 LEGEND = (
     "constant: always the device's most frequent label; Local: trained alone, with the same budget; FedAvg: one model for all;",
-    "tuned: that model trained on each device for 20 epochs at rate 0.1; FedTP: weights of each device's own, from the server",
+    "tuned: that model, trained on each device for 20 epochs at rate 0.1; FedTP: own weights for each device, from the server",
 )
 
 
@@ -38,33 +38,33 @@ class Outcome:
 
 def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the lines of the table."""
-    width = max(len("over all test samples"), *(len(each.name) for each in outcomes))
+    width = max(len("over all test samples"), *(len(outcome.name) for outcome in outcomes))
     yield "accuracy on each device's own test data"
     yield _row("device", "train", "test", COLUMNS.values(), "best", width)
-    for each in outcomes:
-        yield _row(each.name, each.samples, each.test_samples, _shown(each.accuracy), each.best, width)
-    total = sum(each.test_samples for each in outcomes)
-    means = {key: fmean(each.accuracy[key] for each in outcomes) for key in COLUMNS}
-    pooled = {key: sum(each.accuracy[key] * each.test_samples for each in outcomes) / total for key in COLUMNS}
+    for outcome in outcomes:
+        yield _row(outcome.name, outcome.samples, outcome.test_samples, _shown(outcome.accuracy), outcome.best, width)
+    total = sum(outcome.test_samples for outcome in outcomes)
+    means = {key: fmean(outcome.accuracy[key] for outcome in outcomes) for key in COLUMNS}
+    pooled = {key: sum(outcome.accuracy[key] * outcome.test_samples for outcome in outcomes) / total for key in COLUMNS}
     yield _row("mean over devices", "", "", _shown(means), "", width)
-    yield _row("over all test samples", sum(each.samples for each in outcomes), total, _shown(pooled), "", width)
-    count = Counter(each.best for each in outcomes)
+    yield _row("over all test samples", sum(outcome.samples for outcome in outcomes), total, _shown(pooled), "", width)
+    count = Counter(outcome.best for outcome in outcomes)
     yield f"finds most labels: {', '.join(f'{name} on {number} devices' for name, number in count.most_common())}"
     for key in (key for key in COLUMNS if key not in ("constant", "fedtp")):
-        gains = [each.accuracy["fedtp"] - each.accuracy[key] for each in outcomes]
+        gains = [outcome.accuracy["fedtp"] - outcome.accuracy[key] for outcome in outcomes]
         ahead, behind = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
         p = mcnemar(ahead, behind)
         yield f"FedTP is ahead of {COLUMNS[key]} on {ahead} devices, behind on {behind} (sign test, p = {p:.2g})"
-    found = Counter(each.verdict for each in outcomes)
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
     yield (
-        f"for a single device, by its own few test samples, against Local and the common model: better on {found['better']}, "
-        f"worse (harmed) on {found['worse']}, too close to tell on {found['unclear']}"
+        "for a single device, by its own few test samples, against Local and the common model: "
+        f"better on {verdicts['better']}, worse (harmed) on {verdicts['worse']}, too close to tell on {verdicts['unclear']}"
     )
     yield from LEGEND
 
 
-def _shown(found: Mapping[str, float]) -> list[str]:
-    return [f"{found[key]:.3f}" for key in COLUMNS]
+def _shown(accuracies: Mapping[str, float]) -> list[str]:
+    return [f"{accuracies[key]:.3f}" for key in COLUMNS]
 
 
 def _row(name: str, train: object, test: object, cells: Iterable[str], best: str, width: int) -> str:

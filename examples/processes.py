@@ -55,8 +55,8 @@ class Federation:
     @staticmethod
     def bin() -> Path:
         """Return the folder of the commands, as a short path if possible."""
-        found = Path(sys.executable).parent
-        return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+        folder = Path(sys.executable).parent
+        return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
     def to_the_end(self, rounds: int, seed: int, settings: Iterable[str], more: Iterable[str] = ()) -> None:
         """Run until every device has its model. `more` has flags of the devices.
@@ -67,7 +67,9 @@ class Federation:
         self._folder.mkdir(parents=True)
         flags = ["--home", self._server, "--host", "127.0.0.1", "--port", 0, "--method", self._method, "--rounds", rounds]
         flags += ["--min-clients", len(self._shards), "--seed", seed, "--exit-when-done"]
-        server = self._start("fedserver", [*flags, *(word for each in settings for word in ("--set", each))], subprocess.PIPE)
+        server = self._start(
+            "fedserver", [*flags, *(word for setting in settings for word in ("--set", setting))], subprocess.PIPE
+        )
         fleet = None
         try:
             port = self._port(server)
@@ -91,8 +93,8 @@ class Federation:
             click.ClickException: A device has no accuracy.
         """
         command = [str(Path(sys.executable).parent / "fedserver"), "status", "--json", "--home", str(self._server)]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        clients = {client["name"].removeprefix(f"{PREFIX}-"): client for client in found["clients"]}
+        status = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        clients = {client["name"].removeprefix(f"{PREFIX}-"): client for client in status["clients"]}
         if missing := [shard.name for shard in self._shards if clients.get(shard.name, {}).get("accuracy") is None]:
             raise click.ClickException(f"{self._method}: {', '.join(missing)} ended without an accuracy")
         return clients
@@ -120,9 +122,9 @@ class Federation:
         lines = iter(server.stdout or ())
         for line in lines:
             said += line
-            if found := LISTENS.search(line):
+            if match := LISTENS.search(line):
                 threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
-                return int(found[1])
+                return int(match[1])
         raise click.ClickException(f"{self._method}: fedserver did not start: {said.strip()}")
 
     def _follow(self, lines: Iterable[str]) -> None:
@@ -130,8 +132,8 @@ class Federation:
             for line in lines:
                 log.write(line)
                 log.flush()
-                if found := CLOSED.search(line):
-                    self._tell(int(found[1]), int(found[2]), found[3].strip())
+                if match := CLOSED.search(line):
+                    self._tell(int(match[1]), int(match[2]), match[3].strip())
 
     def _wait(self, running: dict[str, subprocess.Popen[str]]) -> None:
         """Wait until all have ended well. If one fails, end the demo at once, since the others would wait for it."""

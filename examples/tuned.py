@@ -38,5 +38,5 @@ def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float
     def seeds(purpose: str) -> int:
         return derive(plan.seed, model.info.name, model.info.round, purpose)
 
-    own = trainer.prepare(model.tensors, {}, data.train_x, data.train_y, seeds)
-    return trainer.evaluate(own, data.test_x, data.test_y)
+    personal = trainer.prepare(model.tensors, {}, data.train_x, data.train_y, seeds)
+    return trainer.evaluate(personal, data.test_x, data.test_y)

@@ -295,5 +295,5 @@ GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # from `make paper-gp
 def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     ended = CliRunner().invoke(paper.main, [*GPU, "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
-    assert ended.exit_code == 1 and "no accelerator at hand, so nothing was run" in ended.output
+    assert ended.exit_code == 1 and "no accelerator, so no cell was run" in ended.output
     assert not list(tmp_path.iterdir())
