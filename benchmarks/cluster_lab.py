@@ -22,7 +22,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.wire.tensors import manifest_of
-from attune.fedserver import cluster_environment
+from attune.fedserver import process
 from attune.fedserver.lab.aggregators.base import Aggregator, Block
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier, cluster_maker
@@ -177,7 +177,7 @@ def subjects() -> Iterable[tuple[str, tuple[AggregatorSpec, dict[str, torch.Tens
 def main(labs: tuple[str, ...], out: Path) -> None:
     """Measure one process, clusters of this machine with each number of workers, and the given clusters."""
     torch.set_num_threads(1)
-    cluster_environment.prepare()
+    process.prepare_ray()
     before, found = machine(), dict[str, Any]()
     found["one process"] = {name: rounds(*subject, None) for name, subject in subjects()} | {"mixing": mixing()}
     click.echo(f"one process: {found['one process']}")

@@ -32,7 +32,7 @@ from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.wire.frames import FRAME_BYTES
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import server_options
-from attune.fedserver.malloc import bound_heaps
+from attune.fedserver.process import bound_heaps
 from benchmarks.machine import machine
 from benchmarks.tls import raw_tls_bytes_per_s
 

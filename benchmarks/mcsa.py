@@ -26,7 +26,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import TensorFile, write_tensors
-from attune.fedserver import malloc
+from attune.fedserver import process
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.gram import gram, mix_
@@ -143,7 +143,7 @@ def measure(S: int, D: int, repeats: int) -> dict[str, Any]:
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "results" / "mcsa.json")
 def main(repeats: int, out: Path) -> None:
     """Measure on one thread, with the server's settings of memory, and write the figures."""
-    malloc.prepare()
+    process.prepare_memory()
     torch.set_num_threads(1)
     results = []
     for S, D in CASES:

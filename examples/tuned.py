@@ -19,7 +19,7 @@ from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.fine_tune import FineTune
@@ -31,8 +31,8 @@ TUNING = FineTuneSettings(tune_epochs=20, alpha=0.1)
 def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float:
     """Return the accuracy on the shard's test part of the model in this device's home, tuned on the shard's training part."""
     hardware.set_threads(1)  # as on a device; more threads make so small a model slower
-    plan = msgspec.json.decode(Home(home).plan.read_bytes(), type=Plan)
-    model, data = Model.load(Home(home).model), prepare(load_shard(shard), plan)
+    plan = msgspec.json.decode(DeviceHome(home).plan.read_bytes(), type=Plan)
+    model, data = Model.load(DeviceHome(home).model), prepare(load_shard(shard), plan)
     trainer = Trainer(build(plan.model, plan.seed), Sgd(SgdSettings()), FineTune(settings), plan.train, torch.device("cpu"))
 
     def seeds(purpose: str) -> int:

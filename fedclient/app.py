@@ -10,7 +10,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.membership import link_of
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import FolderStore
@@ -23,12 +23,12 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     Errors: AttuneError of the kind that ended it.
     """
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table))
-    home = Home(options.home or homes.device_home(options.server.host, options.server.port, options.data))
+    home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     with home.locked(), Worker() as worker:
         return run_anywhere(live(options, shard, home, console, worker))
 
 
-async def live(options: DeviceOptions, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
     """The life of a device whose home is locked; other devices may share the worker. Errors: as `run`."""
     for warning in shard.warnings:
         console.say(f"warning: {warning}")

@@ -18,7 +18,7 @@ from attune.common import homes
 from attune.common.errors import AttuneError, Unreachable
 from attune.common.identity.credential import not_after
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.read_options import ReadOptions
 
 LITTLE_DISK_BYTES, LITTLE_MEMORY_BYTES = 1 << 30, 1 << 30
@@ -46,7 +46,7 @@ def examine(data: Path | None, server: str | None, home: Path | None, table: Rea
         place = homes.device_home(address.host, address.port, data)
     yield disk(place or homes.devices_home())
     if place is not None:
-        yield from membership(Home(place), address)
+        yield from membership(DeviceHome(place), address)
     elif address is not None:
         yield reachable(address)
 
@@ -108,7 +108,7 @@ def disk(place: Path) -> Finding:
     return Finding("ok", "disk", f"{_gib(free)} free for {place}")
 
 
-def membership(home: Home, address: ServerAddress | None) -> Iterator[Finding]:
+def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[Finding]:
     """The home's identity, and whether the server lets it in."""
     try:
         identity = home.identity()

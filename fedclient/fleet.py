@@ -25,7 +25,7 @@ from attune.fedclient.backoff import backoff_s
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import Result
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -109,7 +109,7 @@ async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -
     label = str(options.label)
     own = console.console_of(label)
     assert options.home is not None  # noqa: S101 (members() gave every device one)
-    home = Home(options.home)
+    home = DeviceHome(options.home)
     try:
         shard = await worker.do(LazyShard.on_disk, options.data, options.table)
         with home.locked():
@@ -123,7 +123,7 @@ async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -
         console.ended(label)
 
 
-async def _lived(options: DeviceOptions, shard: LazyShard, home: Home, console: Console, worker: Worker) -> Path:
+async def _lived(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
     """As app.live; a full disk is waited for, as a service unit that restarts its device does. The others go on meanwhile."""
     failures = 0
     while True:
@@ -135,7 +135,7 @@ async def _lived(options: DeviceOptions, shard: LazyShard, home: Home, console: 
             await asyncio.sleep(backoff_s(failures))
 
 
-def _name(home: Home, label: str) -> str:
+def _name(home: DeviceHome, label: str) -> str:
     try:
         record = home.record()
     except (AttuneError, OSError):
@@ -207,6 +207,6 @@ def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
 
     for options in members:
         assert options.home is not None  # noqa: S101 (members() gave every device one)
-        home = Home(options.home)
+        home = DeviceHome(options.home)
         with home.locked():
             aio.run(identity_of(options, str(options.label), home, say))

@@ -38,7 +38,7 @@ class Identity:
     ca_pem: bytes
 
 
-class Home:
+class DeviceHome:
     """The layout of a device's folder. Nothing is created before `locked`."""
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class Home:
         self.runs = path / "runs"  # earlier ones of this federation, each with the three above
 
     def __repr__(self) -> str:
-        return f"<Home {self.path}>"
+        return f"<DeviceHome {self.path}>"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -139,7 +139,7 @@ class Home:
         write_file(self.identity_folder / "ca.pem", identity.ca_pem, PUBLIC)
         identity.credential.save(self.identity_folder)
 
-    def adopt(self, joined: Home, record: DeviceInfo) -> bool:
+    def adopt(self, joined: DeviceHome, record: DeviceInfo) -> bool:
         """Takes over the identity that `fedclient join` stored. False if there is none (any more)."""
         if joined.identity() is None:
             return False
@@ -163,7 +163,7 @@ def _unused(place: Path) -> Path:
     return found
 
 
-def check_name(home: Home, asked: str | None, identity: Identity) -> None:
+def check_name(home: DeviceHome, asked: str | None, identity: Identity) -> None:
     """Errors: HomeMismatch if --name is not the name of this home's device."""
     if asked is not None and asked != identity.name:
         raise HomeMismatch(
@@ -185,7 +185,7 @@ def local_token(address: ServerAddress) -> str | None:
         return None
 
 
-def with_model(home: Path | None, address: ServerAddress | None, shard: Path | None, only_own: bool = False) -> Home:
+def with_model(home: Path | None, address: ServerAddress | None, shard: Path | None, only_own: bool = False) -> DeviceHome:
     """The home of the finished model: --home, else the shard's, else (not with `only_own`) the only one.
 
     Errors: NoModel, SettingError.
@@ -199,7 +199,7 @@ def with_model(home: Path | None, address: ServerAddress | None, shard: Path | N
         found = own if own or only_own else everywhere
     ready = [path for path in found if (path / "model" / "model.json").exists()]
     if len(ready) == 1:
-        return Home(ready[0])
+        return DeviceHome(ready[0])
     if ready:
         raise SettingError(
             "several devices have a model here; choose one with --home:\n" + "\n".join(f"  {path}" for path in ready)

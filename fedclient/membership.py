@@ -8,7 +8,7 @@ from collections.abc import Callable
 from attune.common import homes
 from attune.common.errors import NotEnrolled
 from attune.common.identity.names import default_name
-from attune.fedclient.home import DeviceInfo, Home, Identity, check_name, local_token
+from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.port import Link
@@ -16,7 +16,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.thrift import Allowance
 
 
-async def identity_of(options: DeviceOptions, shard_name: str, home: Home, say: Callable[[str], None]) -> Identity:
+async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Identity:
     """The enrolled identity; else what `join` left; else a new one by the token given, or by that of a server on this machine.
 
     Errors: HomeMismatch if --name contradicts it, NotEnrolled without any token, and those of `enrol`. An enrolled device
@@ -27,7 +27,7 @@ async def identity_of(options: DeviceOptions, shard_name: str, home: Home, say: 
     record = DeviceInfo(name, str(address), str(options.data.expanduser().resolve()))
     identity = home.identity()
     if identity is None and options.home is None and options.token is None:
-        joined = Home(homes.joined_home(address.host, address.port))
+        joined = DeviceHome(homes.joined_home(address.host, address.port))
         if (waiting := joined.identity()) is not None:
             check_name(joined, options.name, waiting)
         if home.adopt(joined, record):
@@ -46,7 +46,7 @@ async def identity_of(options: DeviceOptions, shard_name: str, home: Home, say: 
     return identity
 
 
-async def link_of(options: DeviceOptions, shard_name: str, home: Home, say: Callable[[str], None]) -> Link:
+async def link_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Link:
     """The way to the server over the network, for the device that this home is, or becomes. Errors: those of `identity_of`."""
     identity = await identity_of(options, shard_name, home, say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from attune.common.durable import PUBLIC, write_file
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.thrift import Thrift
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Store(Protocol):
 class FolderStore:
     """A device's home, whose lock somebody holds."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: DeviceHome) -> None:
         self._home = home
 
     def __repr__(self) -> str:

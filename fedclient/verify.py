@@ -13,12 +13,12 @@ from attune.common.plan import Plan
 from attune.common.text import from_json
 from attune.fedclient import shards
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import read_info
 from attune.fedclient.work.state import Orders, damaged_files
 
 
-def damages(home: Home) -> Iterator[str]:
+def damages(home: DeviceHome) -> Iterator[str]:
     """A line for each thing that is damaged: identity, plan, orders, finished model."""
     try:
         identity = home.identity()
@@ -36,7 +36,7 @@ def damages(home: Home) -> Iterator[str]:
         yield from _model(home)
 
 
-def _model(home: Home) -> Iterator[str]:
+def _model(home: DeviceHome) -> Iterator[str]:
     try:
         for line in damaged_files(home.model, read_info(home.model).files):
             yield f"{line}: start fedclient again to fetch the model"
@@ -44,7 +44,7 @@ def _model(home: Home) -> Iterator[str]:
         yield f"{home.model} is damaged ({error}): start fedclient again to fetch the model"
 
 
-def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[Home]:
+def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[DeviceHome]:
     """The homes that are meant: --home (or all in it), else those of the shards, of the server, or of this user.
 
     Errors: NoModel if there is none; SettingError for an address that is none; ShardError for a pattern without a match.
@@ -57,7 +57,7 @@ def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[Ho
         wanted = {homes.shard_folder(path) for path in shards.expand(data)} if data else None
         everywhere = sorted(homes.devices_home().glob(f"{under}/*"))
         found = [path for path in everywhere if wanted is None or path.name in wanted]
-    ready = [Home(path) for path in found if (path / "device.json").exists()]
+    ready = [DeviceHome(path) for path in found if (path / "device.json").exists()]
     if not ready:
         raise NoModel(f"there is no device's home {f'in {home}' if home else f'under {homes.devices_home()}'}")
     return ready

@@ -18,7 +18,7 @@ from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
-from attune.fedserver import cluster_environment, logs, runs
+from attune.fedserver import logs, process, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
@@ -27,8 +27,8 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.home import ServedAddress, ServerHome
+from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.desk import AT_START, FOR_LOCAL, Desk, user
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.lab.declared import check_declared
@@ -72,8 +72,8 @@ class _Opened:
     overrides: dict[str, Any]
     settings: ResolvedSettings
 
-    def desk(self, who: str) -> Desk:
-        return Desk(self.storage.ledger, who)
+    def admin(self, who: str) -> FederationAdmin:
+        return FederationAdmin(self.storage.ledger, who)
 
 
 async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ async def _laboratory(
 ) -> AsyncIterator[ThreadLab]:
     """Errors: SettingError for workers that cannot be had."""
     if not options.location.is_here:
-        cluster_environment.prepare()
+        process.prepare_ray()
     lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.location)
     try:
         if workers := await lab.connect():
@@ -130,7 +130,7 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
     coordinator = Coordinator(ledger, blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock)
     door = Door(
-        settings.server, registrar, opened.desk("operator over the network"), Refusals(ledger), coordinator, opened.storage,
+        settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
         opened.executors,
     )  # fmt: skip
     address = _listen(door, options, home.address())
@@ -142,8 +142,8 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
-        desk = opened.desk("operator on the dashboard")
-        operator = Operator(coordinator, door.members, registrar, desk, f"{_join_host(address)}:{address.port}")
+        admin = opened.admin("operator on the dashboard")
+        operator = Operator(coordinator, door.members, registrar, admin, f"{_join_host(address)}:{address.port}")
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
             await _until(told, resumed, coordinator, registrar, options.exit_when_done)
@@ -154,7 +154,7 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
 
 async def _begun(options: ServerOptions, opened: _Opened) -> str:
     """Binds the home to its settings, which only a start that has its port may do; the join token to print."""
-    starting = opened.desk(f"operator {user()}, start of the server")
+    starting = opened.admin(f"operator {user()}, start of the server")
     await starting.set_settings(opened.overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(opened.authority, opened.storage.ledger, opened.home.operator)

@@ -29,7 +29,7 @@ class Executors:
         self._io.shutdown(wait=True, cancel_futures=True)
 
 
-class Inline(Executors):
+class InlineExecutors(Executors):
     """Everything on the caller's thread: for a process in which nothing happens beside the federation."""
 
     def __init__(self) -> None:

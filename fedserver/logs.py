@@ -14,7 +14,7 @@ Form = Literal["text", "json"]
 LOGGER = "fedserver"
 
 
-class Context(logging.Filter):
+class LogContext(logging.Filter):
     """Gives every record the round that is open, and the device that it is about (`extra={"device": name}`), if there are."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def begin(form: Form, verbosity: int) -> None:
     """Logs to stdout from now on. verbosity: below 0 only what goes wrong, above 0 also what is of use for finding faults."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(Json() if form == "json" else Text())
-    handler.addFilter(Context())
+    handler.addFilter(LogContext())
     logging.basicConfig(level=logging.WARNING if verbosity < 0 else logging.INFO, handlers=[handler], force=True)
     logging.getLogger(LOGGER).setLevel(logging.WARNING if verbosity < 0 else logging.DEBUG if verbosity > 0 else logging.INFO)
 
@@ -70,7 +70,7 @@ def follow(round_of: Callable[[], int | None]) -> None:
     """Lines are of this round from now on; nothing happens where somebody else has set the log up."""
     for handler in logging.getLogger().handlers:
         for found in handler.filters:
-            if isinstance(found, Context):
+            if isinstance(found, LogContext):
                 found.round_of = round_of
 
 

@@ -22,7 +22,7 @@ from attune.common.plan import FIRST_RUN, run_name
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import ServerHome
-from attune.fedserver.identity.desk import flat
+from attune.fedserver.identity.admin import flat
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import DiskStorage
 

@@ -22,7 +22,7 @@ from attune.fedclient.work.processes.remote_executor import RemoteExecutor, Remo
 from attune.fedclient.work.worker import Worker
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.executors import Inline as InlineExecutors
+from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members

@@ -12,7 +12,7 @@ import msgspec
 
 from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import HomeMismatch, NoModel
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.store import FolderStore, MemoryStore, Store
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.memory import MemoryStorage
@@ -65,7 +65,7 @@ class FolderState:
     """State in the homes `server` and `devices/NAME`, as over the network, but without keys."""
 
     storage: Storage
-    homes: Mapping[str, Home]
+    homes: Mapping[str, DeviceHome]
 
     @property
     def stores(self) -> Mapping[str, Store]:
@@ -131,7 +131,7 @@ def open_state(names: Iterable[str], folder: Path | None) -> Iterator[Simulation
     from attune.fedserver.home import ServerHome
 
     server = ServerHome(folder / "server")
-    homes = {name: Home(folder / "devices" / name) for name in names}
+    homes = {name: DeviceHome(folder / "devices" / name) for name in names}
     with ExitStack() as locks:
         locks.enter_context(server.locked())
         server.create()

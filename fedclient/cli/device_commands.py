@@ -56,11 +56,11 @@ def join(
     from attune.common import homes
     from attune.common.identity.names import default_name
     from attune.fedclient.address import ServerAddress
-    from attune.fedclient.home import DeviceInfo, Home, check_name
+    from attune.fedclient.home import DeviceHome, DeviceInfo, check_name
     from attune.fedclient.link.enrol import enrol, stay_enrolled
 
     address = ServerAddress.parse(server)
-    where = Home(home or homes.joined_home(address.host, address.port))
+    where = DeviceHome(home or homes.joined_home(address.host, address.port))
     record = DeviceInfo(name or default_name(socket.gethostname(), ""), str(address))
     with where.locked():
         identity = where.identity()

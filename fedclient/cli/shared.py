@@ -16,7 +16,7 @@ from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from attune.fedclient.home import Home
+    from attune.fedclient.home import DeviceHome
 
 MAX_TOKEN_FILE = 4096  # characters; a token has 76
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,7 +85,7 @@ def token_in(text: str | None, file: str | None) -> str | None:
         raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
-def home_of(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> Home:
+def home_of(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> DeviceHome:
     """Return the home of the finished model. This does not import torch, so errors come at once."""
     from attune.fedclient.address import ServerAddress
     from attune.fedclient.home import with_model

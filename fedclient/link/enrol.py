@@ -30,7 +30,7 @@ from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.backoff import backoff_s
-from attune.fedclient.home import DeviceInfo, Home, Identity
+from attune.fedclient.home import DeviceHome, DeviceInfo, Identity
 from attune.fedclient.link.diagnose import diagnose
 
 CALL_S = 30.0
@@ -38,7 +38,7 @@ DIAGNOSIS_S = 5.0
 
 
 async def enrol(
-    home: Home,
+    home: DeviceHome,
     record: DeviceInfo,
     address: ServerAddress,
     token_text: str,
@@ -59,7 +59,7 @@ async def enrol(
 
 
 async def stay_enrolled(
-    home: Home,
+    home: DeviceHome,
     identity: Identity,
     address: ServerAddress,
     token_text: str | None,
@@ -85,7 +85,7 @@ async def stay_enrolled(
 
 
 async def _certify(
-    home: Home,
+    home: DeviceHome,
     record: DeviceInfo,
     key: bytes,
     address: ServerAddress,

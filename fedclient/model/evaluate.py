@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attune.common.task import TASKS
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
@@ -26,7 +26,7 @@ class Evaluation:
         return f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
 
 
-def of(home: Home, shard: Path, table: ReadOptions = PLAIN) -> Evaluation:
+def of(home: DeviceHome, shard: Path, table: ReadOptions = PLAIN) -> Evaluation:
     """The evaluation of the model in `home`. Errors: NoModel, and those of load_shard and Model.evaluate."""
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.model.artifact import Model

@@ -11,10 +11,11 @@ import click
 
 from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
-from attune.common.errors import AttuneError
+from attune.common.errors import AttuneError, SettingError
 from attune.fedserver.cli import results, running, tokens, upkeep
 from attune.fedserver.cli.shared import HOME, SETTINGS
 
+PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
@@ -91,12 +92,12 @@ def cli(
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(None, assignments, {})
-    from attune.fedserver import logs, malloc
+    from attune.fedserver import logs, process
     from attune.fedserver.serve import serve
 
     verbosity = int(verbose) - int(quiet)
     logs.begin(log_format, verbosity)
-    malloc.prepare()
+    process.prepare_memory()
     serve(
         settings=settings,
         config=config,
@@ -117,8 +118,22 @@ def cli(
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
     """Writes a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
-    from attune.fedserver.starter.write import write_project
-
     for path in write_project(folder):
         click.echo(path)
     click.echo(f"now: cd {folder}; python run.py")
+
+
+def write_project(folder: Path) -> list[Path]:
+    """Write the files of a new project, and return their paths in the order in which to read them.
+
+    Raises:
+        SettingError: The folder exists and is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(f"{folder} is there already and is not empty; nothing was written: choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in ("README.md", "run.py", "data.py", "model.py", "federation.toml"):
+        written.append(folder / name)
+        written[-1].write_bytes((PROJECT / name).read_bytes())
+    return written

@@ -9,7 +9,7 @@ import click
 
 from attune.common import aio
 from attune.common.config import load_settings
-from attune.fedserver.cli.shared import HOME, SETTINGS, desk_of, place_of, troubles_of
+from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, place_of, troubles_of
 
 
 @click.command()
@@ -37,9 +37,9 @@ def _pause(home: Path | None, on: bool) -> None:
         under_way = f"{phase} goes on to its end" if phase != "waiting" else "no round is open"
         click.echo(f"paused after {closed} rounds; {under_way}" if on else "rounds open again")
         return
-    _, desk = desk_of(home)
+    _, admin = admin_of(home)
     with place.locked():
-        aio.run(desk.pause_record(on))
+        aio.run(admin.pause_record(on))
     click.echo("paused; no server runs" if on else "rounds open again when the server runs")
 
 
@@ -121,7 +121,7 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
     """Begins the run NAME, with these settings, at the server's next start. No server may run, and the last run is over."""
     from attune.fedserver import runs
     from attune.fedserver.core import planning
-    from attune.fedserver.identity.desk import user
+    from attune.fedserver.identity.admin import user
     from attune.fedserver.lab.declared import check_declared
     from attune.fedserver.serve import of_flags
 
@@ -139,7 +139,7 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
 def stop_run(home: Path | None) -> None:
     """Ends the present run after the rounds that are closed. No server may run; at its next start devices get their models."""
     from attune.fedserver import runs
-    from attune.fedserver.identity.desk import user
+    from attune.fedserver.identity.admin import user
 
     closed = runs.stop(place_of(home), f"operator {user()}")
     click.echo(f"the run is over after {closed} rounds; start the server once more, so that devices fetch their models")

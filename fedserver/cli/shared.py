@@ -1,4 +1,4 @@
-"""Options of several commands, and the home, the operator's desk and the running server that they name."""
+"""Options of several commands, and the home, the operator's decisions and the running server that they name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from attune.common import homes
 
 if TYPE_CHECKING:
     from attune.fedserver.home import ServerHome
-    from attune.fedserver.identity.desk import Desk
+    from attune.fedserver.identity.admin import FederationAdmin
 
 if TYPE_CHECKING:
     from attune.fedserver.home import ServerHome
-    from attune.fedserver.identity.desk import Desk
+    from attune.fedserver.identity.admin import FederationAdmin
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,13 +48,13 @@ def place_of(home: Path | None) -> ServerHome:
     return ServerHome(home or homes.server_home())
 
 
-def desk_of(home: Path | None) -> tuple[ServerHome, Desk]:
-    """The home, and the operator's desk in it. Errors: HomeMismatch if there is none."""
-    from attune.fedserver.identity.desk import Desk, user
+def admin_of(home: Path | None) -> tuple[ServerHome, FederationAdmin]:
+    """The home, and the operator's decisions in it. Errors: HomeMismatch if there is none."""
+    from attune.fedserver.identity.admin import FederationAdmin, user
 
     place = place_of(home)
     place.require()
-    return place, Desk(place.open().ledger, f"operator {user()}")
+    return place, FederationAdmin(place.open().ledger, f"operator {user()}")
 
 
 def wake(place: ServerHome) -> None:

@@ -9,7 +9,7 @@ import click
 
 from attune.common import aio
 from attune.common.errors import SettingError
-from attune.fedserver.cli.shared import HOME, desk_of, wake
+from attune.fedserver.cli.shared import HOME, admin_of, wake
 
 
 @click.group(invoke_without_command=True)
@@ -23,9 +23,9 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
     context.obj = home
     if context.invoked_subcommand is not None:
         return
-    place, desk = desk_of(home)
+    place, admin = admin_of(home)
     key = place.open_authority().public_key_compressed
-    click.echo(aio.run(desk.new_token(key, uses, _seconds(ttl), only_for=only_for)))
+    click.echo(aio.run(admin.new_token(key, uses, _seconds(ttl), only_for=only_for)))
     whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
     if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
         click.echo(f"this token admits {whom}, for {ttl}", err=True)
@@ -40,8 +40,8 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
     """The join tokens of this home: which admit how many devices, and who has joined with them."""
     import msgspec
 
-    _, desk = desk_of(home or outer)
-    found = aio.run(desk.tokens())
+    _, admin = admin_of(home or outer)
+    found = aio.run(admin.tokens())
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
@@ -57,8 +57,8 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
 @click.pass_obj
 def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) -> None:
     """Withdraws the join token ID (`fedserver token list`): it admits nobody any more."""
-    place, desk = desk_of(home or outer)
-    revoked = aio.run(desk.revoke_token(id, devices))
+    place, admin = admin_of(home or outer)
+    revoked = aio.run(admin.revoke_token(id, devices))
     wake(place)
     click.echo(f"the token {id} is withdrawn")
     for name in revoked:
@@ -70,8 +70,8 @@ def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) 
 @click.argument("name")
 def revoke(home: Path | None, name: str) -> None:
     """Refuses the device NAME and its certificates from now on, and ends its stream."""
-    place, desk = desk_of(home)
-    aio.run(desk.revoke(name))
+    place, admin = admin_of(home)
+    aio.run(admin.revoke(name))
     wake(place)
     click.echo(f"{name} is revoked")
 

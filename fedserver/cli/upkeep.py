@@ -41,7 +41,7 @@ def audit(home: Path | None, last: int | None, as_json: bool, contains: str | No
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder to write to.")
 def backup(home: Path | None, out: Path) -> None:
     """Copies all that a federation needs into a folder, beside a running server too."""
-    from attune.fedserver.identity.desk import user
+    from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import back_up
 
     place = place_of(home)
@@ -56,7 +56,7 @@ def backup(home: Path | None, out: Path) -> None:
 @click.option("--from", "source", type=click.Path(path_type=Path), required=True, help="What `fedserver backup` wrote.")
 def restore(home: Path, source: Path) -> None:
     """Makes a home of a backup, after every byte of it was verified; exit code 4 if it is damaged."""
-    from attune.fedserver.identity.desk import user
+    from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import restore_to
 
     place = place_of(home)
@@ -69,7 +69,7 @@ def restore(home: Path, source: Path) -> None:
 @HOME
 def verify(home: Path | None) -> None:
     """Holds every file of the home against its digest; a line for each that is damaged, and exit code 4."""
-    from attune.fedserver.view.verify import damages
+    from attune.fedserver.view.backup import damages
 
     place = place_of(home)
     place.require()

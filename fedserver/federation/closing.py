@@ -10,7 +10,7 @@ from attune.fedserver.core.records import Report
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.orders import Orders
-from attune.fedserver.ports.lab import Lab, Outcome
+from attune.fedserver.ports.lab import Lab, RoundOutcome
 from attune.fedserver.stores.inbox import Inbox
 
 
@@ -21,7 +21,7 @@ class Closing:
     number: int
     rows: Sequence[Report]
     marks: Mapping[str, Mapping[str, int]]
-    outcome: Outcome
+    outcome: RoundOutcome
     setback: str = ""  # why its updates make no state
 
 

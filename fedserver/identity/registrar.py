@@ -14,8 +14,8 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.identity.credential import fingerprint_of, key_fingerprint_of, needs_renewal, not_after
 from attune.common.identity.names import check_name
 from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.identity.admin import DAY_S, state_of
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.desk import DAY_S, state_of
 from attune.fedserver.identity.server_tls import LiveServerCredentials
 from attune.fedserver.ports.ledger import Certificate, MemberLedger, Token
 

@@ -43,7 +43,7 @@ from attune.fedserver.lab.packing import Packing
 from attune.fedserver.lab.recipe import StateRecipe
 from attune.fedserver.lab.vault import NotFinite, StateVault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
-from attune.fedserver.ports.lab import Arrived, Outcome, Served
+from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
@@ -208,13 +208,13 @@ class Engine:
         slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
-    def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = ()) -> Outcome:
+    def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = ()) -> RoundOutcome:
         """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
         return self._staged(entries, None, founders)
 
     def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Collection[str] = ()
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
         return self._staged(entries, adaptation, founders)
 
@@ -226,18 +226,18 @@ class Engine:
 
     def _staged(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
-    ) -> Outcome:
+    ) -> RoundOutcome:
         try:
             metrics = self._close(entries, adaptation, founders)
         except NotFinite as error:
             self._take_back()
             self._note_recipe(None, {}, [])
-            return Outcome({}, [], dict(self._bounded), sorted(self._without_vote), str(error))
+            return RoundOutcome({}, [], dict(self._bounded), sorted(self._without_vote), str(error))
         slots = self.staged_slots()
         self._note_recipe(adaptation, entries, slots)
-        return Outcome(metrics, slots, dict(self._bounded), sorted(self._without_vote))
+        return RoundOutcome(metrics, slots, dict(self._bounded), sorted(self._without_vote))
 
-    def go_back(self) -> Outcome:
+    def go_back(self) -> RoundOutcome:
         """The state before the last round, staged as the next one. No slot means that it is not known any more.
 
         Who had no value of its own then has what a stranger had.
@@ -254,7 +254,7 @@ class Engine:
                     write(vault, slot.key, vault.read(COLD_START))
         self._aggregators = self._make()
         self._note_recipe(None, {}, [])
-        return Outcome({}, self.staged_slots())
+        return RoundOutcome({}, self.staged_slots())
 
     def _note_recipe(
         self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]

@@ -14,7 +14,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, Outcome, Served, Started
+from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.lab.build import Maker
@@ -113,15 +113,15 @@ class ThreadLab:
             self._started.arrive, client, cast(PartKind, part), blob, encoding, served, max_norm
         )
 
-    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
+    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
         return await self._executors.worker(self._started.aggregate, entries, founders)
 
     async def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> RoundOutcome:
         return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
 
-    async def go_back(self) -> Outcome:
+    async def go_back(self) -> RoundOutcome:
         return await self._executors.worker(self._started.go_back)
 
     async def settle(self) -> None:

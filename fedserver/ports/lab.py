@@ -42,7 +42,7 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """A round's next state, written beside the present one: true once its slots are committed.
 
     bounded: whose change was above the bound, and how many times the cohort's median norm it was. without_vote: whose did not
@@ -103,17 +103,17 @@ class Lab(Protocol):
         """
         ...
 
-    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
+    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
         """A cohort's accepted updates, by client, into the next state; founders as above."""
         ...
 
     async def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """As `aggregate`, of newcomers to a finished federation."""
         ...
 
-    async def go_back(self) -> Outcome:
+    async def go_back(self) -> RoundOutcome:
         """The state before the last round as the next one; without a slot if that is not known any more."""
         ...
 

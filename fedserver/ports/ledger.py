@@ -224,7 +224,7 @@ class MemberLedger(Protocol):
         """Return the known devices of `names`, or all devices, by name."""
         ...
 
-    async def update_device(self, name: str, **fields: Any) -> None:
+    async def update_device(self, name: str, /, **fields: Any) -> None:
         """Change fields of a device. No-op for an unknown one."""
 
     async def disconnect_all(self, now: float) -> None:

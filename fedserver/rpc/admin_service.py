@@ -10,19 +10,21 @@ import msgspec
 from attune.common.errors import CertificateRefused, SettingError
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.identity.desk import DAY_S, Desk
+from attune.fedserver.identity.admin import DAY_S, FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.pb import admin_pb2 as pb
 from attune.fedserver.pb.admin_pb2_grpc import AdminServicer
-from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.ledger import MemberLedger
 
 LONGEST_TTL_S = 3650 * DAY_S
 
 
 class AdminService(AdminServicer):
-    def __init__(self, coordinator: Coordinator, members: Members, registrar: Registrar, desk: Desk, ledger: Ledger) -> None:
+    def __init__(
+        self, coordinator: Coordinator, members: Members, registrar: Registrar, admin: FederationAdmin, ledger: MemberLedger
+    ) -> None:
         self._coordinator, self._members = coordinator, members
-        self._registrar, self._desk, self._ledger = registrar, desk, ledger
+        self._registrar, self._admin, self._ledger = registrar, admin, ledger
 
     async def Wake(self, request: pb.WakeRequest, context: grpc.aio.ServicerContext) -> pb.WakeReply:  # noqa: N802
         """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
@@ -42,7 +44,7 @@ class AdminService(AdminServicer):
         return pb.TroublesReply(troubles=self._coordinator.troubles.lines)
 
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseReply:  # noqa: N802
-        await self._desk.note_pause(request.paused)
+        await self._admin.note_pause(request.paused)
         await self._coordinator.pause(request.paused)
         record = self._coordinator.round.record
         return pb.PauseReply(phase=str(record.phase), round=record.round)
@@ -52,20 +54,20 @@ class AdminService(AdminServicer):
         if not (math.isfinite(ttl_s) and 0 < ttl_s <= LONGEST_TTL_S):
             raise SettingError(f"a token lives from a second to ten years, not {ttl_s:g} s")
         key = self._registrar.authority.public_key_compressed
-        token = await self._desk.new_token(key, request.uses or 1, ttl_s, only_for=request.only_for)
+        token = await self._admin.new_token(key, request.uses or 1, ttl_s, only_for=request.only_for)
         await self._registrar.refresh()
         return pb.NewTokenReply(token=token)
 
     async def Tokens(self, request: pb.TokensRequest, context: grpc.aio.ServicerContext) -> pb.TokensReply:  # noqa: N802
-        return pb.TokensReply(tokens=[pb.Token(**msgspec.structs.asdict(each)) for each in await self._desk.tokens()])
+        return pb.TokensReply(tokens=[pb.Token(**msgspec.structs.asdict(each)) for each in await self._admin.tokens()])
 
     async def RevokeToken(  # noqa: N802
         self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
     ) -> pb.RevokeTokenReply:
-        revoked = await self._desk.revoke_token(request.id, request.devices)
+        revoked = await self._admin.revoke_token(request.id, request.devices)
         await self._wake()
         return pb.RevokeTokenReply(revoked=revoked)
 
     async def Revoke(self, request: pb.RevokeRequest, context: grpc.aio.ServicerContext) -> pb.RevokeReply:  # noqa: N802
-        await self._desk.revoke(request.name)
+        await self._admin.revoke(request.name)
         return pb.RevokeReply(connected=await self._wake())

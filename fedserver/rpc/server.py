@@ -22,7 +22,7 @@ from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.federation.watchdog import watch
-from attune.fedserver.identity.desk import Desk
+from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
@@ -47,7 +47,7 @@ class Door:
         self,
         settings: ServerSettings,
         registrar: Registrar,
-        desk: Desk,
+        admin: FederationAdmin,
         refusals: Refusals,
         coordinator: Coordinator,
         storage: Storage,
@@ -66,7 +66,7 @@ class Door:
         federation = FederationService(members, updates, registrar, pulses)
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.journal)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, desk, ledger), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, admin, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [descriptor.full_name for file in (admin_pb2, health_pb2) for descriptor in _services(file)]
         reflection.enable_server_reflection([*SERVICES, *names, reflection.SERVICE_NAME], server)

@@ -127,7 +127,7 @@ class MemoryLedger:
         asked = self._devices.keys() if names is None else self._devices.keys() & set(names)
         return [self._devices[name] for name in sorted(asked)]
 
-    async def update_device(self, name: str, **fields: Any) -> None:
+    async def update_device(self, name: str, /, **fields: Any) -> None:
         if name in self._devices:
             self._devices[name] = msgspec.structs.replace(self._devices[name], **fields)
 

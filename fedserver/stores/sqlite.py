@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from attune.common.errors import LedgerBusy
-from attune.common.plan import Plan
-from attune.fedserver.core.messages import Record
-from attune.fedserver.core.records import DeviceRecord, Report, Slot
-from attune.fedserver.ports.ledger import AuditEntry, Certificate, Refusal, Snapshot, Token
+from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores.audit import Audit, entries
 from attune.fedserver.stores.tables import BUSY_S, VERSION, Tables, certificate_in, damage, snapshot_in
 
 T = TypeVar("T")
+P = ParamSpec("P")
 AUDIT_FILE = "audit.jsonl"
 # What SQLite says of errors that pass when another process lets go of the file, or when the disk has room again. Python 3.10
 # tells no codes.
@@ -109,6 +107,16 @@ def _connected(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
     return db
 
 
+def _awaited(method: Callable[Concatenate[Tables, P], T]) -> Callable[Concatenate[SqliteLedger, P], Coroutine[Any, Any, T]]:
+    """Return a method of SqliteLedger that calls this method of its tables on the ledger's thread."""
+
+    @wraps(method)
+    async def call(self: SqliteLedger, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._do(getattr(self._tables, method.__name__), *arguments, **named)
+
+    return call
+
+
 class SqliteLedger:
     """Implements ports.ledger.Ledger: calls are carried out one after the other.
 
@@ -125,9 +133,9 @@ class SqliteLedger:
     def __repr__(self) -> str:
         return f"SqliteLedger({self._path})"
 
-    async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
         except sqlite3.OperationalError as error:
             if passes(error):
                 raise LedgerBusy(f"the database of the federation cannot be used now ({error})") from error
@@ -141,84 +149,32 @@ class SqliteLedger:
     async def note(self, event: str, by: str, **facts: Any) -> None:
         await asyncio.to_thread(self._audit.write, event, by, **facts)
 
-    async def snapshot(self) -> Snapshot:
-        return await self._do(self._tables.snapshot)
-
-    async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
-        await self._do(self._tables.set_overrides, overrides)
-
-    async def put_record(self, record: Record) -> None:
-        await self._do(self._tables.put_record, record)
-
-    async def commit_round(
-        self,
-        record: Record,
-        slots: Iterable[Slot],
-        rows: Iterable[Report],
-        marks: Mapping[str, Mapping[str, int]],
-        plan: Plan | None = None,
-    ) -> None:
-        await self._do(self._tables.commit_round, record, slots, rows, marks, plan)
-
-    async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
-        return await self._do(self._tables.last_evaluations, before, but)
-
-    async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
-        await self._do(self._tables.begin_run, name, overrides)
-
-    async def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
-        await self._do(self._tables.end_run, record, overrides)
-
-    async def end_cleanup(self) -> None:
-        await self._do(self._tables.end_cleanup)
-
-    async def device(self, name: str) -> DeviceRecord | None:
-        return await self._do(self._tables.device, name)
-
-    async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
-        return await self._do(self._tables.devices, names)
-
-    async def update_device(self, name: str, **fields: Any) -> None:
-        await self._do(self._tables.update_device, name, fields)
-
-    async def refuse(self, refusal: Refusal, keep: int) -> None:
-        await self._do(self._tables.refuse, refusal, keep)
-
-    async def disconnect_all(self, now: float) -> None:
-        await self._do(self._tables.disconnect_all, now)
-
-    async def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
-        await self._do(self._tables.enrol, name, public_key, certificate, now, token)
-
-    async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
-        await self._do(self._tables.renew, certificate, now, unused, forget_s)
-
-    async def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
-        return await self._do(self._tables.first_use, fingerprint, now, retires_at)
-
-    async def certificates(self, name: str | None = None) -> list[Certificate]:
-        return await self._do(self._tables.certificates, name)
-
     async def certificate(self, fingerprint: str) -> Certificate | None:
         try:
             return certificate_in(self._certificates, fingerprint)
         except sqlite3.OperationalError:  # another process recovers the file, or holds all of it
             return await self._do(self._tables.certificate, fingerprint)
 
-    async def replace_operator(self, certificate: Certificate) -> None:
-        await self._do(self._tables.replace_operator, certificate)
-
-    async def add_token(self, token: Token, keep: int | None = None) -> None:
-        await self._do(self._tables.add_token, token, keep)
-
-    async def token(self, fingerprint: str) -> Token | None:
-        return await self._do(self._tables.token, fingerprint)
-
-    async def tokens(self) -> list[Token]:
-        return await self._do(self._tables.tokens)
-
-    async def withdraw(self, id: str, now: float) -> None:
-        await self._do(self._tables.withdraw, id, now)
-
-    async def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
-        return await self._do(self._tables.bootstrap_roots, now, keep_s)
+    snapshot = _awaited(Tables.snapshot)
+    set_overrides = _awaited(Tables.set_overrides)
+    put_record = _awaited(Tables.put_record)
+    commit_round = _awaited(Tables.commit_round)
+    last_evaluations = _awaited(Tables.last_evaluations)
+    begin_run = _awaited(Tables.begin_run)
+    end_run = _awaited(Tables.end_run)
+    end_cleanup = _awaited(Tables.end_cleanup)
+    device = _awaited(Tables.device)
+    devices = _awaited(Tables.devices)
+    update_device = _awaited(Tables.update_device)
+    refuse = _awaited(Tables.refuse)
+    disconnect_all = _awaited(Tables.disconnect_all)
+    enrol = _awaited(Tables.enrol)
+    renew = _awaited(Tables.renew)
+    first_use = _awaited(Tables.first_use)
+    certificates = _awaited(Tables.certificates)
+    replace_operator = _awaited(Tables.replace_operator)
+    add_token = _awaited(Tables.add_token)
+    token = _awaited(Tables.token)
+    tokens = _awaited(Tables.tokens)
+    withdraw = _awaited(Tables.withdraw)
+    bootstrap_roots = _awaited(Tables.bootstrap_roots)

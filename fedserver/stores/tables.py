@@ -163,7 +163,7 @@ class Tables:
         slots: Iterable[Slot],
         rows: Iterable[Report],
         marks: Mapping[str, Mapping[str, int]],
-        plan: Plan | None,
+        plan: Plan | None = None,
     ) -> None:
         self._db.execute("PRAGMA synchronous = FULL")
         try:
@@ -172,7 +172,7 @@ class Tables:
                 if plan is not None:
                     self._put("plan", plan)
                 for name, fields in marks.items():
-                    self.update_device(name, fields)
+                    self.update_device(name, **fields)
                 self._db.executemany(
                     "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", [msgspec.structs.astuple(slot) for slot in slots]
                 )
@@ -186,7 +186,7 @@ class Tables:
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
 
-    def last_evaluations(self, before: int, but: int) -> list[Report]:
+    def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
             "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? AND round != ? "
             "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
@@ -200,10 +200,10 @@ class Tables:
         row = self._db.execute("SELECT * FROM devices WHERE name = ?", (name,)).fetchone()
         return msgspec.convert(dict(row), DeviceRecord, strict=False) if row else None
 
-    def devices(self, names: Collection[str] | None) -> list[DeviceRecord]:
+    def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         return devices_in(self._db, names)
 
-    def update_device(self, name: str, fields: Mapping[str, Any]) -> None:
+    def update_device(self, name: str, /, **fields: Any) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
         self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
 
@@ -224,7 +224,7 @@ class Tables:
 
     # --- certificates and tokens
 
-    def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None) -> None:
+    def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
         with self._transaction():
             if token is not None:
                 self._db.execute(
@@ -280,7 +280,7 @@ class Tables:
             )
             return [row[0] for row in retired.fetchall()]
 
-    def certificates(self, name: str | None) -> list[Certificate]:
+    def certificates(self, name: str | None = None) -> list[Certificate]:
         return certificates_in(self._db, name)
 
     def certificate(self, fingerprint: str) -> Certificate | None:
@@ -291,7 +291,7 @@ class Tables:
             self._db.execute("DELETE FROM certificates WHERE role = 'operator'")
             self._add_certificate(certificate)
 
-    def add_token(self, token: Token, keep: int | None) -> None:
+    def add_token(self, token: Token, keep: int | None = None) -> None:
         values = asdict(token)
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
         with self._transaction():

@@ -1,33 +1,36 @@
-"""`fedserver backup` and `restore`: a copy of a home, made beside a running server, and a home made of a verified copy.
+"""`fedserver backup`, `restore` and `verify`: a copy of a home, a home made of a copy, and a check of all its bytes.
 
 The database is copied first, at one moment, and the files that it names are linked aside at once. If a round was committed in
-between and removed one of them, everything begins anew. Then the links are copied.
+between and removed one of them, everything begins anew. Then the links are copied. A check only reads, also beside a running
+server.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
-from attune.common.errors import HomeMismatch, LedgerBusy
+from attune.common.errors import AttuneError, HomeMismatch, LedgerBusy
 from attune.common.estimate import with_estimate
 from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
-from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE
-from attune.fedserver.lab.recipe import StateRecipe
-from attune.fedserver.ports.blobs import Blobs, blob_of
-from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
+from attune.fedserver.lab.recipe import StateRecipe, name_of
+from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
+from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.folder import link
-from attune.fedserver.view.verify import damages
+from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.uploads import Uploads
 
 MANIFEST = "MANIFEST.json"
 VERSION = 1
@@ -35,22 +38,30 @@ TRIES, PAUSE_S = 100, 0.05
 LONGEST_MANIFEST = 1 << 28
 
 
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CopiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size in bytes and SHA-256 of one file of a backup."""
+
     size: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What is in a backup. It is written last: a folder without one is no backup."""
+    """The list of a backup's files. It is written last: a folder without one is no backup."""
 
     version: int
     made_at: float  # unix time
     round: int  # closed rounds
-    files: dict[str, File]  # by path below the folder
+    files: dict[str, CopiedFile]  # by path below the folder
 
 
 def back_up(home: ServerHome, out: Path) -> Iterator[str]:
-    """Lines that say what was done. Errors: HomeMismatch if `out` is there, LedgerBusy if rounds close too fast, DiskFull."""
+    """Copy a home into the new folder `out`, and yield lines that say what was done.
+
+    Raises:
+        HomeMismatch: `out` is there already.
+        LedgerBusy: Rounds close faster than their state can be set aside.
+        DiskFull: There is no space for the copy.
+    """
     if out.exists():
         raise HomeMismatch(f"{out} is there already: name a new folder for each backup")
     aside = home.path / f"{LEFT_ASIDE}{secrets.token_hex(6)}"
@@ -96,7 +107,7 @@ def _state_of(blobs: Blobs, found: Snapshot) -> list[str]:
     return sorted({*(blob_of(slot).name for slot in slots), *([recipe.name] if recipe else [])})
 
 
-def _copied(source: Path, out: Path) -> dict[str, File]:
+def _copied(source: Path, out: Path) -> dict[str, CopiedFile]:
     out.mkdir(mode=0o700, parents=True)
     files = {}
     for path in with_estimate(sorted(path for path in source.rglob("*") if path.is_file()), "files copied"):
@@ -106,8 +117,8 @@ def _copied(source: Path, out: Path) -> dict[str, File]:
     return files
 
 
-def _copy(path: Path, to: Path) -> File:
-    """Copies and syncs one file, closed to other users; what was written."""
+def _copy(path: Path, to: Path) -> CopiedFile:
+    """Copy one file durably, closed to other users, and return what was written."""
     to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with path.open("rb") as source, os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as target:
@@ -116,7 +127,7 @@ def _copy(path: Path, to: Path) -> File:
             target.write(block)
         size = target.tell()
     sync(to)
-    return File(size, digest.hexdigest())
+    return CopiedFile(size, digest.hexdigest())
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -125,7 +136,12 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
-    """Lines that say what was done. Errors: HomeMismatch if the backup is damaged, or the home is there already; DiskFull."""
+    """Make a home of a backup, and yield lines that say what was done.
+
+    Raises:
+        HomeMismatch: The backup is damaged, or the home is there already.
+        DiskFull: There is no space for the home.
+    """
     if home.path.exists() and any(home.path.iterdir()):
         raise HomeMismatch(f"{home.path} is there already and not empty: restore into a new --home")
     manifest = _verified(source)
@@ -148,7 +164,11 @@ def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
 
 
 def _verified(source: Path) -> Manifest:
-    """Errors: HomeMismatch that names what is damaged, missing or too much."""
+    """Compare each file of a backup with its manifest, and return the manifest.
+
+    Raises:
+        HomeMismatch: A file is damaged, missing, or not of this backup; the error names it.
+    """
     try:
         with (source / MANIFEST).open("rb") as file:
             manifest = from_json(file.read(LONGEST_MANIFEST), Manifest)
@@ -166,6 +186,50 @@ def _verified(source: Path) -> Manifest:
         with (source / name).open("rb") as file:
             for block in _blocks(file):
                 digest.update(block)
-        if File((source / name).stat().st_size, digest.hexdigest()) != wanted:
+        if CopiedFile((source / name).stat().st_size, digest.hexdigest()) != wanted:
             raise HomeMismatch(f"{source / name} is damaged: use another backup")
     return manifest
+
+
+def damages(home: ServerHome) -> Iterator[str]:
+    """Yield a line for each thing that is damaged: authority, audit log, address, database, state, inbox, uploads."""
+    storage = home.open()
+    with contextlib.closing(storage.reader()) as reader:
+        yield from _fault(lambda: _authority(home, reader))
+        yield from _fault(lambda: list(reader.audit()))
+        yield from _fault(home.address)
+        try:
+            reader.check()
+            found = reader.snapshot()
+        except AttuneError as error:
+            yield str(error)
+        else:
+            yield from _state(home, storage.blobs, found)
+    yield from Inbox(storage.blobs).damaged()
+    yield from Uploads(storage).damaged()
+
+
+def _fault(read: Callable[[], object]) -> Iterator[str]:
+    try:
+        read()
+    except AttuneError as error:
+        yield str(error)
+
+
+def _authority(home: ServerHome, reader: LedgerReader) -> None:
+    """Load the authority. A home that was never served over the network, as a simulation's, needs none."""
+    if home.authority.exists() or reader.was_served():
+        Authority.load(home.authority)
+
+
+def _state(home: ServerHome, blobs: Blobs, found: Snapshot) -> Iterator[str]:
+    """Check the slots, and what is kept to make them again."""
+    closed = found.record.round
+    recipe = StateRecipe.load(blobs, closed)
+    if recipe is None and blobs.names(name_of(closed)):
+        yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
+    for slot in with_estimate((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
+        try:
+            blobs.check(blob_of(slot))
+        except Damaged as damaged:
+            yield str(damaged)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attune.common.task import described
-from attune.fedserver.identity.desk import TokenView
+from attune.fedserver.identity.admin import TokenView
 
 COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
 SHOWN_REFUSALS = 5  # the latest; --json has them all

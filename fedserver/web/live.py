@@ -16,7 +16,7 @@ from attune.common.text import from_json
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.home import ServerHome
-from attune.fedserver.identity.desk import Desk
+from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
@@ -34,24 +34,24 @@ class Operator:
         coordinator: Coordinator,
         members: Members,
         registrar: Registrar,
-        desk: Desk,
+        admin: FederationAdmin,
         join_address: str,
     ) -> None:
         self._coordinator, self._members, self._registrar = coordinator, members, registrar
-        self._desk, self._address = desk, join_address
+        self._admin, self._address = admin, join_address
 
     def actions(self) -> Actions:
         doing: dict[str, Action] = {"token": self.token, "revoke": self.revoke, "pause": self.pause, "resume": self.resume}
         return Actions(doing, asyncio.get_running_loop())
 
     async def token(self, asked: NewToken) -> dict[str, Any]:
-        token = await self._desk.new_token(self._registrar.authority.public_key_compressed, asked.uses, asked.ttl_s)
+        token = await self._admin.new_token(self._registrar.authority.public_key_compressed, asked.uses, asked.ttl_s)
         await self._registrar.refresh()
         line = f"fedclient join --server {self._address} --token {token}"
         return {"line": line, "uses": asked.uses, "expires": time.time() + asked.ttl_s}
 
     async def revoke(self, asked: DeviceName) -> dict[str, Any]:
-        await self._desk.revoke(asked.name)
+        await self._admin.revoke(asked.name)
         await self._members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
         return {"said": f"{asked.name} is revoked"}
 
@@ -62,7 +62,7 @@ class Operator:
         return await self._paused(False)
 
     async def _paused(self, on: bool) -> dict[str, Any]:
-        await self._desk.note_pause(on)
+        await self._admin.note_pause(on)
         await self._coordinator.pause(on)
         return {"said": "What is under way goes on to its end; then no round opens before you resume." if on else ""}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attune.common.errors import SettingError
-from attune.fedserver import cluster_environment
+from attune.fedserver import process
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import PoolCall, WorkerPool
@@ -23,7 +23,7 @@ from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
 CPUS = 4
-cluster_environment.prepare()
+process.prepare_ray()
 SMALL = (
     "--rounds",
     "3",

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from attune.fedserver.home import ServerHome
-from attune.fedserver.view.backup import back_up
-from attune.fedserver.view.verify import damages
+from attune.fedserver.view.backup import back_up, damages
 from tests.e2e.harness import Federation, tabular_shard, until
 
 FLAGS = ("--method", "fedmcsa", "--model", "mlr", "--min-clients", "2", "--rounds", "60", "--set", "train.local_epochs=1")

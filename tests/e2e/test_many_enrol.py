@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attune.common import aio
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.home import DeviceInfo, Home
+from attune.fedclient.home import DeviceHome, DeviceInfo
 from attune.fedclient.link.enrol import enrol
 from tests.e2e.harness import Federation
 
@@ -21,7 +21,7 @@ def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str],
     address, token = ServerAddress("127.0.0.1", server.port), server.join_token
 
     async def all_of_them() -> list[str]:
-        homes = [(Home(tmp_path / f"d{number}"), f"d{number:03}") for number in range(DEVICES)]
+        homes = [(DeviceHome(tmp_path / f"d{number}"), f"d{number:03}") for number in range(DEVICES)]
         records = [(home, DeviceInfo(name, str(address), str(tmp_path))) for home, name in homes]
         found = await asyncio.gather(*(enrol(home, info, address, token, 60.0, print) for home, info in records))
         return [identity.name for identity in found]

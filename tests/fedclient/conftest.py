@@ -28,7 +28,7 @@ from attune.common.plan import ModelSpec, Plan, Profile
 from attune.fedclient import app
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.options import DeviceOptions
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials, peer_fingerprint
@@ -346,7 +346,7 @@ class Bench:
             from attune.fedclient.data.shard import load_shard
             from attune.fedclient.work.worker import Worker
 
-            home = Home(self.folder / "home")
+            home = DeviceHome(self.folder / "home")
             shard = LazyShard.in_memory(load_shard(options.data))
             with home.locked(), Worker() as worker:
                 task = asyncio.create_task(app.live(options, shard, home, self.lines, worker))

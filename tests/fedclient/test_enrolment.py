@@ -24,7 +24,7 @@ from attune.common.errors import (
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.home import DeviceInfo, Home, Identity, local_token
+from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, local_token
 from attune.fedserver.identity.authority import Authority
 
 
@@ -51,7 +51,7 @@ def test_an_enrolled_device_stays_who_it_is_and_ignores_a_token(quick):
 
 
 def test_the_private_key_never_leaves_and_a_lost_answer_costs_no_name(quick, monkeypatch):
-    monkeypatch.setattr(Home, "keep", lambda self, identity: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(DeviceHome, "keep", lambda self, identity: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         quick.run()
     monkeypatch.undo()
@@ -117,7 +117,7 @@ def test_a_name_that_contradicts_the_home(quick):
 
 
 def test_a_home_in_use(quick):
-    with Home(quick.folder / "home").locked():
+    with DeviceHome(quick.folder / "home").locked():
         refused(quick, HomeBusy, 5)
 
 
@@ -164,7 +164,7 @@ def test_what_join_left_is_adopted_by_the_first_shard(quick):
     folder = quick.run(token=None, home=None, name=None)
     assert folder.parent == homes.device_home("127.0.0.1", quick.server.port, quick.shard)
     assert quick.server.seen.enrolled == ["bonn"]
-    assert Home(homes.joined_home("127.0.0.1", quick.server.port)).identity() is None
+    assert DeviceHome(homes.joined_home("127.0.0.1", quick.server.port)).identity() is None
     again = CliRunner().invoke(main, ["join", "--server", where, "--token", quick.server.token(), "--name", "ulm"])
     assert again.exit_code == 0, "the next device of this machine may join"
 
@@ -215,12 +215,12 @@ def test_the_local_servers_own_token_is_found_for_its_port_only(quick):
 @pytest.mark.parametrize("works", [True, False])
 def test_a_certificate_past_two_thirds_of_its_life_is_renewed_on_connecting(quick, monkeypatch, works):
     quick.run()
-    before = Home(quick.folder / "home").identity()
+    before = DeviceHome(quick.folder / "home").identity()
     due = before.credential.certificate_pem
     monkeypatch.setattr("attune.fedclient.link.grpc_link.needs_renewal", lambda pem, now: pem == due)
     quick.server.faults.no_renewals = not works
     quick.run(token=None)
-    after = Home(quick.folder / "home").identity()
+    after = DeviceHome(quick.folder / "home").identity()
     assert after.ca_pem == before.ca_pem
     assert (after.credential.key_pem != before.credential.key_pem) is works
     assert any(("renewed" if works else "cannot renew") in line for line in quick.lines.lines)
@@ -265,7 +265,7 @@ def test_a_damaged_authority_is_damage_of_the_home_and_no_refusal(tmp_path: Path
     """Repeat seed 7042 of `make chaos`: a truncated ca.pem ended a device with 14 (refused), as if the operator had to act."""
     authority, stranger = (Authority.create(tmp_path / name) for name in ("ca", "other"))
     key = new_key()
-    home = Home(tmp_path / "device")
+    home = DeviceHome(tmp_path / "device")
     with home.locked():
         home.remember(DeviceInfo("pi", "host:1"))
         credential = Credential(key, authority.issue_device(csr_der(key, "pi"), "pi", 1))

@@ -20,7 +20,7 @@ from attune.fedclient.cli import main
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import Result
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Work
@@ -79,7 +79,7 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
     bench.server.works, bench.server.rounds = ["evaluate"], [0]
     (folder / "shard1" / "train.npz").write_bytes(b"no zip")
     listed = members(bench, folder)
-    with Home(listed[1].home).locked():
+    with DeviceHome(listed[1].home).locked():
         outcomes = fleet.run(listed, bench.lines)
     assert [outcome.error is None for outcome in outcomes] == [False, False, True]
     assert fleet.exit_code(outcomes) == 6
@@ -196,7 +196,7 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
     plan = Plan("f", 3, default_spec("tabular", (6,), 3, 0, "dnn", {}), ["ant", "bee", "cow"], method, {}, TrainSettings())
 
     def digests(keep):
-        home = Home(tmp_path / f"{method}-{keep}")
+        home = DeviceHome(tmp_path / f"{method}-{keep}")
         data, cache = LazyShard.in_memory(load_shard(shard)), LearnerCache(math.inf if keep else 0)
         slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), cache, local_learner)
         part = {"fedmcsa": "attended"}.get(method, "shared")

@@ -14,7 +14,7 @@ from attune.common.config import TrainSettings
 from attune.common.metrics import Choice
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.cli import main
-from attune.fedclient.home import DeviceInfo, Home
+from attune.fedclient.home import DeviceHome, DeviceInfo
 from attune.fedclient.messages import Result
 from attune.fedclient.model.artifact import ModelInfo, save
 from attune.fedclient.work.state import Orders
@@ -23,7 +23,7 @@ SPEC = ModelSpec("mlr", "tabular", (2,), 2)
 W = {"w": torch.ones(3)}
 
 
-def fill(home: Home) -> Path:
+def fill(home: DeviceHome) -> Path:
     home.remember(DeviceInfo("kiel", "localhost:50051"))
     home.plan.write_bytes(msgspec.json.encode(Plan("f", 0, SPEC, [0, 1], "fedavg", {}, TrainSettings())))
     orders = Orders(home.orders)
@@ -38,7 +38,7 @@ def fill(home: Home) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return fill(Home(tmp_path / "home"))
+    return fill(DeviceHome(tmp_path / "home"))
 
 
 def verify(*said: object) -> tuple[int, list[str]]:
@@ -77,7 +77,7 @@ def test_every_damaged_file_has_its_line(home: Path, name: str) -> None:
 
 def test_homes_are_found_by_server_shard_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "attune"))
-    paths = [fill(Home(homes.device_home("localhost", 50051, tmp_path / shard))) for shard in ("one", "two")]
+    paths = [fill(DeviceHome(homes.device_home("localhost", 50051, tmp_path / shard))) for shard in ("one", "two")]
     assert verify("--server", "localhost:50051") == (0, [f"{path} is whole" for path in sorted(paths)])
     assert verify("--data", tmp_path / "two") == (0, [f"{paths[1]} is whole"])
     assert verify("--home", paths[0].parent)[1] == [f"{path} is whole" for path in sorted(paths)]
@@ -93,10 +93,10 @@ def test_a_start_sweeps_up_what_a_kill_left(home: Path) -> None:
         path.touch()
     (home / ".filling-model").mkdir()
     (home / "model").rename(home / "model.old")  # as after a kill between the two renames
-    with Home(home).locked():
+    with DeviceHome(home).locked():
         assert [path.exists() for path in left] == [False, False]
         assert not (home / ".filling-model").exists()
     assert verify("--home", home) == (0, [f"{home} is whole"])
     (home / "model.old").mkdir()
-    with Home(home).locked():
+    with DeviceHome(home).locked():
         assert not (home / "model.old").exists()

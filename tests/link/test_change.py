@@ -26,7 +26,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.link.port import Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import FolderStore
@@ -87,7 +87,7 @@ def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inli
     """Return the bytes of two orders' downloads, the device's lines, and the start of its second order."""
     folder, value = tabular_shard(tmp_path / "shard"), [blob(each, tmp_path) for each in (FIRST, SECOND)]
     options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
-    home, shard, console = Home(tmp_path / "home"), LazyShard.in_memory(load_shard(folder)), Said()
+    home, shard, console = DeviceHome(tmp_path / "home"), LazyShard.in_memory(load_shard(folder)), Said()
     digests = [digest_of(each) for each in value]
     sent = BlobRef("shared", digest_of(change), len(change), 1, "zstd", change if inline else b"")
     refs = (

@@ -19,7 +19,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.link.port import Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import FolderStore
@@ -37,7 +37,7 @@ def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
     served = write_tensors(tmp_path / "served.safetensors", tensors_of(build(spec, 3)))
     folder = tabular_shard(tmp_path / "shard")
     options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
-    home, shard = Home(tmp_path / "home"), LazyShard.in_memory(load_shard(folder))
+    home, shard = DeviceHome(tmp_path / "home"), LazyShard.in_memory(load_shard(folder))
 
     async def scenario(link: Link, server: Scripted):
         server.offer((tmp_path / "served.safetensors").read_bytes())

@@ -14,7 +14,7 @@ from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.model import artifact
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
@@ -115,7 +115,7 @@ def test_a_second_model_starts_as_what_is_first_served(make):
 def test_the_finished_model_predicts_as_the_device_does_without_its_samples(make, method, images, tmp_path):
     learner = make(method)
     result = carry_out(learner, 1, scale=0.9)
-    home = Home(tmp_path / "home")
+    home = DeviceHome(tmp_path / "home")
     artifact.save_model(learner, home.model)
     model = artifact.Model.load(home.model)
     assert model.evaluate(images) == (result.accuracy, result.test_samples)

@@ -15,7 +15,7 @@ from attune.common.models.registry import build, default_spec
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.home import Home
+from attune.fedclient.home import DeviceHome
 from attune.fedclient.model import artifact
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
@@ -99,7 +99,7 @@ def test_a_finished_sequence_model_labels_every_position_as_in_training(method, 
     learner = Learner(plan, prepare(shard, plan), "kiel", orders, torch.device("cpu"))
     result = Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     assert (result.samples, result.test_samples) == (16, 8)
-    home = Home(tmp_path / "home")
+    home = DeviceHome(tmp_path / "home")
     artifact.save_model(learner, home.model)
     model = artifact.Model.load(home.model)
     labels = np.array(model.predict(shard.test_x, "new"))
@@ -112,7 +112,7 @@ def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_pa
     plan = Plan("f", 3, spec(), list(range(LETTERS)), "fedavg", {}, TrainSettings(local_epochs=1))
     learner = Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / "home" / "orders"), torch.device("cpu"))
     Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
-    home = Home(tmp_path / "home")
+    home = DeviceHome(tmp_path / "home")
     artifact.save_model(learner, home.model)
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])
     np.savez(tmp_path / "text" / "test.npz", x=shard.test_x, y=shard.test_y[:, -1])

@@ -25,7 +25,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, Lab, Outcome, Served, Started
+from attune.fedserver.ports.lab import Arrived, Lab, RoundOutcome, Served, Started
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
@@ -66,19 +66,21 @@ class FarLab:
     async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
         return sent(await self._lab.arrive(client, part, sent(blob, Blob), encoding, served, max_norm), Arrived)
 
-    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> Outcome:
-        return sent(await self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str])), Outcome)
+    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
+        return sent(
+            await self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str])), RoundOutcome
+        )
 
     async def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> RoundOutcome:
         done = self._lab.adapt(
             sent(entries, dict[str, AcceptedUpdate]), sent(adaptation, AdaptationSpec), sent(founders, list[str])
         )
-        return sent(await done, Outcome)
+        return sent(await done, RoundOutcome)
 
-    async def go_back(self) -> Outcome:
-        return sent(await self._lab.go_back(), Outcome)
+    async def go_back(self) -> RoundOutcome:
+        return sent(await self._lab.go_back(), RoundOutcome)
 
     async def settle(self) -> None:
         await self._lab.settle()

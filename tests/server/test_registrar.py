@@ -10,8 +10,8 @@ from attune.common import aio
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, SettingError, TokenRefused
 from attune.common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
+from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.authority import Authority
-from attune.fedserver.identity.desk import Desk
 from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator
 from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.stores.memory_ledger import MemoryLedger
@@ -48,16 +48,16 @@ def registrar(authority, ledger):
 
 
 @pytest.fixture
-def desk(ledger):
-    return Now(Desk(ledger, "a test"))
+def admin(ledger):
+    return Now(FederationAdmin(ledger, "a test"))
 
 
 @pytest.fixture
-def token(authority, desk):
+def token(authority, admin):
     """Make a token, and return the fingerprint of its holder."""
 
     def make(uses=1, ttl_s=60.0, **more):
-        text = desk.new_token(authority.public_key_compressed, uses, ttl_s, **more)
+        text = admin.new_token(authority.public_key_compressed, uses, ttl_s, **more)
         return fingerprint_of(JoinToken.parse(text).bootstrap().certificate_pem)
 
     return make

@@ -61,14 +61,14 @@ def state_of(token: Token, now: float) -> str:
     return "live" if token.uses_left > 0 else "used up"
 
 
-class Desk:
+class FederationAdmin:
     """by: who decides, for the audit log."""
 
     def __init__(self, ledger: Ledger, by: str) -> None:
         self._ledger, self._by = ledger, by
 
     def __repr__(self) -> str:
-        return f"Desk({self._by})"
+        return f"FederationAdmin({self._by})"
 
     async def new_token(
         self,
