@@ -34,7 +34,7 @@ from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.recipe import Recipe, RecipePoint
 from attune.simulation.recipes.run import groups_of, harmed
-from attune.simulation.result import Result
+from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
 from benchmarks.study import Results, named
 
@@ -116,7 +116,7 @@ def measured(recipe: Recipe, point: RecipePoint, data: str, seed: int, results: 
                 results.add([key | {"method": method} | found])
 
 
-def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -> Result:
+def ended_with(method: str, shards: Sequence[Path], recipe: Recipe, seed: int) -> SimulationResult:
     """Run a whole federation. `local` trains the same model, bit by bit, as the baseline of the others."""
     return simulate(
         [str(shard) for shard in shards], method, None, recipe.rounds, seed, dict(recipe.settings), "local",

@@ -15,15 +15,15 @@ from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.limits import Limits
+from attune.fedclient.limits import OrderLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
-from attune.fedclient.thrift import NO_BOUNDS, Thrift
+from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
-NO_OTHER_LIMITS = Limits()
+NO_OTHER_LIMITS = OrderLimits()
 NO_OPTIONS: Mapping[str, Any] = {}
 Factory = str | Callable[..., Any]
 
@@ -36,8 +36,8 @@ class Client:
     several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
     (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
     options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. task: as for `attune.simulate`.
-    limits: on what the server may ask of this device. stay: wait for the federation's next run instead of returning. thrift:
-    what of the machine it may use, and when; of these bounds priority and memory are of the whole process: `thrift.apply()`.
+    limits: on what the server may ask of this device. stay: wait for the federation's next run instead of returning. resources:
+    what of the machine it may use, and when; of these bounds priority and memory are of the whole process: `resources.apply()`.
     plugins: names of installed packages whose code the federation may run here.
     The rest as the options of `fedclient`.
     Errors: SettingError, ShardError.
@@ -61,9 +61,9 @@ class Client:
         label: str = "",
         task: str = "classes",
         table: Mapping[str, Any] = NO_OPTIONS,
-        limits: Limits = NO_OTHER_LIMITS,
+        limits: OrderLimits = NO_OTHER_LIMITS,
         stay: bool = False,
-        thrift: Thrift = NO_BOUNDS,
+        resources: ResourceLimits = NO_BOUNDS,
         plugins: Sequence[str] = (),
     ) -> None:
         address, reading = ServerAddress.parse(server), ReadOptions.of(label, **{"task": task, **table})
@@ -89,7 +89,7 @@ class Client:
             baseline=baseline,
             limits=limits,
             stay=stay,
-            thrift=thrift,
+            resources=resources,
             hooks=Hooks(train, evaluate),
             table=reading,
             allow_plugins=tuple(plugins),

@@ -17,7 +17,7 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
 
 SAID: dict[Finding, str] = {
     "better": "helps here",
@@ -36,11 +36,11 @@ class Console:
     def _estimate(self) -> Estimate:
         return Estimate()
 
-    def result(self, result: Result) -> None:
+    def result(self, result: OrderResult) -> None:
         """An order was carried out."""
         self.say(line_of(result))
 
-    def kept(self, message: str, result: Result, path: Path | None) -> None:
+    def kept(self, message: str, result: OrderResult, path: Path | None) -> None:
         """The federation is over: the server's `message`, and the finished model of `result` at `path`, if it is in files."""
         self.say(f"done: {message}" if message else "done")
         for line in comparison_of(result):
@@ -84,7 +84,7 @@ def console() -> Console:
     return TerminalConsole() if sys.stdout.isatty() else Console()
 
 
-def line_of(result: Result, *who: str) -> str:
+def line_of(result: OrderResult, *who: str) -> str:
     """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with the numbers that exist; `who` comes after the round."""
     words = [f"round {result.round}" if result.trained else f"evaluated after round {result.round}", *who]
     if result.loss is not None:
@@ -95,7 +95,7 @@ def line_of(result: Result, *who: str) -> str:
     return "  ".join(words)
 
 
-def comparison_of(result: Result) -> list[str]:
+def comparison_of(result: OrderResult) -> list[str]:
     """A line for each compared model with its 95 % interval; then whether the own model is better here, and what is kept."""
     comparisons = comparisons_of(result)
     if not comparisons:
@@ -119,7 +119,7 @@ def comparison_of(result: Result) -> list[str]:
     return [*lines, _kept(result)]
 
 
-def _kept(result: Result) -> str:
+def _kept(result: OrderResult) -> str:
     if not result.weights:
         return f"kept: the {result.own} model (not chosen)"
     shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())

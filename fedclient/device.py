@@ -44,13 +44,13 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
+from attune.fedclient.resource_limits import until_met
 from attune.fedclient.store import Store
-from attune.fedclient.thrift import until_met
 from attune.fedclient.work.executor import HostLost, Work
 from attune.fedclient.work.worker import LearnerSlot, Worker
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
 
 PROGRESS_S = 1.0
 RENEWAL_LOOK_S = 10.0  # between looks whether the certificate is due; certificates may live a minute
@@ -282,7 +282,7 @@ class Device:
         from attune.fedclient.work.trainer import Cancelled
 
         try:
-            await until_met(self.options.thrift.when, self.console.say)
+            await until_met(self.options.resources.when, self.console.say)
             async with self.worker.turn:
                 result = await self._result_of(order, stop)
         except Cancelled:
@@ -296,7 +296,7 @@ class Device:
         self.console.result(result)
         await self.events.put(messages.WorkDone(order.id))
 
-    async def _result_of(self, order: Order, stop: threading.Event) -> Result:
+    async def _result_of(self, order: Order, stop: threading.Event) -> OrderResult:
         slot = self._ready()
         try:
             while True:
@@ -311,16 +311,16 @@ class Device:
         finally:
             slot.release()
 
-    async def _carried_out(self, slot: LearnerSlot, order: Order, stop: threading.Event) -> Result:
+    async def _carried_out(self, slot: LearnerSlot, order: Order, stop: threading.Event) -> OrderResult:
         from attune.fedclient.link.transfer import fetch, together
 
         learner = slot.take()
         if learner is None:
             learner = await self.worker.do(slot.learner)
         missing = learner.missing(order)
-        if self.options.thrift.disk_bytes:
+        if self.options.resources.disk_bytes:
             coming_bytes = learner.size_bytes + sum(ref.sent.size for ref, _ in missing)
-            await self.worker.do(self.store.check_room, self.options.thrift, coming_bytes)
+            await self.worker.do(self.store.check_room, self.options.resources, coming_bytes)
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
         fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))

@@ -26,7 +26,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS, RemoteWorker
@@ -43,16 +43,16 @@ FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection,
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeviceOutcome:
     """How one device ended: with a model at `path`, or with `error`."""
 
     name: str
     path: Path | None = None
-    result: Result | None = None
+    result: OrderResult | None = None
     error: Exception | None = None
 
 
-def run(members: Sequence[DeviceOptions], screen: Console, executor: How = "sequential") -> list[Outcome]:
+def run(members: Sequence[DeviceOptions], screen: Console, executor: How = "sequential") -> list[DeviceOutcome]:
     """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
 
     executor: as for StackedExecutor; "sequential": one device after the other; "processes": in a process for each processor;
@@ -79,7 +79,7 @@ def make_room(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-async def _host(members: Sequence[DeviceOptions], screen: Console, executor: How) -> list[Outcome]:
+async def _host(members: Sequence[DeviceOptions], screen: Console, executor: How) -> list[DeviceOutcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
     with _worker(executor, screen) as worker:
@@ -105,7 +105,7 @@ def _worker(executor: How, screen: Console) -> Iterator[Worker]:
             screen.say(f"some work went one by one: {reason}")
 
 
-async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -> Outcome:
+async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -> DeviceOutcome:
     label = str(options.label)
     own = console.console_of(label)
     assert options.home is not None  # noqa: S101 (members() gave every device one)
@@ -114,11 +114,11 @@ async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -
         shard = await worker.do(LazyShard.on_disk, options.data, options.table)
         with home.locked():
             path = await _lived(options, shard, home, own, worker)
-        return Outcome(_name(home, label), path, own.last)
+        return DeviceOutcome(_name(home, label), path, own.last)
     except Exception as error:
         # Any error of one device is reported with its name, and the others continue.
         own.say(f"FAILED: {_text(error)}")
-        return Outcome(_name(home, label), error=error)
+        return DeviceOutcome(_name(home, label), error=error)
     finally:
         console.ended(label)
 
@@ -149,7 +149,7 @@ def _text(error: Exception) -> str:
     return str(error) if isinstance(error, AttuneError) else f"{type(error).__name__}: {error}"
 
 
-def table(outcomes: Sequence[Outcome]) -> list[str]:
+def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     """First a line with the mean accuracy, and one with how many devices are better with their own model.
 
     Then a line for each device: name, accuracy, the model with the largest weight, whether the own model is better, path.
@@ -174,7 +174,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def _no_better(results: Sequence[Result], metric: str) -> Iterator[str]:
+def _no_better(results: Sequence[OrderResult], metric: str) -> Iterator[str]:
     """What constant answers reach, and on how many devices the model is no better."""
     constant = [result.accuracy_constant for result in results if result.accuracy_constant is not None]
     if constant:
@@ -183,17 +183,17 @@ def _no_better(results: Sequence[Result], metric: str) -> Iterator[str]:
         yield f"a constant answer: mean {metric} {sum(constant) / len(constant):.3f}{said}"
 
 
-def _finding(result: Result | None) -> Finding | None:
+def _finding(result: OrderResult | None) -> Finding | None:
     comparisons = comparisons_of(result) if result else []
     return finding_of(comparisons) if comparisons else None
 
 
-def failures(outcomes: Sequence[Outcome]) -> list[str]:
+def failures(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     """The devices that failed, and why; devices with the same reason share a line."""
     return agreeing((outcome.name, _text(outcome.error)) for outcome in outcomes if outcome.error is not None)
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
+def exit_code(outcomes: Sequence[DeviceOutcome]) -> int:
     """0 if all devices succeeded, else that of the first device that failed."""
     for outcome in outcomes:
         if outcome.error is not None:

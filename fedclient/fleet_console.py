@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attune.fedclient.console import Console, line_of
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
 
 FEW = 5  # up to this number of devices, each prints its own lines
 GATHER_S = 1.0  # equal lines within this time become one
@@ -25,7 +25,7 @@ class FleetConsole:
         self.alive = set(labels)
         self.few = len(self.alive) <= FEW
         self._waiting: list[tuple[str, str]] = []
-        self._results: dict[tuple[int, bool], dict[str, Result]] = {}  # (round, evaluated after it) -> device -> result
+        self._results: dict[tuple[int, bool], dict[str, OrderResult]] = {}  # (round, evaluated after it) -> device -> result
 
     def __repr__(self) -> str:
         return f"<FleetConsole of {len(self.alive)}>"
@@ -43,7 +43,7 @@ class FleetConsole:
             asyncio.get_running_loop().call_later(GATHER_S, self._flush_waiting)
         self._waiting.append((label, text))
 
-    def result(self, label: str, result: Result) -> None:
+    def result(self, label: str, result: OrderResult) -> None:
         """At once for few devices; else when all have reported the round, or one has reported a later round."""
         if self.few:
             self.screen.say(f"{label}: {line_of(result)}")
@@ -87,15 +87,15 @@ class DeviceConsole(Console):
 
     def __init__(self, console: FleetConsole, label: str) -> None:
         self.console, self.label = console, label
-        self.last: Result | None = None
+        self.last: OrderResult | None = None
 
     def say(self, text: str) -> None:
         self.console.say(self.label, text)
 
-    def result(self, result: Result) -> None:
+    def result(self, result: OrderResult) -> None:
         self.console.result(self.label, result)
 
-    def kept(self, message: str, result: Result, path: Path | None) -> None:
+    def kept(self, message: str, result: OrderResult, path: Path | None) -> None:
         # The table at the end shows it for all devices.
         self.last = result
 
@@ -115,7 +115,7 @@ def agreeing(lines_of: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def line_of_all(results: Mapping[str, Result]) -> str:
+def line_of_all(results: Mapping[str, OrderResult]) -> str:
     """`round 3  100 clients  loss 0.41  accuracy 0.93 -> 0.97`: means over the clients that have the number."""
     import msgspec
 

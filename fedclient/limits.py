@@ -11,7 +11,7 @@ from attune.common.plan import Plan
 
 
 @dataclass(frozen=True)
-class Limits:
+class OrderLimits:
     """The defaults are the command's. epochs: passes over the device's samples in one order. orders: in a home's whole life."""
 
     epochs: int = 1000
@@ -41,7 +41,7 @@ class Limits:
             raise LimitExceeded(f"this device has carried out {done:,} orders, as many as it allows (--max-orders)")
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = OrderLimits()
 
 
 def epochs_of(plan: Plan, samples: int) -> float:

@@ -13,7 +13,7 @@ from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.port import Link
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.thrift import Allowance
+from attune.fedclient.resource_limits import Allowance
 
 
 async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Identity:
@@ -50,4 +50,4 @@ async def link_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say
     """The way to the server over the network, for the device that this home is, or becomes. Errors: those of `identity_of`."""
     identity = await identity_of(options, shard_name, home, say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    return GrpcLink(options.server, identity, home.keep, Allowance(options.thrift.bytes_per_s))
+    return GrpcLink(options.server, identity, home.keep, Allowance(options.resources.bytes_per_s))

@@ -25,7 +25,7 @@ class Part(msgspec.Struct, frozen=True):
     version: int = 0  # of the value that its training began from
 
 
-class Result(Metrics, frozen=True, kw_only=True):
+class OrderResult(Metrics, frozen=True, kw_only=True):
     """update.json: what carrying out an order came to."""
 
     order_id: str
@@ -77,7 +77,7 @@ class Result(Metrics, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Opened:
+class StreamOpened:
     """The control stream is open."""
 
 
@@ -133,7 +133,7 @@ class Expired:
     order_id: str
 
 
-Event = Opened | ToDevice | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused | Expired
+Event = StreamOpened | ToDevice | Broke | Displaced | WorkDone | WorkFailed | Sent | SendRefused | Expired
 
 # --- effects: what to do ---------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Literal
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.backoff import CONNECT_TIMEOUT_S
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.limits import DEFAULT_LIMITS, Limits
+from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedclient.thrift import NO_BOUNDS, Thrift
+from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DeviceOptions:
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
     stay: bool = False  # after the last round, for the federation's next run
-    limits: Limits = DEFAULT_LIMITS
-    thrift: Thrift = NO_BOUNDS  # what of the machine it may use, and when
+    limits: OrderLimits = DEFAULT_LIMITS
+    resources: ResourceLimits = NO_BOUNDS  # what of the machine it may use, and when
     hooks: Hooks = NONE  # the device's own training and scores
     table: ReadOptions = PLAIN  # where the data are a table: which column is what

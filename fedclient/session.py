@@ -20,7 +20,6 @@ from attune.fedclient.messages import (
     Extend,
     GiveUp,
     Keep,
-    Opened,
     Prepare,
     Reconnect,
     Refuse,
@@ -32,6 +31,7 @@ from attune.fedclient.messages import (
     Start,
     StopSending,
     StopWork,
+    StreamOpened,
     WorkDone,
     WorkFailed,
     Yield,
@@ -73,7 +73,7 @@ class Session:
         if self.over:
             return []
         match event:
-            case Opened():
+            case StreamOpened():
                 back, self.lost = self.lost, False
                 return [Say("connected again")] if back else []
             case Notice(text):

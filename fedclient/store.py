@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attune.common.durable import PUBLIC, write_file
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.thrift import Thrift
+from attune.fedclient.resource_limits import ResourceLimits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class Store(Protocol):
     def spent(self) -> int:
         """Orders carried out in runs that were put aside."""
 
-    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+    def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Errors: LimitExceeded where so much more is too much for the device's owner."""
 
     def orders(self, who: str) -> OrderStore:
@@ -71,13 +71,13 @@ class FolderStore:
     def spent(self) -> int:
         return self._home.spent()
 
-    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
-        thrift.check_disk(self._home.path, coming_bytes)
+    def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
+        resources.check_disk(self._home.path, coming_bytes)
 
     def orders(self, who: str) -> OrderStore:
-        from attune.fedclient.work.state import Orders
+        from attune.fedclient.work.state import FolderOrders
 
-        return Orders(self._home.orders, who)
+        return FolderOrders(self._home.orders, who)
 
     def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
         from attune.fedclient.model.artifact import save
@@ -115,7 +115,7 @@ class MemoryStore:
     def spent(self) -> int:
         return self._spent
 
-    def check_room(self, thrift: Thrift, coming_bytes: int) -> None:
+    def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Nothing is written."""
 
     def orders(self, who: str) -> OrderStore:

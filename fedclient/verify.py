@@ -15,7 +15,7 @@ from attune.fedclient import shards
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import read_info
-from attune.fedclient.work.state import Orders, damaged_files
+from attune.fedclient.work.state import FolderOrders, damaged_files
 
 
 def damages(home: DeviceHome) -> Iterator[str]:
@@ -31,7 +31,7 @@ def damages(home: DeviceHome) -> Iterator[str]:
             from_json(home.plan.read_bytes(), Plan)
         except msgspec.DecodeError as error:
             yield f"{home.plan} is damaged ({error}): delete it, the server sends it again"
-    yield from Orders(home.orders).damaged()
+    yield from FolderOrders(home.orders).damaged()
     if home.model.exists():
         yield from _model(home)
 

@@ -13,7 +13,7 @@ from attune.fedclient.table_options import table_options
 from attune.simulation.executor_names import NAMES
 
 if TYPE_CHECKING:
-    from attune.simulation.result import Result
+    from attune.simulation.result import SimulationResult
 
 
 @click.command()
@@ -119,7 +119,7 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) ->
     click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")
 
 
-def comparison(results: Mapping[str, Result]) -> list[str]:
+def comparison(results: Mapping[str, SimulationResult]) -> list[str]:
     """Return a table of accuracies: a line for each device, a column for each method.
 
     Accuracies are those of the model that the method leads to. Below the devices follow the means, the mean accuracy of

@@ -15,7 +15,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.device import Device
 from attune.fedclient.link.local import LocalLink
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor, RemoteWorker
@@ -56,7 +56,7 @@ class FederationOutcome:
     snapshot: Snapshot
     reported: frozenset[str]
     troubles: Sequence[str]
-    results: Mapping[str, Result]
+    results: Mapping[str, OrderResult]
 
 
 @dataclass
@@ -64,16 +64,16 @@ class CountingConsole(Console):
     """Console of one simulated device. It prints no lines; it counts orders, and keeps the last result."""
 
     watcher: Watcher
-    last: Result | None = None
+    last: OrderResult | None = None
     said: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         """No-op: nobody reads the lines of a simulated device."""
 
-    def result(self, result: Result) -> None:
+    def result(self, result: OrderResult) -> None:
         self.watcher.order_done()
 
-    def kept(self, message: str, result: Result, path: Path | None) -> None:
+    def kept(self, message: str, result: OrderResult, path: Path | None) -> None:
         self.last = result
 
 
@@ -165,12 +165,12 @@ class Federation:
             return RemoteWorker(self._executor, self._awake_bytes, self._stopped, bounded=False)
         return CohortWorker(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
 
-    async def _live(self, coordinator: Coordinator) -> dict[str, Result]:
+    async def _live(self, coordinator: Coordinator) -> dict[str, OrderResult]:
         """Run all devices until each has its model, and return the last result of each."""
         with self._worker(coordinator) as worker:
             return await self._run_devices(coordinator, worker)
 
-    async def _run_devices(self, coordinator: Coordinator, worker: Worker) -> dict[str, Result]:
+    async def _run_devices(self, coordinator: Coordinator, worker: Worker) -> dict[str, OrderResult]:
         ledger, blobs = self._state.storage.ledger, self._state.storage.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(self._state.storage), ledger, InlineExecutors())

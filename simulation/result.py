@@ -46,7 +46,7 @@ class Pictures:
         return page.write(Path(folder).expanduser(), self.title, self.sections)[-1]
 
 
-class Result:
+class SimulationResult:
     """Result of a finished simulation."""
 
     def __init__(self, outcome: FederationOutcome, state: SimulationState, executor: Executor | None = None) -> None:
@@ -54,7 +54,7 @@ class Result:
 
     def __repr__(self) -> str:
         facts = self.status
-        return f"<Result of {facts['method']}, {facts['round']} rounds, {len(facts['clients'])} devices>"
+        return f"<SimulationResult of {facts['method']}, {facts['round']} rounds, {len(facts['clients'])} devices>"
 
     @cached_property
     def status(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.garbage import rare_collection
 from attune.simulation.own_models import model_name
 from attune.simulation.progress import ProgressFunction, watcher
-from attune.simulation.result import Result
+from attune.simulation.result import SimulationResult
 from attune.simulation.shards import Shards, shards_by_name
 from attune.simulation.simulation_state import open_state
 from attune.simulation.watching import Dashboard, page_address
@@ -58,7 +58,7 @@ def simulate(
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
     config: str | Path | None = None,
-) -> Result:
+) -> SimulationResult:
     """Train a federation with one device for each shard, from the first round to every device's own model.
 
     With the same number of threads, the models have the same bits as those of a federation over the network with these
@@ -123,9 +123,9 @@ def simulate(
     with open_state(members, folder) as state:
         chosen = executor_of(executor, folder, workers)
 
-        async def run(stopped: Stopped) -> Result:
+        async def run(stopped: Stopped) -> SimulationResult:
             outcome = await Federation(members, overrides, common, state, shown, stopped, chosen, awake_bytes, page).run()
-            return Result(outcome, state, chosen)
+            return SimulationResult(outcome, state, chosen)
 
         with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), rare_collection():
             return run_alone(run)

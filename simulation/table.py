@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from attune.common.statistics import Finding, interval_of
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 
@@ -76,7 +76,7 @@ class Table(Sequence[Row]):
         return pandas.DataFrame(rows).drop(columns="interval").set_index("device")
 
 
-def row_of(name: str, result: Result) -> Row:
+def row_of(name: str, result: OrderResult) -> Row:
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
     accuracy = accuracies[result.own]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Executor, Work, result_of
 from attune.fedclient.work.worker import LearnerCache, Worker, deliver, local_learner
 
@@ -33,7 +33,7 @@ class InlineWorker(Worker):
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
         return work(*arguments)
 
-    async def carry_out(self, work: Work) -> Result:
+    async def carry_out(self, work: Work) -> OrderResult:
         return await super().carry_out(work.cancelled_by(self._stopped))
 
 
@@ -50,10 +50,10 @@ class CohortWorker(InlineWorker):
     def __init__(self, stopped: Callable[[], bool], awake_bytes: float, executor: Executor, awaited: Callable[[], int]) -> None:
         super().__init__(stopped, awake_bytes)
         self.executor, self._awaited = executor, awaited
-        self._waiting: list[tuple[Work, asyncio.Future[Future[Result]]]] = []
+        self._waiting: list[tuple[Work, asyncio.Future[Future[OrderResult]]]] = []
 
-    async def carry_out(self, work: Work) -> Result:
-        begun: asyncio.Future[Future[Result]] = asyncio.get_running_loop().create_future()
+    async def carry_out(self, work: Work) -> OrderResult:
+        begun: asyncio.Future[Future[OrderResult]] = asyncio.get_running_loop().create_future()
         self._waiting.append((work.cancelled_by(self._stopped), begun))
         self.answered()
         return await result_of(await begun)

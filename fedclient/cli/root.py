@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.fleet import How
     from attune.fedclient.options import DeviceOptions
-    from attune.fedclient.thrift import Thrift
+    from attune.fedclient.resource_limits import ResourceLimits
 
 # Keeps gRPC's core from printing to stderr. It reads this variable when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -141,7 +141,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
     from attune.fedclient.hooks import NONE, Hooks
-    from attune.fedclient.limits import Limits
+    from attune.fedclient.limits import OrderLimits
 
     first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     client = Client(
@@ -157,9 +157,9 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         keep=given["keep"],
         baseline=given["baseline"],
-        limits=Limits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
         stay=given["stay"],
-        thrift=_thrift(given),
+        resources=_resource_limits(given),
         train=hooks.train,
         evaluate=hooks.evaluate,
         label=given["label"],
@@ -175,7 +175,7 @@ def _train(given: dict[str, Any]) -> None:
         os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")
         os._exit(128 + signum)
 
-    client.options.thrift.apply()
+    client.options.resources.apply()
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
@@ -187,10 +187,10 @@ def _train(given: dict[str, Any]) -> None:
         screen.close()
 
 
-def _thrift(given: dict[str, Any]) -> Thrift:
-    from attune.fedclient.thrift import Thrift
+def _resource_limits(given: dict[str, Any]) -> ResourceLimits:
+    from attune.fedclient.resource_limits import ResourceLimits
 
-    return Thrift(
+    return ResourceLimits(
         given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
     )
 

@@ -36,8 +36,8 @@ from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued
 from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.link.wire import Wire
-from attune.fedclient.messages import Opened
-from attune.fedclient.thrift import Allowance
+from attune.fedclient.messages import StreamOpened
+from attune.fedclient.resource_limits import Allowance
 
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 CONNECT_MS = 5000  # for a connection and its handshake
@@ -129,7 +129,7 @@ class GrpcLink:
                 await call.write(hello)
                 self.open.set()
                 tasks.append(asyncio.create_task(_speak(call, self._outbox)))
-                await handle(Opened())
+                await handle(StreamOpened())
                 while (message := await call.read()) is not grpc.aio.EOF:
                     waiting.cancel()
                     self._pulse.heard()

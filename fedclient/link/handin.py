@@ -17,13 +17,15 @@ from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.common.wire.pace import paced_frames
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persist, together
-from attune.fedclient.messages import Part, Result, SendRefused, Sent
+from attune.fedclient.messages import OrderResult, Part, SendRefused, Sent
 from attune.fedclient.work.orders import OrderStore
 
 RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
 
 
-async def send(link: Link, orders: OrderStore, result: Result, resume: bool, say: Callable[[str], None]) -> Sent | SendRefused:
+async def send(
+    link: Link, orders: OrderStore, result: OrderResult, resume: bool, say: Callable[[str], None]
+) -> Sent | SendRefused:
     """Hands a result in; what came of it, for the session.
 
     A server whose disk is full is told, once, that this device is in trouble, so that the round need not wait; the transfer
@@ -65,7 +67,7 @@ class _Attempt:
     """
 
     def __init__(
-        self, link: Link, orders: OrderStore, result: Result, resume: bool, complain: Complain, first: bool = True
+        self, link: Link, orders: OrderStore, result: OrderResult, resume: bool, complain: Complain, first: bool = True
     ) -> None:
         self._link, self._orders, self._result, self._resume, self._complain = link, orders, result, resume, complain
         self._inline = first and sum(part.size for part in result.parts) <= link.inline_bytes

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 from attune.common.errors import Unreachable
 from attune.common.exchange.messages import Hello, ToDevice, Update, UploadTarget, Welcome
 from attune.fedclient.link.port import Broken, Handle
-from attune.fedclient.messages import Opened
+from attune.fedclient.messages import StreamOpened
 
 SAID = 16  # messages that may wait for the server; what is said beyond that is dropped
 
@@ -75,7 +75,7 @@ class LocalLink:
         speaking = asyncio.create_task(self._speak(self._said))
         try:
             self.open.set()
-            await handle(Opened())
+            await handle(StreamOpened())
             with _breaking():
                 while (message := await stream.next()) is not None:
                     if isinstance(message, Welcome):

@@ -26,7 +26,7 @@ ENOUGH = 2.0  # equal shares: the scale ends no lower, so that an even spread lo
 
 
 @dataclass(frozen=True)
-class Look:
+class RolloutPanel:
     """One model's rollout: maps (N, h, w), and the label it found for each image."""
 
     title: str
@@ -34,7 +34,7 @@ class Look:
     found: Sequence[str]
 
 
-def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks: Sequence[Look]) -> Section:
+def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks: Sequence[RolloutPanel]) -> Section:
     """Images (N, H, W, channels) in a row, and under them a row for each model, brighter where it has looked."""
     figure = figures.new(1.3 + 1.5 * len(images), 0.4 + 1.85 * (1 + len(looks)))
     grid: Any = figure.subplots(1 + len(looks), len(images), squeeze=False)

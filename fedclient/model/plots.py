@@ -70,7 +70,7 @@ def rollout(source: Drawn) -> page.Section:
     pictures = first.features[chosen].movedim(1, -1).numpy()
     names = [str(label) for label in source.classes]
     looks = [
-        drawings.Look(judged.title, map_, [names[k] for k in judged.found[chosen]])
+        drawings.RolloutPanel(judged.title, map_, [names[k] for k in judged.found[chosen]])
         for judged, map_ in zip(source.judged, maps, strict=True)
     ]
     return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)

@@ -13,13 +13,13 @@ import torch
 from attune.common.metrics import RIVALS, Rival
 from attune.common.paired import Pair, findings_of, pairs_of
 from attune.common.statistics import Finding, overall
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.permutation import sign_flip
 
 Places = npt.NDArray[np.intp]
 
 
-def comparisons_of(result: Result) -> list[Pair]:
+def comparisons_of(result: OrderResult) -> list[Pair]:
     """One for each rival; none where nothing was compared or there are no test samples."""
     return pairs_of(msgspec.structs.asdict(result)) if result.test_samples else []
 

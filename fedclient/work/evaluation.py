@@ -12,7 +12,7 @@ from attune.common.metrics import LIKELIHOODS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.blend import Member, answering, blended_logits
 from attune.fedclient.work.dial import Dialled, Position, dialled
@@ -65,8 +65,13 @@ class Evaluation:
         return mean_score((yield from self._trainer.right(prepared, data.test_x, data.test_y)))
 
     def compared(
-        self, result: Result, held: DeviceModels, prior: Mapping[Choice, float], seeds: Seeds, cancelled: Callable[[], bool]
-    ) -> Jobs[tuple[Result, dict[Choice, Tensors]]]:
+        self,
+        result: OrderResult,
+        held: DeviceModels,
+        prior: Mapping[Choice, float],
+        seeds: Seeds,
+        cancelled: Callable[[], bool],
+    ) -> Jobs[tuple[OrderResult, dict[Choice, Tensors]]]:
         """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one).
 
         prior: what other devices found, as blend.pseudo_counts.

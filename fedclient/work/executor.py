@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attune.common.metrics import Choice
     from attune.common.wire.header import Manifest
     from attune.fedclient.data.prepare import Standardiser
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import Progress, Tensors
 
@@ -39,7 +39,7 @@ class AnyLearner(Protocol):
     orders: OrderStore
 
     @property
-    def newest(self) -> Result | None: ...
+    def newest(self) -> OrderResult | None: ...
 
     @property
     def standardiser(self) -> Standardiser | None: ...
@@ -49,7 +49,7 @@ class AnyLearner(Protocol):
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]: ...
 
-    def carry_out(self, work: Work) -> Result:
+    def carry_out(self, work: Work) -> OrderResult:
         """Carry out an order of this learner. May raise HostLost too."""
 
     def finished(self) -> dict[Choice, Tensors]: ...
@@ -77,7 +77,7 @@ class Work:
     progress: Progress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
 
-    def run(self) -> Result:
+    def run(self) -> OrderResult:
         """Carry it out now. Raises what the learner's carry_out raises."""
         return self.learner.carry_out(self)
 
@@ -89,38 +89,38 @@ class Work:
 class Executor(Protocol):
     """Carries out the orders of several devices."""
 
-    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         """Begin all works; return a future for each, in the same order. An executor in this process returns them done."""
 
 
 class SequentialExecutor:
     """Implements Executor: one order after the other."""
 
-    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         return [_carried_out(work) for work in works]
 
 
-def _carried_out(work: Work) -> Future[Result]:
+def _carried_out(work: Work) -> Future[OrderResult]:
     try:
         return succeeded(work.run())
     except Exception as error:
         return failed(error)
 
 
-def succeeded(result: Result) -> Future[Result]:
+def succeeded(result: OrderResult) -> Future[OrderResult]:
     """Return a future that is done."""
-    future: Future[Result] = Future()
+    future: Future[OrderResult] = Future()
     future.set_result(result)
     return future
 
 
-def failed(error: Exception) -> Future[Result]:
+def failed(error: Exception) -> Future[OrderResult]:
     """Return a future that is done, with this error."""
-    future: Future[Result] = Future()
+    future: Future[OrderResult] = Future()
     future.set_exception(error)
     return future
 
 
-async def result_of(future: Future[Result]) -> Result:
+async def result_of(future: Future[OrderResult]) -> OrderResult:
     """Return the result, without giving way to other tasks if it is there already. Raises what the work raised."""
     return future.result() if future.done() else await asyncio.wrap_future(future)

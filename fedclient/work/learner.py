@@ -34,7 +34,7 @@ from attune.common.wire.tensors import Manifest, manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, predictor_for
@@ -141,7 +141,7 @@ class Learner:
     def let_go(self) -> None:
         """Nobody asks it again: its tensors go with it."""
 
-    def carry_out(self, work: Work) -> Result:
+    def carry_out(self, work: Work) -> OrderResult:
         """Carry out the order and commit the result. An order that is committed already is not repeated.
 
         Raises:
@@ -152,7 +152,7 @@ class Learner:
         """
         return alone(self.jobs(work))
 
-    def jobs(self, work: Work) -> Jobs[Result]:
+    def jobs(self, work: Work) -> Jobs[OrderResult]:
         """Return `carry_out` as a generator, which stops at what many devices can compute together."""
         order = work.order
         if self.newest is not None and self.newest.order_id == order.id:
@@ -164,7 +164,7 @@ class Learner:
         self._check_encodings(order)
         fetched = self._rebuilt(order, work.fetched)
         theta, received, served = self._merged(order, fetched)
-        result = Result(
+        result = OrderResult(
             order_id=order.id,
             round=order.round,
             trained=order.work == "train",
@@ -227,8 +227,8 @@ class Learner:
         return theta, received, served
 
     def _trained(
-        self, result: Result, theta: Tensors, received: Tensors, work: Work
-    ) -> Jobs[tuple[Result, Tensors, Tensors | None]]:
+        self, result: OrderResult, theta: Tensors, received: Tensors, work: Work
+    ) -> Jobs[tuple[OrderResult, Tensors, Tensors | None]]:
         """(the result, theta, the local baseline) after local training, with accuracies before and after it where wanted."""
         order, cancelled = work.order, work.cancelled
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2

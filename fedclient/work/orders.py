@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from attune.common.wire.blobs import Blob, Buffer, Readable
 from attune.common.wire.files import write_tensors
-from attune.fedclient.messages import Part, Result
+from attune.fedclient.messages import OrderResult, Part
 
 Tensors = dict[str, Tensor]
 
@@ -30,13 +30,13 @@ class OrderStore(Protocol):
     def where(self) -> str:
         """What errors call it."""
 
-    def newest(self) -> Result | None:
+    def newest(self) -> OrderResult | None:
         """The result of the order that was committed last. Errors: HomeMismatch, if there is none that is whole."""
 
-    def state(self, result: Result) -> Tensors:
+    def state(self, result: OrderResult) -> Tensors:
         """All tensors of the model after this order."""
 
-    def beside(self, result: Result, what: str) -> Tensors | None:
+    def beside(self, result: OrderResult, what: str) -> Tensors | None:
         """The tensors committed under this name beside the model's, or None."""
 
     def blob(self, order_id: str, part: str) -> Path | Readable:
@@ -44,11 +44,11 @@ class OrderStore(Protocol):
 
     def commit(
         self,
-        result: Result,
+        result: OrderResult,
         state: Mapping[str, Tensor],
         beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
-    ) -> Result:
+    ) -> OrderResult:
         """Keeps all of it or nothing; returns `result` with its parts. Errors: DiskFull.
 
         beside: further sets of tensors that stay on the device, under names that no part has.
@@ -67,7 +67,7 @@ class MemoryOrders:
     def __init__(self, who: str) -> None:
         self.who = who
         self.damage: list[str] = []
-        self._newest: Result | None = None
+        self._newest: OrderResult | None = None
         self._state: Tensors = {}
         self._beside: dict[str, Tensors] = {}
         self._blobs: dict[str, bytearray] = {}
@@ -79,13 +79,13 @@ class MemoryOrders:
     def where(self) -> str:
         return f"the memory of {self.who}"
 
-    def newest(self) -> Result | None:
+    def newest(self) -> OrderResult | None:
         return self._newest
 
-    def state(self, result: Result) -> Tensors:
+    def state(self, result: OrderResult) -> Tensors:
         return dict(self._state)
 
-    def beside(self, result: Result, what: str) -> Tensors | None:
+    def beside(self, result: OrderResult, what: str) -> Tensors | None:
         found = self._beside.get(what)
         return None if found is None else dict(found)
 
@@ -94,11 +94,11 @@ class MemoryOrders:
 
     def commit(
         self,
-        result: Result,
+        result: OrderResult,
         state: Mapping[str, Tensor],
         beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
-    ) -> Result:
+    ) -> OrderResult:
         blobs, handed_in = {}, []
         for name, tensors in parts.items():
             made = _BlobInMemory(name)

@@ -22,7 +22,7 @@ from attune.common.text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedclient.messages import Part, Result
+from attune.fedclient.messages import OrderResult, Part
 
 Tensors = dict[str, Tensor]
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -37,7 +37,7 @@ def check_order_id(order_id: str) -> str:
     return order_id
 
 
-class Orders:
+class FolderOrders:
     """The folders under `path` of the device `who`. One process at a time (the home's lock sees to it).
 
     Beside the newest order the one before it is kept, until the next is committed: should a file of the newest be damaged,
@@ -54,7 +54,7 @@ class Orders:
         """What errors call it."""
         return str(self.path)
 
-    def newest(self) -> Result | None:
+    def newest(self) -> OrderResult | None:
         """The current state's result, all of whose files are whole. Sweeps up what a crash left behind.
 
         Errors: HomeMismatch, if there is none that is whole; then nothing is changed.
@@ -82,14 +82,14 @@ class Orders:
         readable, damage = self._results()
         return damage + [line for result in readable for line in damaged_files(self.path / result.order_id, result.files)]
 
-    def state(self, result: Result) -> Tensors:
+    def state(self, result: OrderResult) -> Tensors:
         """All tensors of the model after this order."""
         tensors: Tensors = {}
         for name in (_STATE, *result.state_parts):
             tensors |= self.beside(result, name) or {}
         return tensors
 
-    def beside(self, result: Result, what: str) -> Tensors | None:
+    def beside(self, result: OrderResult, what: str) -> Tensors | None:
         """The tensors committed under this name beside the model's, or None."""
         path = self.path / result.order_id / f"{what}.safetensors"
         return read_tensors(path) if path.exists() else None
@@ -100,11 +100,11 @@ class Orders:
 
     def commit(
         self,
-        result: Result,
+        result: OrderResult,
         state: Mapping[str, Tensor],
         beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
-    ) -> Result:
+    ) -> OrderResult:
         """Makes everything durable, then deletes older orders but the last; returns `result` with its parts. Errors: DiskFull.
 
         beside: further sets of tensors that stay on the device, under names that no part has.
@@ -131,7 +131,7 @@ class Orders:
         self._present = result.order_id
         return result
 
-    def adopt(self, other: Orders) -> None:
+    def adopt(self, other: FolderOrders) -> None:
         """As OrderStore; what lies in the folder is there already."""
         self.damage, self._present = other.damage, other._present
 
@@ -140,15 +140,15 @@ class Orders:
             if folder.name not in order_ids:
                 discard_folder(folder)
 
-    def _results(self) -> tuple[list[Result], list[str]]:
+    def _results(self) -> tuple[list[OrderResult], list[str]]:
         """Those that can be read, the newest first; and a line for each that cannot."""
-        readable: list[Result] = []
+        readable: list[OrderResult] = []
         damage: list[str] = []
         for folder in sorted(self.path.glob("*/")):
             path = folder / UPDATE
             try:
                 text = path.read_bytes()
-                result = from_json(text, Result)
+                result = from_json(text, OrderResult)
                 # Homes of older versions have no check.
                 if result.order_id != folder.name or (result.check and result.check != _check_of(text)):
                     raise HomeMismatch("its text is not what was written")

@@ -22,7 +22,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import AnyLearner, Executor, SequentialExecutor, Work, failed, result_of
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Worker:
         """Call `work(*arguments)` on the thread of the tensors; the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
-    async def carry_out(self, work: Work) -> Result:
+    async def carry_out(self, work: Work) -> OrderResult:
         """Return the result. Raises what the learner's carry_out raises."""
         [future] = await self.do(self.executor.run, [work])
         return await result_of(future)
@@ -77,11 +77,11 @@ class BatchingWorker(Worker):
     def __init__(self, turns: int, awake_bytes: float, executor: Executor) -> None:
         super().__init__(turns, awake_bytes)
         self.executor = executor
-        self._waiting: list[tuple[Work, asyncio.Future[Future[Result]]]] = []
+        self._waiting: list[tuple[Work, asyncio.Future[Future[OrderResult]]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def carry_out(self, work: Work) -> Result:
-        begun: asyncio.Future[Future[Result]] = asyncio.get_running_loop().create_future()
+    async def carry_out(self, work: Work) -> OrderResult:
+        begun: asyncio.Future[Future[OrderResult]] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, begun))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run_all())
@@ -101,7 +101,7 @@ class BatchingWorker(Worker):
             seen = len(self._waiting)
             await asyncio.sleep(QUIET_S)
 
-    def _run(self, works: list[Work]) -> Sequence[Future[Result]]:
+    def _run(self, works: list[Work]) -> Sequence[Future[OrderResult]]:
         """Run a batch. If the executor itself fails, every work of the batch has failed."""
         try:
             return self.executor.run(works)
@@ -109,7 +109,9 @@ class BatchingWorker(Worker):
             return [failed(error) for _ in works]
 
 
-def deliver(waiting: Sequence[tuple[Work, asyncio.Future[Future[Result]]]], futures: Sequence[Future[Result]]) -> None:
+def deliver(
+    waiting: Sequence[tuple[Work, asyncio.Future[Future[OrderResult]]]], futures: Sequence[Future[OrderResult]]
+) -> None:
     """Hand each work's future to the device that waits for it, unless the device was stopped meanwhile."""
     for (_, begun), future in zip(waiting, futures, strict=True):
         if not begun.done():
@@ -146,7 +148,7 @@ class LearnerSlot:
         self._arguments = plan, shard, name, orders, options
         self._name, self._cache, self._make = name, cache, make
         self._learner: AnyLearner | None = None
-        self._newest: Result | None = None
+        self._newest: OrderResult | None = None
         self.orders = self.learner().orders
         self.release()
 
@@ -154,7 +156,7 @@ class LearnerSlot:
         return f"<LearnerSlot of {self._name}, {'empty' if self._learner is None else 'filled'}>"
 
     @property
-    def newest(self) -> Result | None:
+    def newest(self) -> OrderResult | None:
         """Result of the newest finished order."""
         return self._learner.newest if self._learner is not None else self._newest
 

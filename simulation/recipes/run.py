@@ -26,7 +26,7 @@ from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Source
 from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.recipe import LOCAL, RIVALS, Recipe, RecipeMethod, RecipePoint
-from attune.simulation.result import Result
+from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
 
 Groups = npt.NDArray[np.intp]
@@ -91,7 +91,7 @@ def _point(
     """Run these entries on the same shards and return their rows. Rivals run with them, to see which devices are harmed."""
     with tempfile.TemporaryDirectory(prefix="attune-recipe-") as folder:
         shards = write_shards(Path(folder) / "shards", point.cut(source, seed))
-        results: dict[str, tuple[RecipeMethod, Result, float]] = {}
+        results: dict[str, tuple[RecipeMethod, SimulationResult, float]] = {}
         for entry in recipe.entries:
             if entry not in entries and entry.label not in RIVALS:
                 continue
@@ -115,7 +115,7 @@ def _point(
         return [_row(point, seed, entry, result, seconds, right, groups) for entry, result, seconds in asked]
 
 
-def right_of(result: Result, shards: Sequence[Path]) -> Right:
+def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:
     """Return for each device which labels of its test part its final model predicts."""
     right = {}
     for shard in shards:
@@ -131,7 +131,7 @@ def groups_of(shard: Path) -> Groups | None:
 
 
 def _row(
-    point: RecipePoint, seed: int, entry: RecipeMethod, result: Result, seconds: float, right: Mapping[str, Right],
+    point: RecipePoint, seed: int, entry: RecipeMethod, result: SimulationResult, seconds: float, right: Mapping[str, Right],
     groups: Mapping[str, Groups | None],
 ) -> RecipeRow:  # fmt: skip
     mine, clients = right[entry.label], result.status["clients"]
@@ -163,7 +163,7 @@ def _row(
     )
 
 
-def _served(entry: RecipeMethod, result: Result) -> float | None:
+def _served(entry: RecipeMethod, result: SimulationResult) -> float | None:
     """Return the mean accuracy of what the server sends, before any training on the device; None if it sends no model.
 
     Some evaluations do not measure this: of methods that are judged after training, with the dial, and with fine-tuning before

@@ -13,7 +13,7 @@ from attune.common.errors import CertificateRefused, LimitExceeded
 from attune.common.identity.credential import Credential
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Plan
-from attune.fedclient.limits import Limits, epochs_of
+from attune.fedclient.limits import OrderLimits, epochs_of
 from attune.fedserver.identity.authority import Authority
 from tests.fedclient.conftest import Bench, FakeServer, tabular_shard
 from tests.server.bench import plan
@@ -70,7 +70,7 @@ def test_an_order_without_an_end_is_given_up_after_the_device_s_own_time(make: M
     bench.server.train = msgspec.structs.replace(bench.server.train, local_epochs=1000)
     bench.server.deadline_s = 1e12
     bench.server.works, bench.server.rounds = ["train"], [1]
-    bench.run_until(lambda: bool(bench.server.seen.troubles), limits=Limits(order_s=0.01))
+    bench.run_until(lambda: bool(bench.server.seen.troubles), limits=OrderLimits(order_s=0.01))
     assert "the deadline passed" in bench.server.seen.troubles[0].reason
     assert not bench.server.seen.submits
 
@@ -79,7 +79,7 @@ def test_orders_without_number_end_where_the_device_says(make: Make) -> None:
     bench = make()
     bench.server.works, bench.server.rounds = ["train"] * 50, list(range(1, 51))
     with pytest.raises(LimitExceeded, match="--max-orders"):
-        bench.run(limits=Limits(orders=3))
+        bench.run(limits=OrderLimits(orders=3))
     assert len({update.order_id for update in bench.server.seen.submits}) == 3
 
 

@@ -24,7 +24,7 @@ from attune.fedserver.core.planning import ResolvedSettings, make_plan, resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.stores.memory import MemoryBlobs
-from attune.simulation.result import Result
+from attune.simulation.result import SimulationResult
 from tests.e2e.harness import tabular_shard
 from tests.exchange.conftest import UNBOUNDED
 
@@ -46,7 +46,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tabular_shard(folder / name, seed) for seed, name in enumerate(("ann", "bob", "carl"))}
 
 
-def simulated(shards: dict[str, Path], *transforms: str) -> Result:
+def simulated(shards: dict[str, Path], *transforms: str) -> SimulationResult:
     return attune.simulate(shards, method=UNBOUNDED, model="mlr", rounds=2, settings=settings(*transforms), progress=False)
 
 

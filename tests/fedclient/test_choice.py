@@ -10,7 +10,7 @@ import torch
 
 from attune.common.statistics import wilson
 from attune.fedclient.console import comparison_of
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.calibration import calibrated, log_likelihood
 from attune.fedclient.work.comparison import compared
@@ -109,7 +109,7 @@ def result(before, common, local=None, samples=100, **more):
     for name, rival in (("common", common), ("local", local)):
         if rival is not None:
             said |= dict(zip((f"accuracy_{name}", f"better_than_{name}", f"worse_than_{name}"), rival, strict=True))
-    return Result(order_id="evaluate-2-kiel", round=2, trained=False, samples=80, **said, **more)
+    return OrderResult(order_id="evaluate-2-kiel", round=2, trained=False, samples=80, **said, **more)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.predictors.fine_tune import FineTune
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def make(shard_of, tmp_path):
         train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation, clip_norm=0.05, **settings)
         plan = Plan("f", 3, spec, [0, 1], method, {}, train)
         return Learner(
-            plan, prepare(shard_of(size), plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), keep, baseline
+            plan, prepare(shard_of(size), plan), "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), keep, baseline
         )
 
     return learner

@@ -23,7 +23,7 @@ from attune.fedclient.work.dial import dialled, price, searched
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 
 VALUES = ("attended", "mean", "own")
 
@@ -154,7 +154,9 @@ def make(shard, tmp_path):
         spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"width": 8, "heads": 2, "depth": 1})
         train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3)
         plan = Plan("f", 3, spec, [0, 1], method, options, train)
-        return Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / home), torch.device("cpu"), baseline=baseline)
+        return Learner(
+            plan, prepare(shard, plan), "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), baseline=baseline
+        )
 
     return learner
 

@@ -21,7 +21,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.worker import LearnerCache
@@ -108,19 +108,21 @@ def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
 def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
     def ended(name, better, worse):
         counts = {"better_than_common": better, "worse_than_common": worse}
-        result = Result(order_id="e", round=2, trained=False, samples=80, test_samples=40, accuracy_before=0.7, **counts)
-        return fleet.Outcome(name, tmp_path / name, result)
+        result = OrderResult(order_id="e", round=2, trained=False, samples=80, test_samples=40, accuracy_before=0.7, **counts)
+        return fleet.DeviceOutcome(name, tmp_path / name, result)
 
-    shown = fleet.table([ended("a", 9, 0), ended("b", 1, 12), ended("c", 4, 3), ended("d", 0, 0), fleet.Outcome("e")])
+    shown = fleet.table([ended("a", 9, 0), ended("b", 1, 12), ended("c", 4, 3), ended("d", 0, 0), fleet.DeviceOutcome("e")])
     assert shown[1] == "their own model against the others, on the same test samples: better 1, worse 1, unclear 2"
     assert [line.split()[3] for line in shown[2:]] == ["better", "worse", "unclear", "unclear", "-"]
-    assert len(fleet.table([fleet.Outcome("e")])) == 2, "nothing was compared"
+    assert len(fleet.table([fleet.DeviceOutcome("e")])) == 2, "nothing was compared"
 
 
 def test_the_table_says_where_a_model_is_no_better_than_a_constant_answer(tmp_path):
     def ended(name, accuracy, constant):
-        result = Result(order_id="e", round=2, trained=False, samples=80, accuracy_before=accuracy, accuracy_constant=constant)
-        return fleet.Outcome(name, tmp_path / name, result)
+        result = OrderResult(
+            order_id="e", round=2, trained=False, samples=80, accuracy_before=accuracy, accuracy_constant=constant
+        )
+        return fleet.DeviceOutcome(name, tmp_path / name, result)
 
     said = fleet.table([ended("a", 0.7, 0.6), ended("b", 0.5, 0.5), ended("c", 1.0, 1.0)])[1]
     assert said == "a constant answer: mean accuracy 0.700, and on 1 of 3 devices the model is no better"
@@ -159,7 +161,9 @@ def test_many_devices_say_one_line_a_round(bench):
     names = [f"s{n}" for n in range(6)]
 
     def result(round_, loss, after):
-        return Result(order_id="x", round=round_, trained=True, samples=1, loss=loss, accuracy_before=0.5, accuracy_after=after)
+        return OrderResult(
+            order_id="x", round=round_, trained=True, samples=1, loss=loss, accuracy_before=0.5, accuracy_after=after
+        )
 
     async def scenario():
         console = FleetConsole(bench.lines, names)

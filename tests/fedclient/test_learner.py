@@ -23,7 +23,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
-from attune.fedclient.work.state import Orders, check_order_id
+from attune.fedclient.work.state import FolderOrders, check_order_id
 from attune.fedclient.work.trainer import Cancelled
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def make(images, tmp_path):
     def learner(method="fedtp", name="kiel", home="home", **options):
         spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {})
         plan = Plan("f", 3, spec, [0, 1], method, options, TrainSettings(lr=0.05, batch_size=4, local_epochs=1))
-        return Learner(plan, prepare(images, plan), name, Orders(tmp_path / home), CPU)
+        return Learner(plan, prepare(images, plan), name, FolderOrders(tmp_path / home), CPU)
 
     return learner
 
@@ -248,7 +248,9 @@ def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
     order = Order("train-1-kiel", 1, "train", (), ("shared",))
     ends = []
     for kind in ("cpu", "cuda", "cuda"):
-        learner = Learner(plan, prepare(images, plan), "kiel", Orders(tmp_path / f"{kind}{len(ends)}"), torch.device(kind))
+        learner = Learner(
+            plan, prepare(images, plan), "kiel", FolderOrders(tmp_path / f"{kind}{len(ends)}"), torch.device(kind)
+        )
         assert learner.data.train_x.device.type == kind
         carry_out(learner, order)
         ends.append(learner.theta)
@@ -270,7 +272,7 @@ def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, meth
     assert written.keys() - {"received"} == files
     private = {name for name, part in learner.part_of.items() if part != "shared"}
     assert written.get("state", {}).keys() == private
-    state = Orders(learner.orders.path).state(result)
+    state = FolderOrders(learner.orders.path).state(result)
     assert state.keys() == learner.theta.keys()
     assert all(torch.equal(state[name], learner.theta[name]) for name in state)
 
@@ -286,7 +288,7 @@ def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part)
     assert {name: tensor.dtype for name, tensor in sent.items()} == dict.fromkeys(expected, torch.bfloat16)
     for name, tensor in expected.items():
         assert torch.equal(sent[name], tensor.to(torch.bfloat16))
-    state = Orders(lossy.orders.path).state(result)
+    state = FolderOrders(lossy.orders.path).state(result)
     assert all(torch.equal(state[name], exact.theta[name]) for name in exact.theta)
 
 

@@ -87,7 +87,7 @@ def test_all_maps_have_one_scale_in_equal_shares_with_a_colour_bar(tmp_path, mon
     monkeypatch.setattr(drawings.figures, "png", lambda figure: kept.append(figure) or b"png")
     maps = np.array([[[0.7, 0.0], [0.0, 0.0]], [[0.1, 0.1], [0.1, 0.1]]])
     images = np.zeros((2, 4, 4, 1), dtype=np.float32)
-    drawings.rollouts(images, [0, 1], ["a", "b"], [drawings.Look("model", maps, ["a", "b"])])
+    drawings.rollouts(images, [0, 1], ["a", "b"], [drawings.RolloutPanel("model", maps, ["a", "b"])])
     overlays = [axes.images[1] for axes in kept[0].axes if len(axes.images) == 2]
     assert [image.get_clim() for image in overlays] == [(0, 4), (0, 4)]
     assert np.allclose(overlays[1].get_array(), 1.0)

@@ -17,7 +17,6 @@ from attune.fedclient.messages import (
     Extend,
     GiveUp,
     Keep,
-    Opened,
     Prepare,
     Reconnect,
     Refuse,
@@ -29,6 +28,7 @@ from attune.fedclient.messages import (
     Start,
     StopSending,
     StopWork,
+    StreamOpened,
     WorkDone,
     WorkFailed,
     Yield,
@@ -48,7 +48,7 @@ def play(session, *script):
 
 def begun(finished=None):
     session = Session(finished)
-    play(session, (Opened(), []), (Welcome(b"plan"), [Prepare(b"plan")]))
+    play(session, (StreamOpened(), []), (Welcome(b"plan"), [Prepare(b"plan")]))
     return session
 
 
@@ -73,7 +73,7 @@ def test_a_stream_that_breaks_while_training_does_not_disturb_it():
         (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (Broke("refused", 0.3), [Reconnect(0.4)]),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (Welcome(b"plan"), []),
         (ONE, []),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
@@ -88,7 +88,7 @@ def test_work_that_ends_while_there_is_no_stream_is_handed_in_when_it_is_asked_f
         (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (WorkDone(ONE.id), []),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (ONE, [Send(ONE.id, resume=True)]),
     )
 
@@ -98,7 +98,7 @@ def test_work_that_ends_before_a_new_stream_has_asked_for_it_waits_too():
         begun(),
         (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (WorkDone(ONE.id), []),
         (TWO, [Start(TWO)]),
     )
@@ -110,7 +110,7 @@ def test_a_break_stops_the_sending_until_the_server_asks_again():
         (ONE, [Start(ONE)]),
         (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), StopSending(ONE.id), Reconnect(0.2)]),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (ONE, [Send(ONE.id, resume=True)]),
         (Sent(ONE.id, late=False), []),
     )
@@ -122,7 +122,7 @@ def test_work_that_fails_without_a_stream_is_tried_again_when_it_is_asked_for():
         (ONE, [Start(ONE)]),
         (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
         (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory")]),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (ONE, [Start(ONE)]),
     )
 
@@ -269,7 +269,7 @@ def test_the_back_off_doubles_up_to_ten_seconds():
 
 orders = st.integers(1, 4).map(lambda n: Order(f"train-{n}-kiel", n, "train"))
 events = st.one_of(
-    st.just(Opened()),
+    st.just(StreamOpened()),
     orders,
     st.builds(Broke, st.just("cut"), st.just(0.0)),
     st.builds(WorkDone, orders.map(lambda order: order.id)),
@@ -310,15 +310,19 @@ def test_a_device_displaced_once_by_its_own_stream_reconnects_and_twice_yields()
     play(
         begun(),
         (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (Displaced("newer", 0.1), [Say("newer (trying again)"), Reconnect(0.4)]),
-        (Opened(), [Say("connected again")]),
+        (StreamOpened(), [Say("connected again")]),
         (Displaced("newer", 0.1), [Yield("newer")]),
     )
 
 
 def test_a_stream_that_lasted_is_replaced_by_another_process_however_it_began():
-    play(begun(), (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]), (Opened(), [Say("connected again")]))
+    play(
+        begun(),
+        (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        (StreamOpened(), [Say("connected again")]),
+    )
     session = begun()
     session.on(Broke("cut", 0.0, 9.0))
     assert session.on(Displaced("newer", 60.0)) == [Yield("newer")]

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from attune.common.errors import HomeMismatch
-from attune.fedclient.messages import Result
-from attune.fedclient.work.state import Orders
+from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.state import FolderOrders
 
 FILES = ["state.safetensors", "shared.safetensors", "received.safetensors", "update.json"]
 
 
-def commit(orders: Orders, number: int) -> Result:
+def commit(orders: FolderOrders, number: int) -> OrderResult:
     value = torch.full((3,), float(number))
-    result = Result(order_id=f"train-{number}-kiel", round=number, trained=True, samples=1, sequence=number, loss=0.125)
+    result = OrderResult(order_id=f"train-{number}-kiel", round=number, trained=True, samples=1, sequence=number, loss=0.125)
     return orders.commit(result, {"w": value, "b": value}, {"received": {"w": value}}, {"shared": {"w": value}})
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    made = Orders(tmp_path / "orders")
+def orders(tmp_path: Path) -> FolderOrders:
+    made = FolderOrders(tmp_path / "orders")
     for number in (1, 2, 3):
         commit(made, number)
     return made
@@ -37,13 +37,13 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def names(orders: Orders) -> list[str]:
+def names(orders: FolderOrders) -> list[str]:
     return sorted(path.name for path in orders.path.iterdir())
 
 
-def test_the_order_before_the_newest_is_kept_until_the_next_commit(orders: Orders) -> None:
+def test_the_order_before_the_newest_is_kept_until_the_next_commit(orders: FolderOrders) -> None:
     assert names(orders) == ["train-2-kiel", "train-3-kiel"]
-    again = Orders(orders.path)
+    again = FolderOrders(orders.path)
     newest = again.newest()
     assert newest is not None and newest.order_id == "train-3-kiel"
     assert again.damage == again.damaged() == []
@@ -51,23 +51,23 @@ def test_the_order_before_the_newest_is_kept_until_the_next_commit(orders: Order
     assert names(orders) == ["train-3-kiel", "train-4-kiel"]
 
 
-def test_the_text_is_checked_and_not_how_this_version_would_write_it(orders: Orders) -> None:
+def test_the_text_is_checked_and_not_how_this_version_would_write_it(orders: FolderOrders) -> None:
     """Use a default that is not the same object, so that it is written, although this version would leave it out."""
     task = msgspec.json.decode(b'"classes"')
-    orders.commit(Result(order_id="train-4-kiel", round=4, trained=True, samples=1, sequence=4, task=task), {}, {}, {})
+    orders.commit(OrderResult(order_id="train-4-kiel", round=4, trained=True, samples=1, sequence=4, task=task), {}, {}, {})
     path = orders.path / "train-4-kiel" / "update.json"
     assert b'"task"' in path.read_bytes()
-    assert Orders(orders.path).damaged() == []
+    assert FolderOrders(orders.path).damaged() == []
     text = path.read_bytes().replace(b'"samples": 1', b'"samples": 2')
     path.write_bytes(text)
-    assert Orders(orders.path).damaged() == [f"{path} is damaged (its text is not what was written)"]
+    assert FolderOrders(orders.path).damaged() == [f"{path} is damaged (its text is not what was written)"]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_order_is_named_and_the_one_before_it_is_gone_on_from(orders: Orders, file: str) -> None:
+def test_a_damaged_order_is_named_and_the_one_before_it_is_gone_on_from(orders: FolderOrders, file: str) -> None:
     path = orders.path / "train-3-kiel" / file
     flip(path)
-    again = Orders(orders.path)
+    again = FolderOrders(orders.path)
     assert [line.split(" is damaged")[0] for line in again.damaged()] == [str(path)]
     newest = again.newest()
     assert newest is not None and newest.order_id == "train-2-kiel"
@@ -80,26 +80,26 @@ def test_a_damaged_order_is_named_and_the_one_before_it_is_gone_on_from(orders: 
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_missing_file_is_a_damaged_one(orders: Orders, file: str) -> None:
+def test_a_missing_file_is_a_damaged_one(orders: FolderOrders, file: str) -> None:
     (orders.path / "train-3-kiel" / file).unlink()
-    newest = Orders(orders.path).newest()
+    newest = FolderOrders(orders.path).newest()
     assert newest is not None and newest.order_id == "train-2-kiel"
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_without_a_whole_order_nothing_is_lost_and_it_says_what_to_restore(orders: Orders, file: str) -> None:
+def test_without_a_whole_order_nothing_is_lost_and_it_says_what_to_restore(orders: FolderOrders, file: str) -> None:
     for number in (2, 3):
         flip(orders.path / f"train-{number}-kiel" / file)
     before = {path: path.read_bytes() for path in orders.path.rglob("*") if path.is_file()}
     with pytest.raises(HomeMismatch, match=rf"train-3-kiel/{file} is damaged.*restore {orders.path}") as caught:
-        Orders(orders.path).newest()
+        FolderOrders(orders.path).newest()
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in orders.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_order_before_the_newest_is_no_loss(orders: Orders) -> None:
+def test_a_damaged_order_before_the_newest_is_no_loss(orders: FolderOrders) -> None:
     flip(orders.path / "train-2-kiel" / "update.json")
-    again = Orders(orders.path)
+    again = FolderOrders(orders.path)
     newest = again.newest()
     assert newest is not None and newest.order_id == "train-3-kiel"
     assert names(orders) == ["train-3-kiel"]

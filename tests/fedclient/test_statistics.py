@@ -11,7 +11,7 @@ import torch
 
 from attune.common.paired import findings_of, pairs_of
 from attune.common.statistics import Z, difference, holm, mcnemar
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import compared, comparisons_of, finding_of
 
 
@@ -69,7 +69,7 @@ def finding(samples, counts):
     said = {"test_samples": samples}
     for name, (better, worse) in zip(("common", "local"), counts, strict=False):
         said |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
-    return finding_of(comparisons_of(Result(order_id="e", round=1, trained=False, samples=80, **said)))
+    return finding_of(comparisons_of(OrderResult(order_id="e", round=1, trained=False, samples=80, **said)))
 
 
 @pytest.mark.parametrize("samples", [20, 50, 100])

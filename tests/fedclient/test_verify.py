@@ -15,9 +15,9 @@ from attune.common.metrics import Choice
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.cli import main
 from attune.fedclient.home import DeviceHome, DeviceInfo
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.model.artifact import ModelInfo, save
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 
 SPEC = ModelSpec("mlr", "tabular", (2,), 2)
 W = {"w": torch.ones(3)}
@@ -26,9 +26,9 @@ W = {"w": torch.ones(3)}
 def fill(home: DeviceHome) -> Path:
     home.remember(DeviceInfo("kiel", "localhost:50051"))
     home.plan.write_bytes(msgspec.json.encode(Plan("f", 0, SPEC, [0, 1], "fedavg", {}, TrainSettings())))
-    orders = Orders(home.orders)
+    orders = FolderOrders(home.orders)
     for number in (1, 2):
-        result = Result(order_id=f"train-{number}-kiel", round=number, trained=True, samples=1, sequence=number)
+        result = OrderResult(order_id=f"train-{number}-kiel", round=number, trained=True, samples=1, sequence=number)
         orders.commit(result, {"v": torch.zeros(2)}, {}, {"shared": W})
     weights: dict[Choice, float] = {"personalized": 0.7, "common": 0.3}
     info = ModelInfo("kiel", "f", "fedavg+ft", {}, SPEC, [0, 1], TrainSettings(), weights=weights)

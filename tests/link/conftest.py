@@ -14,8 +14,8 @@ from attune.common import aio
 from attune.fedclient import backoff
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.link.port import Link
-from attune.fedclient.messages import Result
-from attune.fedclient.work.state import Orders
+from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.state import FolderOrders
 from tests.link.server import OverGrpc, Scripted
 
 Scenario = Callable[[Link, Scripted], Awaitable[Any]]
@@ -51,8 +51,8 @@ def _impatient(monkeypatch):
 
 
 @pytest.fixture
-def committed(tmp_path: Path) -> tuple[Orders, Result]:
+def committed(tmp_path: Path) -> tuple[FolderOrders, OrderResult]:
     """Write a result to disk: one part of 40 kB."""
-    orders = Orders(tmp_path / "orders")
-    result = Result(order_id=ORDER, round=1, trained=True, samples=20, sequence=1)
+    orders = FolderOrders(tmp_path / "orders")
+    result = OrderResult(order_id=ORDER, round=1, trained=True, samples=20, sequence=1)
     return orders, orders.commit(result, TENSORS, {}, {"shared": TENSORS})

@@ -29,7 +29,7 @@ from attune.common.plan import Profile
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
 from attune.fedclient.link.port import Broken, Link
-from attune.fedclient.messages import Event, Opened
+from attune.fedclient.messages import Event, StreamOpened
 from tests.link.server import CUT, Scripted
 
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
@@ -86,7 +86,7 @@ def test_events_come_in_order_and_the_end_of_the_stream_is_a_break(play):
                 server.streams[0].unsent.put_nowait(each)
             with pytest.raises(Broken, match="closed the connection"):
                 await task
-            assert heard == [Opened(), *said]
+            assert heard == [StreamOpened(), *said]
             assert not link.open.is_set()
             await server.streams[0].closed.wait()
         assert server.hellos == [("kiel", HELLO)]

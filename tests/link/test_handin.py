@@ -14,13 +14,13 @@ from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, fetch
-from attune.fedclient.messages import Result, SendRefused, Sent
-from attune.fedclient.work.state import Orders
+from attune.fedclient.messages import OrderResult, SendRefused, Sent
+from attune.fedclient.work.state import FolderOrders
 from tests.link.conftest import ORDER, TENSORS
 from tests.link.server import Scripted
 from tests.link.test_conformance import stream, until
 
-Committed = tuple[Orders, Result]
+Committed = tuple[FolderOrders, OrderResult]
 
 
 def hand_in(play, committed: Committed, server_says: dict[str, object], **script: object):

@@ -19,7 +19,7 @@ from attune.fedclient.model import artifact
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.base import PERSONAL
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 
 SMALL = {"hidden": 8, "embedding_dim": 4}
 KEEPS = {"pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
@@ -52,7 +52,7 @@ def make(images, tmp_path):
             options |= SMALL
         spec = default_spec("images", (8, 8, 1), 3, 0, "vit", {"depth": 1, "width": 8, "heads": 2})
         plan = Plan("f", 3, spec, [0, 1, 2], method, options, TrainSettings(lr=0.05, batch_size=4, local_epochs=1))
-        return Learner(plan, prepare(images, plan), "kiel", Orders(tmp_path / home / "orders"), torch.device("cpu"))
+        return Learner(plan, prepare(images, plan), "kiel", FolderOrders(tmp_path / home / "orders"), torch.device("cpu"))
 
     return learner
 

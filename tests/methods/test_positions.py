@@ -19,7 +19,7 @@ from attune.fedclient.home import DeviceHome
 from attune.fedclient.model import artifact
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 
 STEPS, LETTERS, SAMPLES = 4, 5, 24
 HYPER = {"hidden": 8, "embedding_dim": 4}
@@ -95,7 +95,7 @@ def shard(tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "fedtp+knn", "fedrod", "per-fedavg", "pfedme"])
 def test_a_finished_sequence_model_labels_every_position_as_in_training(method, shard, tmp_path):
     plan = Plan("f", 3, spec(), [4, 3, 2, 1, 0], method, options(method), TrainSettings(lr=0.1, batch_size=8, local_epochs=2))
-    orders = Orders(tmp_path / "home" / "orders")
+    orders = FolderOrders(tmp_path / "home" / "orders")
     learner = Learner(plan, prepare(shard, plan), "kiel", orders, torch.device("cpu"))
     result = Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     assert (result.samples, result.test_samples) == (16, 8)
@@ -110,7 +110,7 @@ def test_a_finished_sequence_model_labels_every_position_as_in_training(method, 
 
 def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_path):
     plan = Plan("f", 3, spec(), list(range(LETTERS)), "fedavg", {}, TrainSettings(local_epochs=1))
-    learner = Learner(plan, prepare(shard, plan), "kiel", Orders(tmp_path / "home" / "orders"), torch.device("cpu"))
+    learner = Learner(plan, prepare(shard, plan), "kiel", FolderOrders(tmp_path / "home" / "orders"), torch.device("cpu"))
     Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     home = DeviceHome(tmp_path / "home")
     artifact.save_model(learner, home.model)

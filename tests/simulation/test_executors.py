@@ -10,7 +10,7 @@ import pytest
 
 import attune
 from attune.common.errors import FederationFailed, HomeMismatch, SettingError
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import SequentialExecutor, Work, failed
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -21,13 +21,13 @@ class Backwards(SequentialExecutor):
     def __init__(self) -> None:
         self.cohorts: list[list[str]] = []
 
-    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         self.cohorts.append([work.order.id for work in works])
         return super().run(works[::-1])[::-1]
 
 
 class Failing(Backwards):
-    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         return [*super().run(works[:-1]), failed(RuntimeError("out of order"))]
 
 

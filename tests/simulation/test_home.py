@@ -16,7 +16,7 @@ from attune.common import faults
 from attune.common.errors import HomeBusy, HomeMismatch, SettingError
 from attune.fedclient.model.artifact import Model
 from attune.fedserver.cli import cli
-from attune.simulation.result import Result
+from attune.simulation.result import SimulationResult
 from tests.forked import THREADS, Forked
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -27,7 +27,7 @@ class Interrupted(Exception):
     pass
 
 
-def run(home: Path, method: str, until: int = 10**9, rounds: int = 3) -> Result:
+def run(home: Path, method: str, until: int = 10**9, rounds: int = 3) -> SimulationResult:
     """Run a simulation that breaks off after `until` orders."""
     orders = 0
 

@@ -22,7 +22,7 @@ from attune.common.plan import ModelSpec
 from attune.fedclient.model.artifact import read_info
 from attune.fedclient.work.processes import process_host
 from attune.fedclient.work.processes.pipe import receive, send
-from attune.simulation.result import Result
+from attune.simulation.result import SimulationResult
 from tests.e2e.hosted import host as hosted
 from tests.forked import hosts
 from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
@@ -45,7 +45,7 @@ def forked_hosts() -> Iterator[None]:
         yield
 
 
-def models(result: Result, folder: Path, names: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+def models(result: SimulationResult, folder: Path, names: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
     saved = result.save(folder)
     return {name: read_info(saved / "models" / name).files for name in names}
 

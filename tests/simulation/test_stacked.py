@@ -14,7 +14,7 @@ import torch
 import attune
 from attune.common.errors import HomeMismatch
 from attune.common.wire.files import read_tensors
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.stacked import stacked_executor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
@@ -97,7 +97,7 @@ def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
     met: list[int] = []
     run = StackedExecutor.run
 
-    def spied(self: StackedExecutor, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def spied(self: StackedExecutor, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         met.append(len(works))
         return run(self, works)
 

@@ -30,7 +30,7 @@ from attune.fedclient.work.predictors.knn import Knn
 from attune.fedclient.work.predictors.two_heads import TwoHeads as BothHeads
 from attune.fedclient.work.stacked import scoring
 from attune.fedclient.work.stacked.lockstep import Stacked
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 from tests.stacked.conftest import SIZES
 
 TESTED = (3, 700, 41, 1, 90)  # test samples: none, one and two batches of an evaluation; padding in all but one
@@ -96,7 +96,7 @@ def learners(tmp_path):
         plan = Plan("f", 3, default_spec("tabular", (4,), 3, 0, model, {}), [0, 1, 2], method, {}, train)
         device, path = torch.device("cpu"), tmp_path / home
         return [
-            Learner(plan, prepare(shard, plan), shard.name, Orders(path / shard.name), device, baseline="local")
+            Learner(plan, prepare(shard, plan), shard.name, FolderOrders(path / shard.name), device, baseline="local")
             for shard in shards
         ]
 

@@ -17,9 +17,9 @@ from attune.common.durable import PUBLIC, committed_folder, replaced, sweep, wri
 from attune.common.errors import DiskFull
 from attune.common.plan import ModelSpec
 from attune.common.wire.files import TensorWriter, manifest_of, write_tensors
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.model.artifact import ModelInfo, save
-from attune.fedclient.work.state import Orders
+from attune.fedclient.work.state import FolderOrders
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Report
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool
@@ -57,8 +57,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
-def result(order_id: str) -> Result:
-    return Result(order_id=order_id, round=1, trained=True, samples=1, sequence=1)
+def result(order_id: str) -> OrderResult:
+    return OrderResult(order_id=order_id, round=1, trained=True, samples=1, sequence=1)
 
 
 def whole(path: Path) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ def test_no_file_is_ever_more_open_than_it_ends(tmp_path: Path, monkeypatch: pyt
 
 def test_a_devices_order_is_committed_by_one_rename(tmp_path: Path, log: list[tuple[str, str]]) -> None:
     folder = tmp_path / "orders" / ".filling-train-1-kiel"
-    Orders(tmp_path / "orders").commit(result("train-1-kiel"), {"v": torch.zeros(2)}, {"optimiser": W}, {"shared": W})
+    FolderOrders(tmp_path / "orders").commit(result("train-1-kiel"), {"v": torch.zeros(2)}, {"optimiser": W}, {"shared": W})
     files = ["shared.safetensors", "state.safetensors", "optimiser.safetensors", "update.json"]
     final = folder.with_name("train-1-kiel")
     assert log == [
@@ -194,7 +194,7 @@ def test_a_full_disk_is_named_wherever_it_is_met(tmp_path: Path, monkeypatch: py
         lambda: write_file(tmp_path / "file", b"new"),
         lambda: write_tensors(tmp_path / "file", W, durable=True),
         lambda: inbox.accept(OrderId("train", 1, "a"), Report(round=1, work="train", client="a"), {"shared": upload}),
-        lambda: Orders(tmp_path / "orders").commit(result("x"), W, {}, {}),
+        lambda: FolderOrders(tmp_path / "orders").commit(result("x"), W, {}, {}),
     ]
     for write in writes:
         with pytest.raises(DiskFull, match="free some space"):

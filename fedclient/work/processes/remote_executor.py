@@ -21,7 +21,7 @@ from attune.fedclient.work.executor import Work, result_of
 from attune.fedclient.work.worker import LearnerCache, Worker
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.processes.remote_learner import RemoteLearner
     from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
@@ -93,7 +93,7 @@ class RemoteExecutor:
         for thread in self.threads:
             thread.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         """As Executor. Each host carries its works out one after the other."""
         return [cast("RemoteLearner", work.learner).thread.submit(work.run) for work in works]
 
@@ -138,7 +138,7 @@ class RemoteWorker(Worker):
         self.turn = asyncio.Semaphore(turns) if bounded else contextlib.nullcontext()
         self._thread = ThreadPoolExecutor(turns, thread_name_prefix="waiting")
 
-    async def carry_out(self, work: Work) -> Result:
+    async def carry_out(self, work: Work) -> OrderResult:
         """As Worker. Raises HostLost too."""
         [future] = self.executor.run([work.cancelled_by(self._stopped)])
         return await result_of(future)

@@ -12,7 +12,7 @@ from attune.common.exchange.messages import BlobRef, Order
 from attune.common.metrics import Choice
 from attune.common.wire.header import Manifest
 from attune.fedclient.data.prepare import Standardiser
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
 from attune.fedclient.work.processes.remote_executor import Placement
 from attune.fedclient.work.processes.requests import (
@@ -49,7 +49,7 @@ class RemoteLearner:
         return f"<RemoteLearner {self.name} at {self._placement.host}>"
 
     @property
-    def newest(self) -> Result | None:
+    def newest(self) -> OrderResult | None:
         return self._state.newest
 
     @property
@@ -69,7 +69,7 @@ class RemoteLearner:
         """As Learner.missing."""
         return self._state.holdings.missing(order)
 
-    def carry_out(self, work: Work) -> Result:
+    def carry_out(self, work: Work) -> OrderResult:
         """As Learner.carry_out. After HostLost a new learner must say again what is missing, and carry the order out."""
         request = CarryOut(self.name, work.order, work.fetched, work.bytes_down)
         done = cast(CarriedOut, self._ask(request, work.progress, work.cancelled))

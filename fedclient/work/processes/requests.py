@@ -10,7 +10,7 @@ from attune.common.exchange.messages import Order
 from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.messages import Result
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.holdings import Holdings
 
@@ -77,7 +77,7 @@ class LearnerState:
     holdings: Holdings
     standardiser: Standardiser | None
     size_bytes: int
-    newest: Result | None
+    newest: OrderResult | None
     orders: OrderStore
 
 
@@ -85,7 +85,7 @@ class LearnerState:
 class CarriedOut:
     """A result. `orders` has all that another process needs to go on from here."""
 
-    result: Result
+    result: OrderResult
     served: Mapping[str, str]
     size_bytes: int
     orders: OrderStore

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from attune.fedclient.work.executor import Work, failed, succeeded
 
 if TYPE_CHECKING:
-    from attune.fedclient.messages import Result
+    from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.learner import Learner
     from attune.fedclient.work.stacked.lockstep import Stacked
 
@@ -56,7 +56,7 @@ class StackedExecutor:
         """Why some work went one by one, each reason once."""
         return self.stacked.reasons if self.stacked is not None else []
 
-    def run(self, works: Sequence[Work]) -> Sequence[Future[Result]]:
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         from attune.fedclient.work.job import FailedWork
         from attune.fedclient.work.stacked.lockstep import Stacked, one_by_one
 

@@ -22,7 +22,7 @@ LOOK_S = 10.0
 
 
 @dataclass(frozen=True)
-class Thrift:
+class ResourceLimits:
     """The defaults set no bounds. nice: 0 to 19. memory_bytes: of this process. disk_bytes: of the home."""
 
     nice: int = 0
@@ -52,7 +52,7 @@ class Thrift:
             )
 
 
-NO_BOUNDS = Thrift()
+NO_BOUNDS = ResourceLimits()
 
 
 def size_of(folder: Path) -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import LimitExceeded
-from attune.fedclient import thrift
-from attune.fedclient.thrift import Allowance, Thrift, on_battery, unmet, until_met
+from attune.fedclient import resource_limits
+from attune.fedclient.resource_limits import Allowance, ResourceLimits, on_battery, unmet, until_met
 
 
 def supply(folder, name, **words):
@@ -40,7 +40,7 @@ def test_a_condition_that_is_not_met_says_why(tmp_path):
 
 
 def test_a_device_waits_until_it_may_and_says_so_once(monkeypatch):
-    monkeypatch.setattr(thrift, "LOOK_S", 0.0)
+    monkeypatch.setattr(resource_limits, "LOOK_S", 0.0)
     said, reasons = [], ["it runs on its battery", "it runs on its battery", ""]
     aio.run(until_met(("charging",), said.append, lambda when: reasons.pop(0)))
     assert (said, reasons) == (["waiting: it runs on its battery"], [])
@@ -60,17 +60,17 @@ def test_bytes_are_paid_for_at_the_rate_and_a_rest_saves_nothing():
 def test_a_home_does_not_grow_beyond_its_bound(tmp_path):
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "state").write_bytes(b"x" * 600)
-    Thrift(disk_bytes=1000).check_disk(tmp_path, 400)
+    ResourceLimits(disk_bytes=1000).check_disk(tmp_path, 400)
     with pytest.raises(LimitExceeded, match=r"would have 1,001 bytes .* allows 1,000 \(--max-disk\)"):
-        Thrift(disk_bytes=1000).check_disk(tmp_path, 401)
-    Thrift().check_disk(tmp_path, 1 << 50)
+        ResourceLimits(disk_bytes=1000).check_disk(tmp_path, 401)
+    ResourceLimits().check_disk(tmp_path, 1 << 50)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts allocations on Linux")
 def test_priority_and_memory_are_bounded_for_the_process():
     code = (
-        "import os; from attune.fedclient.thrift import Thrift; before = os.nice(0)\n"
-        "Thrift(nice=5, memory_bytes=1 << 28).apply(); print(os.nice(0) - before)\n"
+        "import os; from attune.fedclient.resource_limits import ResourceLimits; before = os.nice(0)\n"
+        "ResourceLimits(nice=5, memory_bytes=1 << 28).apply(); print(os.nice(0) - before)\n"
         "try:\n    bytearray(1 << 29)\nexcept MemoryError:\n    print('bounded')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
