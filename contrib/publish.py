@@ -15,7 +15,7 @@ import click
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import HOME, place_of
 from attune.fedserver.core.accuracy import by_round
-from attune.fedserver.view.compare import RunData, read
+from attune.simulation.compare import RunData, read
 
 EXPERIMENT = "attune"
 BATCH = 1000  # metrics in one call, as many as MLflow takes

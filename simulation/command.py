@@ -1,4 +1,4 @@
-"""`fedserver simulate`: simulations of several methods on the same shards, side by side."""
+"""`fedserver simulate` runs several methods on the same shards; `fedserver compare` compares finished runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from attune.common import homes
 from attune.common.config import load_settings
 from attune.fedclient.table_options import table_options
 from attune.simulation.executor_names import NAMES
@@ -151,3 +152,32 @@ def _wide(method: str) -> int:
 def _cell(method: str, accuracy: float | None) -> str:
     text = "-" if accuracy is None else f"{accuracy:.3f}"
     return f"  {text:>{_wide(method)}}"
+
+
+@click.command()
+@click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
+@click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Also draw a picture and a page into this folder."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
+def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Compare finished runs: homes, exported or saved results, and runs of this home by their names."""
+    import msgspec
+
+    from attune.fedserver.home import ServerHome
+    from attune.simulation.compare import compared, read
+
+    data = read(runs, ServerHome(home or homes.server_home()))
+    compared_runs = compared(data)
+    if as_json:
+        click.echo(msgspec.json.encode(compared_runs))
+    else:
+        from attune.simulation.compare_views import render
+
+        click.echo(render(compared_runs, data))
+    if out is not None:
+        from attune.simulation.compare_views import write
+
+        for line in write(compared_runs, data, out):
+            click.echo(line, err=as_json)

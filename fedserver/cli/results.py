@@ -1,4 +1,4 @@
-"""What came of a federation: weights, pictures, runs side by side, curves for other programs."""
+"""Results of a federation: its weights and its pictures."""
 
 from __future__ import annotations
 
@@ -48,31 +48,3 @@ def plot(
     lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(place_of(home), out, labels, pictures)
     for line in lines:
         click.echo(line)
-
-
-@click.command()
-@HOME
-@click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...")
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Also draw a picture and a page into this folder."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
-def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Finished runs side by side: homes, exported or saved results, and runs of this home by their names."""
-    import msgspec
-
-    from attune.fedserver.view import compare as comparison
-
-    read = comparison.read(runs, place_of(home))
-    found = comparison.compared(read)
-    if as_json:
-        click.echo(msgspec.json.encode(found))
-    else:
-        from attune.fedserver.view.compare_text import render
-
-        click.echo(render(found, read))
-    if out is not None:
-        from attune.fedserver.view import plot_compare
-
-        for line in plot_compare.write(found, read, out):
-            click.echo(line, err=as_json)

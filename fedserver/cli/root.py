@@ -20,7 +20,7 @@ COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
     upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify,
-    results.export, results.plot, results.compare,
+    results.export, results.plot,
     running.run,
 )  # fmt: skip
 

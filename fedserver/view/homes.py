@@ -16,9 +16,8 @@ from attune.common.plan import run_name
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.view.compare_text import share
 from attune.fedserver.view.status import status
-from attune.fedserver.view.status_text import WIDE
+from attune.fedserver.view.status_text import WIDE, share
 
 
 def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:

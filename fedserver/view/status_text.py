@@ -20,6 +20,11 @@ SHOWN_REFUSALS = 5  # the latest; --json has them all
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
 
 
+def share(value: float | None) -> str:
+    """Return an accuracy with four digits, or a dash."""
+    return "-" if value is None else f"{value:.4f}"
+
+
 def render_status(status: dict[str, Any]) -> str:
     """Plain text off a terminal, colours on one."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)

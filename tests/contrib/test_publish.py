@@ -9,8 +9,8 @@ import pytest
 from attune.common.errors import SettingError
 from attune.contrib import publish
 from attune.fedserver.home import ServerHome
-from attune.fedserver.view import compare
-from tests.server.test_compare import saved
+from attune.simulation import compare
+from tests.simulation.test_compare import saved
 
 
 @pytest.fixture

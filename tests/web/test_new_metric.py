@@ -16,7 +16,6 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view.compare import RunData, compared
 from attune.fedserver.view.export import write_tables
 from attune.fedserver.view.plot_accuracy import metrics
 from attune.fedserver.view.status import status
@@ -25,6 +24,7 @@ from attune.fedserver.web.condensed import CondensedReports
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
+from attune.simulation.compare import RunData, compared
 
 WARMTH = MetricDescriptor("warmth", "warmth of the device", "Temperature of the processor", "K", "lower", chart="Warmth")
 EFFORT = MetricDescriptor("effort", "energy", "Energy of the work", "J", "lower", "round", "sum")

@@ -1,4 +1,4 @@
-"""`fedserver compare`: finished runs side by side, each a home, one of its earlier runs, or a folder of saved results."""
+"""Comparison of finished runs: each is a home, one of its earlier runs, or a folder of saved results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attune.fedserver.view.summary import Summary, read_rows, read_summary, summ
 
 
 class AgainstFirst(msgspec.Struct, frozen=True):
-    """A run against the first one, on the devices that both have: the sign test over devices, each of which counts once."""
+    """Comparison of a run with the first one, on the devices that both have: a sign test, in which each device counts once."""
 
     devices: int
     better: int
@@ -29,7 +29,10 @@ class AgainstFirst(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One run. Accuracies are fractions, of the model by which its method is judged; None: nobody has reported one."""
+    """Figures of one run.
+
+    Accuracies are fractions, of the model by which the method is judged, and None if no device has reported one.
+    """
 
     name: str
     path: str
@@ -53,7 +56,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
     @property
     def no_better(self) -> bool:
-        """Whether it is no better than a constant answer, over clients."""
+        """Whether the run is no better than a constant answer, over clients."""
         own, constant = self.mean_over_clients, self.constant
         return own is not None and constant is not None and own <= constant
 
@@ -68,14 +71,16 @@ class RunData(msgspec.Struct, frozen=True):
 
     @property
     def accuracies(self) -> dict[str, float]:
-        """Of each device that has one."""
+        """Accuracy of each device that has one."""
         return {client.name: client.accuracy for client in self.summary.clients if client.accuracy is not None}
 
 
 def read(given: Sequence[str], place: ServerHome) -> list[RunData]:
-    """Each `[NAME=]WHERE`: a folder, or the name of a run of the home `place`.
+    """Read runs, each given as `[NAME=]WHERE`: a folder, or the name of a run of the home `place`.
 
-    Errors: SettingError for anything else and for two runs of one name; NoModel for a run without a closed round.
+    Raises:
+        SettingError: It is something else, or two runs have one name.
+        NoModel: A run has no closed round.
     """
     runs: list[RunData] = []
     for text in given:
@@ -98,22 +103,22 @@ def _read(name: str, where: str, place: ServerHome) -> RunData:
     home = ServerHome(path)
     if not home.exists():
         return RunData(name or _called(path), str(path), read_summary(path), read_rows(path))
-    found = home.snapshot()
-    if found.plan is None or not found.rows:
+    snapshot = home.snapshot()
+    if snapshot.plan is None or not snapshot.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
-    settings, closed = found.settings, found.record.round
-    summary = summarise(found.rows, settings, found.plan.model.name, closed, found.plan.task)
-    return RunData(name or _called(path), str(path), summary, list(found.rows))
+    settings, closed = snapshot.settings, snapshot.record.round
+    summary = summarise(snapshot.rows, settings, snapshot.plan.model.name, closed, snapshot.plan.task)
+    return RunData(name or _called(path), str(path), summary, list(snapshot.rows))
 
 
 def _called(path: Path) -> str:
-    """A folder's name; of a simulation's server the name of the folder above it, which says the method."""
+    """Return the folder's name; for the server of a simulation, the name of the folder above it, which is the method's."""
     whole = path.resolve()
     return whole.parent.name if whole.name == "server" else whole.name
 
 
 def compared(runs: Sequence[RunData]) -> list[ComparedRun]:
-    """In the order given."""
+    """Compare runs with the first one; return them in the order given."""
     return [_compared(run, runs[0] if position else None) for position, run in enumerate(runs)]
 
 
@@ -144,19 +149,19 @@ def _compared(run: RunData, first: RunData | None) -> ComparedRun:
     )
 
 
-def against(found: Mapping[str, float], first: Mapping[str, float]) -> AgainstFirst | None:
-    """Accuracies by device, of one run and of the first."""
-    both = sorted(found.keys() & first.keys())
+def against(accuracies: Mapping[str, float], first: Mapping[str, float]) -> AgainstFirst | None:
+    """Compare accuracies by device of one run with those of the first."""
+    both = sorted(accuracies.keys() & first.keys())
     if not both:
         return None
-    differences = [found[name] - first[name] for name in both]
-    better, worse = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
+    differences = [accuracies[name] - first[name] for name in both]
+    better, worse = sum(difference > 0 for difference in differences), sum(difference < 0 for difference in differences)
     p = mcnemar(better, worse)
     return AgainstFirst(len(both), better, worse, p, fmean(differences), finding(better, worse, p))
 
 
 def slowest(rows: Sequence[Report]) -> float | None:
-    """Seconds: of every order of a round the device that took longest, summed; None where nobody said."""
+    """Return the seconds of the slowest device of each round and kind of work, summed; None if no device has reported any."""
     orders: dict[tuple[int, str], float] = {}
     for row in rows:
         if row.seconds is not None:

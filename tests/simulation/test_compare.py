@@ -16,8 +16,8 @@ from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.sqlite import SqliteLedger
-from attune.fedserver.view import compare, compare_text
 from attune.fedserver.view.summary import summarise
+from attune.simulation import compare, compare_views
 from tests.pictures import check_pictures
 
 COLUMNS = ("round", "work", "client", "samples", *METRICS)
@@ -70,7 +70,7 @@ def test_a_run_that_is_no_better_than_a_constant_answer_is_named(tmp_path):
     )
     found = compare.compared(runs)
     assert [each.constant for each in found] == [0.6, 0.6]
-    assert "no better than a constant answer over clients: bad\n" in compare_text.render(found, runs)
+    assert "no better than a constant answer over clients: bad\n" in compare_views.render(found, runs)
 
 
 def test_nine_of_nine_devices_are_for_certain(tmp_path):
@@ -79,13 +79,13 @@ def test_nine_of_nine_devices_are_for_certain(tmp_path):
     runs = runs_of(tmp_path, low=dict.fromkeys(names, 0.5), high=dict.fromkeys(names, 0.75))
     found = compare.compared(runs)[1].against_first
     assert (found.p, found.verdict) == (2 / 2**9, "better")
-    assert "high against low: better on 9 of 9 devices" in compare_text.render(compare.compared(runs), runs)
+    assert "high against low: better on 9 of 9 devices" in compare_views.render(compare.compared(runs), runs)
 
 
 def test_runs_without_a_device_in_common_are_not_compared_with_each_other(tmp_path):
     runs = runs_of(tmp_path, one={"a": 0.5}, two={"b": 0.5})
     assert compare.compared(runs)[1].against_first is None
-    assert "two and one have no device in common" in compare_text.render(compare.compared(runs), runs)
+    assert "two and one have no device in common" in compare_views.render(compare.compared(runs), runs)
 
 
 def test_what_cannot_be_compared_says_so(tmp_path):

@@ -1,0 +1,172 @@
+"""Compared runs as text, and as a picture with its page: accuracy by round, and every device in every run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attune.common.metrics import METRICS
+from attune.common.pictures import figures, page
+from attune.common.pictures.figures import natural
+from attune.common.pictures.page import Cell, PageTable, Picture, Section
+from attune.fedserver.view.status_text import WIDE, share
+from attune.simulation.compare import AgainstFirst, ComparedRun, RunData
+
+SHOWN = 60  # devices; --json and the page have them all
+NAMED = 60  # devices whose names fit below the axis
+
+
+def render(compared: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
+    """Return a line for each run, then a line for each device: plain text off a terminal, colours on one."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    with console.capture() as capture:
+        console.print(_table(HEADS, map(line_of, compared)))
+        console.print()
+        listed = devices_of(runs)
+        console.print(_table(("device", *(run.name for run in runs)), listed[:SHOWN]))
+        if len(listed) > SHOWN:
+            console.print(f"... and {len(listed) - SHOWN} more devices: --json and --out have them all")
+        if beaten := [run.name for run in compared if run.no_better]:
+            console.print(f"no better than a constant answer over clients: {', '.join(beaten)}", markup=False)
+        for run in compared[1:]:
+            console.print(sentence(run.name, compared[0].name, run.against_first), markup=False)
+    return capture.get().rstrip("\n")
+
+
+HEADS = (
+    "run",
+    "method",
+    "model",
+    "rounds",
+    "devices",
+    "over clients",
+    "over samples",
+    "constant",
+    "helped",
+    "gives",
+    "moved",
+    "seconds",
+)
+
+
+def line_of(run: ComparedRun) -> tuple[str, ...]:
+    """Return the cells of a run, in the order of HEADS."""
+    known = sum(run.verdicts.values())
+    return (
+        run.name,
+        run.method,
+        run.model or "-",
+        f"{run.closed}/{run.rounds}",
+        str(run.devices),
+        share(run.mean_over_clients),
+        share(run.over_samples),
+        share(run.constant),
+        f"{run.verdicts.get('better', 0)} of {known}" if known else "-",
+        "-" if run.gives is None else f"{run.gives:+.4f}",
+        f"{run.bytes / 1e6:.2f} MB",
+        "-" if run.slowest_s is None else f"{run.slowest_s:.1f}",
+    )
+
+
+def devices_of(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
+    """Return a line for each device of any run, with its accuracy in every run."""
+    accuracies = [run.accuracies for run in runs]
+    return [(name, *(share(of_run.get(name)) for of_run in accuracies)) for name in natural(set().union(*accuracies))]
+
+
+def sentence(name: str, first: str, comparison: AgainstFirst | None) -> str:
+    """Return the comparison of a run with the first one as a sentence."""
+    if comparison is None:
+        return f"{name} and {first} have no device in common"
+    certain = {"better": "better", "worse": "worse", "unclear": "not certainly different"}[comparison.verdict]
+    return (
+        f"{name} against {first}: better on {comparison.better} of {comparison.devices} devices, worse on {comparison.worse}, "
+        f"{comparison.difference:+.4f} on average: {certain} (sign test, p = {comparison.p:.3g})"
+    )
+
+
+def _table(heads: Sequence[str], lines: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(Text(head), no_wrap=True)
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    return table
+
+
+def write(compared: Sequence[ComparedRun], runs: Sequence[RunData], out: Path) -> list[str]:
+    """Write compare.png and index.html into `out`; return a line for each.
+
+    Raises:
+        SettingError: matplotlib is not installed.
+        OSError: A file cannot be written.
+    """
+    sections = [_overview(compared), _drawn(runs), _devices(runs), _reported(compared)]
+    return [str(path) for path in page.write(out, " and ".join(run.name for run in runs), sections)]
+
+
+def _overview(compared: Sequence[ComparedRun]) -> Section:
+    first = compared[0].name
+    caption = " ".join(f"{sentence(each.name, first, each.against_first)}." for each in compared[1:])
+    rows: list[list[Cell]] = [list(line_of(each)) for each in compared]
+    return Section("Which run is better?", caption, None, PageTable(HEADS, rows))
+
+
+def _drawn(runs: Sequence[RunData]) -> Section:
+    names = figures.natural(set().union(*(run.accuracies for run in runs)))
+    first = runs[0].accuracies
+    names.sort(key=lambda name: first.get(name, -1.0))  # stable: devices that are equal stay by name
+    figure = figures.new(min(max(12.0, 7 + 0.25 * len(names)), 20.0), 5.2)
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+    for number, run in enumerate(runs):
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        _curve(left, run, colour)
+        at = [position for position, name in enumerate(names) if name in run.accuracies]
+        values = [run.accuracies[names[position]] for position in at]
+        right.plot(at, values, "o", color=colour, markersize=6 if len(names) <= NAMED else 3, alpha=0.85, label=run.name)
+    left.set_xlabel("closed rounds")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.set_xlabel(f"{len(names)} devices, by their {runs[0].summary.metric} in {runs[0].name}")
+    right.set_xticks([])
+    if len(names) <= NAMED:
+        right.set_xticks(range(len(names)), figures.short(names), rotation=90, fontsize=8)
+    for axes in (left, right):
+        figures.plain(axes)
+    figures.score_axis(left, runs[0].summary.task, ", mean over clients")
+    figures.score_axis(right, runs[0].summary.task, " on the device's own test part")
+    left.legend(frameon=False, loc="lower right")
+    figure.suptitle(" and ".join(run.name for run in runs))
+    caption = (
+        "Left: accuracy by round, of the model by which each run's method is judged. Right: the latest accuracy of every "
+        "device in every run."
+    )
+    return Section("Runs side by side", caption, Picture("compare", figures.png(figure)))
+
+
+def _curve(axes: Any, run: RunData, colour: str) -> None:
+    points = run.summary.curves.get(run.summary.judged, [])
+    at, values = [point.round for point in points], [point.mean_over_clients for point in points]
+    axes.plot(at, values, "-o", color=colour, markersize=3.5 if len(points) <= NAMED else 0, label=run.name)
+
+
+def _devices(runs: Sequence[RunData]) -> Section:
+    rows: list[list[Cell]] = [list(line) for line in devices_of(runs)]
+    return Section(
+        "Every device", "Its latest accuracy in each run.", None, PageTable(("device", *(run.name for run in runs)), rows)
+    )
+
+
+def _reported(compared: Sequence[ComparedRun]) -> Section:
+    rows: list[list[Cell]] = [
+        [metric.heading, *(run.metrics.get(name) for run in compared)]
+        for name, metric in METRICS.items()
+        if any(name in run.metrics for run in compared)
+    ]
+    caption = "Each metric that devices report, as the mean over devices of what each reported last."
+    return Section("Reports of the devices", caption, None, PageTable(("metric", *(run.name for run in compared)), rows))
