@@ -47,7 +47,7 @@ KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a li
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a start may say that is not a setting of the federation."""
+    """Options of a start that are no settings of the federation."""
 
     home: Path
     host: str | None  # None: where this home was served before
@@ -77,7 +77,11 @@ class _Opened:
 
 
 async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
-    """Serves until SIGINT, SIGTERM or, with exit_when_done, the end. Errors: AttuneError, each before or instead of serving."""
+    """Serve until SIGINT, SIGTERM or, with `exit_when_done`, the end.
+
+    Raises:
+        AttuneError: Before or instead of serving.
+    """
     home = ServerHome(options.home)
     home.check()
     if not home.exists():
@@ -89,7 +93,13 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
-    """Errors: HomeMismatch, HomeBusy, SettingError."""
+    """Open the home during the block.
+
+    Raises:
+        HomeMismatch: The home is damaged, or of another federation.
+        HomeBusy: A server runs on it.
+        SettingError: A setting cannot be.
+    """
     with home.locked():
         home.create()
         storage, executors = home.open(), Executors()
@@ -112,7 +122,11 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
 async def _laboratory(
     options: ServerOptions, server: ServerSettings, blobs: Blobs, executors: Executors
 ) -> AsyncIterator[ThreadLab]:
-    """Errors: SettingError for workers that cannot be had."""
+    """Open the lab during the block.
+
+    Raises:
+        SettingError: The workers cannot be had.
+    """
     if not options.location.is_here:
         process.prepare_ray()
     lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.location)
@@ -137,7 +151,7 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     join = await _begun(options, opened)
     await registrar.refresh()
     found = await coordinator.restore()
-    told = _signals()
+    ending = _signals()
     resumed = coordinator.resume(found)
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
@@ -146,14 +160,14 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
         operator = Operator(coordinator, door.members, registrar, admin, f"{_join_host(address)}:{address.port}")
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
-            await _until(told, resumed, coordinator, registrar, options.exit_when_done)
+            await _until(ending, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
 
 
 async def _begun(options: ServerOptions, opened: _Opened) -> str:
-    """Binds the home to its settings, which only a start that has its port may do; the join token to print."""
+    """Bind the home to its settings, and return the join token to print. Only a start that has its port may do this."""
     starting = opened.admin(f"operator {user()}, start of the server")
     await starting.set_settings(opened.overrides)
     fail_at(SERVER, 0, "settings-written")
@@ -165,7 +179,11 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
 
 
 def _listen(door: Door, options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
-    """Binds where the options say, else where this home was served before, for its devices look there. Errors: PortInUse."""
+    """Bind the port of the options, else the port where this home was served before, for its devices look there.
+
+    Raises:
+        PortInUse: Another process has the port.
+    """
     host = options.host or (before.host if before else ANY_HOST)
     port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
     return ServedAddress(host, door.listen(host, port), os.getpid())
@@ -201,26 +219,30 @@ def _greet(
 
 
 def _signals() -> asyncio.Event:
-    """Set at SIGINT or SIGTERM."""
-    told = asyncio.Event()
+    """Return an event that is set at SIGINT or SIGTERM."""
+    ending = asyncio.Event()
     if threading.current_thread() is threading.main_thread():  # others cannot hear signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, told.set)
-    return told
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    return ending
 
 
 async def _until(
-    told: asyncio.Event, resumed: asyncio.Future[None], coordinator: Coordinator, registrar: Registrar, exit_when_done: bool
+    ending: asyncio.Event, resumed: asyncio.Future[None], coordinator: Coordinator, registrar: Registrar, exit_when_done: bool
 ) -> None:
-    """A signal, the end of the rounds if that is wanted, or something damaged. Errors: those of `resumed`."""
-    ends: set[asyncio.Future[Any]] = {asyncio.create_task(told.wait()), asyncio.create_task(coordinator.unusable.wait())}
+    """Wait for a signal, for damage, or for the end of the rounds if that is wanted.
+
+    Raises:
+        AttuneError: As for `resumed`.
+    """
+    ends: set[asyncio.Future[Any]] = {asyncio.create_task(ending.wait()), asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
         ends.add(asyncio.create_task(goodbye(coordinator)))
     begun, done = {resumed}, set[asyncio.Future[Any]]()
     while not done & ends:
         done, _ = await asyncio.wait(ends | begun, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
-        for each in done & begun:
-            each.result()
+        for task in done & begun:
+            task.result()
         begun -= done
         if not done:
             await registrar.refresh()

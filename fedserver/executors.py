@@ -1,4 +1,4 @@
-"""Where blocking work runs, so that the event loop stays prompt: one thread owns the tensors, a few wait for the disk."""
+"""Threads for blocking work, so that the event loop stays prompt: one owns the tensors, a few wait for the disk."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ IO_THREADS = 4
 
 
 class Executors:
+    """The threads of one server."""
+
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tensors")
         self._io = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="disk")
 
     async def worker(self, function: Callable[..., T], *arguments: object) -> T:
-        """On the one tensor thread, after what was asked of it before."""
+        """Call the function on the one tensor thread, after what was asked of it before."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
     async def disk(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call the function on one of the threads that wait for the disk."""
         return await asyncio.get_running_loop().run_in_executor(self._io, function, *arguments)
 
     def shutdown(self) -> None:
-        """Ends after the job at hand; what still waits is dropped (it is redone after a restart)."""
+        """End after the job at hand. Jobs that wait are dropped; a restart does them again."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._io.shutdown(wait=True, cancel_futures=True)
 
 
 class InlineExecutors(Executors):
-    """Everything on the caller's thread: for a process in which nothing happens beside the federation."""
+    """Executors on the caller's thread, for a process in which the federation does one thing at a time."""
 
     def __init__(self) -> None:
-        """No thread is started."""
+        """Start no thread."""
 
     async def worker(self, function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
@@ -42,4 +45,4 @@ class InlineExecutors(Executors):
         return function(*arguments)
 
     def shutdown(self) -> None:
-        """There is nothing to end."""
+        """No-op: there is no thread."""

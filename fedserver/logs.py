@@ -31,8 +31,8 @@ class Text(logging.Formatter):
     """`2026-11-22T11:02:33+00:00 INFO round=3 device=ada ada connected (40 samples)`; a traceback goes on the lines below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        found = [(key, getattr(record, key, None)) for key in ("round", "device")]
-        where = "".join(f"{key}={value} " for key, value in found if value is not None)
+        facts = [(key, getattr(record, key, None)) for key in ("round", "device")]
+        where = "".join(f"{key}={value} " for key, value in facts if value is not None)
         line = f"{_time(record, 'seconds')} {record.levelname} {where}{record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -58,7 +58,12 @@ def _time(record: logging.LogRecord, timespec: str) -> str:
 
 
 def begin(form: Form, verbosity: int) -> None:
-    """Logs to stdout from now on. verbosity: below 0 only what goes wrong, above 0 also what is of use for finding faults."""
+    """Log to stdout from now on.
+
+    Args:
+        form: text or json.
+        verbosity: Below 0 only what goes wrong, above 0 also what helps to find faults.
+    """
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(Json() if form == "json" else Text())
     handler.addFilter(LogContext())
@@ -67,15 +72,15 @@ def begin(form: Form, verbosity: int) -> None:
 
 
 def follow(round_of: Callable[[], int | None]) -> None:
-    """Lines are of this round from now on; nothing happens where somebody else has set the log up."""
+    """Name the open round in each line from now on. No-op where another program has set the log up."""
     for handler in logging.getLogger().handlers:
-        for found in handler.filters:
-            if isinstance(found, LogContext):
-                found.round_of = round_of
+        for context in handler.filters:
+            if isinstance(context, LogContext):
+                context.round_of = round_of
 
 
 def speaker(form: Form, verbosity: int, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Who says what a start has to say: as plain lines, as lines of the log where these are for machines, or nobody."""
+    """Return the function that says a start's lines: plainly, through the log where that is for machines, or not at all."""
     if verbosity < 0:
         return lambda text: None
     return logging.getLogger(LOGGER).info if form == "json" else say

@@ -52,15 +52,15 @@ def begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str
 async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str:
     storage = home.open()
     try:
-        found = await storage.ledger.snapshot()
-        await tidy(storage, found)
-        _check_over(found)
-        _check_new(home, found, name)
-        kept = {key: value for key, value in (found.overrides or {}).items() if key in KEPT_SECTIONS}
+        snapshot = await storage.ledger.snapshot()
+        await tidy(storage, snapshot)
+        _check_over(snapshot)
+        _check_new(home, snapshot, name)
+        kept = {key: value for key, value in (snapshot.overrides or {}).items() if key in KEPT_SECTIONS}
         settings = merge(kept, given)
         planning.resolve(settings)
-        place = _put_aside(home, storage, found) if found.plan is not None else None
-        await storage.ledger.note("run begun", by, run=name, before=run_name(found.run), settings=flat(settings))
+        place = _put_aside(home, storage, snapshot) if snapshot.plan is not None else None
+        await storage.ledger.note("run begun", by, run=name, before=run_name(snapshot.run), settings=flat(settings))
         await storage.ledger.begin_run(name, settings)
         await tidy(storage, await storage.ledger.snapshot())
         return str(place or "")
@@ -83,43 +83,44 @@ def stop(home: ServerHome, by: str) -> int:
 async def _stop(home: ServerHome, by: str) -> int:
     storage = home.open()
     try:
-        found = await storage.ledger.snapshot()
-        record = found.record
+        snapshot = await storage.ledger.snapshot()
+        record = snapshot.record
         if record.revive().phase is Phase.DONE:
-            raise HomeMismatch(f"the run {run_name(found.run)} is over already: `fedserver run new` begins the next")
+            raise HomeMismatch(f"the run {run_name(snapshot.run)} is over already: `fedserver run new` begins the next")
         if not record.round:
-            raise HomeMismatch(f"no round of the run {run_name(found.run)} is closed, so there is nothing to end")
-        await storage.ledger.note("run stopped", by, run=run_name(found.run), rounds=record.round)
-        settings = merge(found.overrides or {}, {"round": {"rounds": record.round}})
+            raise HomeMismatch(f"no round of the run {run_name(snapshot.run)} is closed, so there is nothing to end")
+        await storage.ledger.note("run stopped", by, run=run_name(snapshot.run), rounds=record.round)
+        settings = merge(snapshot.overrides or {}, {"round": {"rounds": record.round}})
         await storage.ledger.end_run(msgspec.structs.replace(record, **ENDED), settings)
         return record.round
     finally:
         await storage.close()
 
 
-async def tidy(storage: DiskStorage, found: Snapshot) -> None:
+async def tidy(storage: DiskStorage, snapshot: Snapshot) -> None:
     """Remove the blobs of a run that was put aside, where a `begin` that was killed has left them. The home is locked."""
-    if found.leaving:
+    if snapshot.leaving:
         storage.clear_blobs()
         await storage.ledger.end_cleanup()
 
 
-def _check_over(found: Snapshot) -> None:
-    if found.plan is not None and found.record.phase not in (Phase.DONE, Phase.FAILED):
+def _check_over(snapshot: Snapshot) -> None:
+    if snapshot.plan is not None and snapshot.record.phase not in (Phase.DONE, Phase.FAILED):
         raise HomeMismatch(
-            f"the run {run_name(found.run)} is not over (round {found.record.round}): end it first with `fedserver run stop`"
+            f"the run {run_name(snapshot.run)} is not over (round {snapshot.record.round}): "
+            "end it first with `fedserver run stop`"
         )
 
 
-def _check_new(home: ServerHome, found: Snapshot, name: str) -> None:
+def _check_new(home: ServerHome, snapshot: Snapshot, name: str) -> None:
     check_name(name, "a run", "Choose another.")
-    if name in (FIRST_RUN, found.run) or (home.runs / name).exists():
+    if name in (FIRST_RUN, snapshot.run) or (home.runs / name).exists():
         raise SettingError(f"there is a run {name} already; choose another name (`fedserver run list`)")
 
 
-def _put_aside(home: ServerHome, storage: DiskStorage, found: Snapshot) -> Path:
+def _put_aside(home: ServerHome, storage: DiskStorage, snapshot: Snapshot) -> Path:
     """Copy the present run into a folder of its own; a killed process leaves at most a copy that the next try replaces."""
-    place = home.runs / run_name(found.run)
+    place = home.runs / run_name(snapshot.run)
     filling = home.runs / f".{place.name}.filling"
     for left in (filling, place):  # the home's run has this name, so a folder of this name was not finished
         shutil.rmtree(left, ignore_errors=True)

@@ -32,15 +32,30 @@ def serve(
     lab_workers: int = 0,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serves a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round. Arguments as `fedserver`'s.
+    """Serve a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round.
 
-    settings: as in federation.toml, such as {"method.sigma": 50}; over those of the file `config`, and below the other
-    arguments. home: None is the default home of this user. host and port: where this home was served before, else all
-    addresses and 50051; port 0 is a free one. join_uses: how many devices the printed token admits. dashboard: a port,
-    "HOST:PORT" or "off"; by default where it was before, else on this machine alone. lab: where rounds are carried out:
-    "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT"; lab_workers: by how many workers, 0: all that the
-    cluster has. say: hears what the command prints.
-    Errors: AttuneError, each before or instead of serving.
+    Args:
+        method: As the option of the command `fedserver`, like all arguments here that are not explained.
+        model: As the option.
+        rounds: As the option.
+        min_clients: As the option.
+        clients_per_round: As the option.
+        seed: As the option.
+        settings: As in federation.toml, such as {"method.sigma": 50}: over those of the file `config`, and below the other
+            arguments.
+        config: A federation.toml.
+        home: The home; None: the default home of this user.
+        host: The address to listen on; None: where this home was served before, else all addresses.
+        port: The port; None: where this home was served before, else 50051; 0: a free one.
+        exit_when_done: Whether to end after the last round.
+        join_uses: How many devices the printed token admits.
+        dashboard: A port, "HOST:PORT" or "off"; None: where it was before, else on this machine alone.
+        lab: Where rounds are carried out: "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT".
+        lab_workers: How many workers of the cluster carry rounds out; 0: all.
+        say: Function that gets each line that the command prints.
+
+    Raises:
+        AttuneError: Before or instead of serving.
     """
     from attune.fedserver.web.serving import check_installed
 
@@ -63,7 +78,7 @@ def of_flags(
     method: str | None, model: str | None, rounds: int | None, min_clients: int | None, clients_per_round: int | None,
     seed: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Settings by section, of what was given."""
+    """Return the settings that were given, by section."""
     flags: dict[str, Any] = {
         "method.name": method,
         "model.name": model,

@@ -13,7 +13,7 @@ from attune.fedserver.cli.shared import HOME, place_of
 @HOME
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 def export(home: Path | None, out: Path) -> None:
-    """Writes the shared and every client's weights, the server's own state and metrics.csv."""
+    """Write the shared and every client's weights, the server's own state and metrics.csv."""
     from attune.fedserver.view.export import export_home
 
     for line in export_home(place_of(home), out):
@@ -40,7 +40,7 @@ def export(home: Path | None, out: Path) -> None:
 def plot(
     home: Path | None, out: Path, pictures: tuple[str, ...], labels: Path | None, runs: tuple[str, ...], x: str | None
 ) -> None:
-    """Pictures of a federation, or of several: PNG files and a page with the numbers."""
+    """Draw pictures of a federation, or of several: PNG files and a page with the numbers."""
     from attune.fedserver.view import plots
 
     if runs and (home or pictures or labels):

@@ -26,7 +26,7 @@ COMMANDS = (
 
 
 def main() -> None:
-    """The entry point: an AttuneError becomes one line on stderr and its exit code."""
+    """Run the command; an AttuneError becomes one line on stderr and its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         cli.main(standalone_mode=False)
@@ -88,7 +88,7 @@ def cli(
     lab_workers: int | None,
     **flags: Any,
 ) -> None:
-    """Runs the aggregation server. The commands show or change the home of a server."""
+    """Run the aggregation server. The commands show or change the home of a server."""
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(None, assignments, {})
@@ -117,7 +117,7 @@ def cli(
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
-    """Writes a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
+    """Write a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
     for path in write_project(folder):
         click.echo(path)
     click.echo(f"now: cd {folder}; python run.py")

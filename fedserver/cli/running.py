@@ -15,19 +15,19 @@ from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, place_of, trou
 @click.command()
 @HOME
 def pause(home: Path | None) -> None:
-    """Opens no further training round until `fedserver resume`; the open one goes on to its end."""
+    """Open no further training round until `fedserver resume`; the open one goes on to its end."""
     _pause(home, True)
 
 
 @click.command()
 @HOME
 def resume(home: Path | None) -> None:
-    """Lets rounds open again after `fedserver pause`."""
+    """Let rounds open again after `fedserver pause`."""
     _pause(home, False)
 
 
 def _pause(home: Path | None, on: bool) -> None:
-    """By the running server; without one, in the database, for its next start."""
+    """Pause by the running server; without one, in the database, for its next start."""
     place = place_of(home)
     place.require()
     if place.is_served():
@@ -47,7 +47,7 @@ def _pause(home: Path | None, on: bool) -> None:
 @HOME
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
 def status(home: Path | None, as_json: bool) -> None:
-    """Round, phase, connected devices, devices whose answer is missing, accuracies."""
+    """Show round, phase, connected devices, devices whose answer is missing, and accuracies."""
     import msgspec
 
     from attune.fedserver.view.homes import status_of
@@ -69,7 +69,7 @@ def status(home: Path | None, as_json: bool) -> None:
 )
 @click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
-    """Prints the address of the running server's page, or serves one of a home or of FOLDER, an exported or saved result."""
+    """Print the address of the running server's page, or serve one of a home or of FOLDER, an exported or saved result."""
     from attune.fedserver.web import finished
     from attune.fedserver.web.serving import PageAddress
 
@@ -87,7 +87,7 @@ def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
 @click.command("tls-name")
 @HOME
 def tls_name(home: Path | None) -> None:
-    """Prints the TLS name of this federation, by which a proxy tells several behind one port apart."""
+    """Print the TLS name of this federation, by which a proxy tells several behind one port apart."""
     from attune.common.identity.credential import server_name
 
     place = place_of(home)
@@ -97,14 +97,14 @@ def tls_name(home: Path | None) -> None:
 
 @click.group()
 def run() -> None:
-    """Several runs, one after the other, over the devices of one home: they need not enrol again."""
+    """Manage several runs, one after the other, over the devices of one home: they need not enrol again."""
 
 
 @run.command("list")
 @HOME
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
 def list_runs(home: Path | None, as_json: bool) -> None:
-    """The present run and those before it; `status`, `export`, `plot` and `compare` read each of their folders."""
+    """List the present run and those before it; `status`, `export`, `plot` and `compare` read each of their folders."""
     import msgspec
 
     from attune.fedserver.view import homes
@@ -118,7 +118,7 @@ def list_runs(home: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @SETTINGS
 def new_run(home: Path | None, name: str, config: Path | None, assignments: tuple[str, ...], **flags: Any) -> None:
-    """Begins the run NAME, with these settings, at the server's next start. No server may run, and the last run is over."""
+    """Begin the run NAME, with these settings, at the server's next start. No server may run, and the last run is over."""
     from attune.fedserver import runs
     from attune.fedserver.core import planning
     from attune.fedserver.identity.admin import user
@@ -137,7 +137,7 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
 @run.command("stop")
 @HOME
 def stop_run(home: Path | None) -> None:
-    """Ends the present run after the rounds that are closed. No server may run; at its next start devices get their models."""
+    """End the present run after the rounds that are closed. No server may run; at its next start devices get their models."""
     from attune.fedserver import runs
     from attune.fedserver.identity.admin import user
 

@@ -1,4 +1,4 @@
-"""Options of several commands, and the home, the operator's decisions and the running server that they name."""
+"""Options of several commands, and what they name: the home, the operator's decisions, and the running server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOME = click.option("--home", type=click.Path(path_type=Path), default=None, hel
 
 
 def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
-    """Options that say what a run is."""
+    """Add the options that say what a run is."""
     options = (
         click.option("--config", type=click.Path(path_type=Path), help="A federation.toml."),
         click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp)."),
@@ -43,13 +43,18 @@ def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
 
 
 def place_of(home: Path | None) -> ServerHome:
+    """Return the home that an option names, or the default one."""
     from attune.fedserver.home import ServerHome
 
     return ServerHome(home or homes.server_home())
 
 
 def admin_of(home: Path | None) -> tuple[ServerHome, FederationAdmin]:
-    """The home, and the operator's decisions in it. Errors: HomeMismatch if there is none."""
+    """Return the home, and the operator's decisions in it.
+
+    Raises:
+        HomeMismatch: There is no federation.
+    """
     from attune.fedserver.identity.admin import FederationAdmin, user
 
     place = place_of(home)
@@ -58,7 +63,7 @@ def admin_of(home: Path | None) -> tuple[ServerHome, FederationAdmin]:
 
 
 def wake(place: ServerHome) -> None:
-    """Tells the running server, if there is one."""
+    """Tell the running server, if there is one, that the ledger has changed."""
     if place.is_served():
         from attune.fedserver.rpc import admin_client
 
@@ -66,7 +71,7 @@ def wake(place: ServerHome) -> None:
 
 
 def troubles_of(place: ServerHome) -> list[str]:
-    """What the running server has to say, if there is one; that it does not answer is worth a line too."""
+    """Return the troubles of the running server, if there is one, or a line that says that it does not answer."""
     if not place.exists() or not place.is_served():
         return []
     from attune.common.errors import Unreachable

@@ -1,4 +1,4 @@
-"""Who may join, and who may no longer."""
+"""Commands about who may join, and who may no longer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attune.fedserver.cli.shared import HOME, admin_of, wake
 @click.option("--for", "only_for", metavar="NAME", default="", help="For this device alone, whose certificate has expired.")
 @click.pass_context
 def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:
-    """Prints a join token for a new device, and nothing else; on a terminal also how many devices it admits."""
+    """Print a join token for a new device, and nothing else; on a terminal also how many devices it admits."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return
@@ -37,7 +37,7 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
 @click.pass_obj
 def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
-    """The join tokens of this home: which admit how many devices, and who has joined with them."""
+    """List the join tokens of this home: how many devices each admits, and which have joined with it."""
     import msgspec
 
     _, admin = admin_of(home or outer)
@@ -56,7 +56,7 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
 @click.option("--devices", is_flag=True, help="Revoke all devices that have joined with it too.")
 @click.pass_obj
 def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) -> None:
-    """Withdraws the join token ID (`fedserver token list`): it admits nobody any more."""
+    """Withdraw the join token ID (`fedserver token list`): it admits no device any more."""
     place, admin = admin_of(home or outer)
     revoked = aio.run(admin.revoke_token(id, devices))
     wake(place)
@@ -69,7 +69,7 @@ def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) 
 @HOME
 @click.argument("name")
 def revoke(home: Path | None, name: str) -> None:
-    """Refuses the device NAME and its certificates from now on, and ends its stream."""
+    """Refuse the device NAME and its certificates from now on, and end its stream."""
     place, admin = admin_of(home)
     aio.run(admin.revoke(name))
     wake(place)
@@ -77,7 +77,11 @@ def revoke(home: Path | None, name: str) -> None:
 
 
 def _seconds(text: str) -> float:
-    """`30m`, `24h`, `7d` or seconds. Errors: SettingError."""
+    """Read a time such as `30m`, `24h`, `7d`, or seconds.
+
+    Raises:
+        SettingError: The text is none.
+    """
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:

@@ -1,4 +1,4 @@
-"""That a home stays whole: its log, its copies, its digests."""
+"""Commands that keep a home whole: its log, its copies, its digests."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="The lines as they are in the file.")
 @click.option("--contains", metavar="DIGEST", help="Fail unless this entry, noted before, is still in the log.")
 def audit(home: Path | None, last: int | None, as_json: bool, contains: str | None) -> None:
-    """Shows who was let in, refused or shut out and which settings changed; exit code 4 if the log is damaged."""
+    """Show who was let in, refused or shut out and which settings changed; exit code 4 if the log is damaged."""
     place = place_of(home)
     with place.reading() as reader:
-        found = list(reader.audit())
-    for line in lines_of(found[-last:] if last else found, as_json):
+        entries = list(reader.audit())
+    for line in lines_of(entries[-last:] if last else entries, as_json):
         click.echo(line)
-    if contains is not None and contains not in (digest for _, digest in found):
+    if contains is not None and contains not in (digest for _, digest in entries):
         raise HomeMismatch(f"the entry {contains} is not in the audit log of {place.path}: the log was cut or replaced")
     if not as_json:
-        click.echo(f"{len(found)} entries, each follows the one before; the last is {found[-1][1] if found else 'none'}")
+        click.echo(f"{len(entries)} entries, each follows the one before; the last is {entries[-1][1] if entries else 'none'}")
 
 
 @click.command()
 @HOME
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder to write to.")
 def backup(home: Path | None, out: Path) -> None:
-    """Copies all that a federation needs into a folder, beside a running server too."""
+    """Copy all that a federation needs into a folder, beside a running server too."""
     from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import back_up
 
@@ -55,7 +55,7 @@ def backup(home: Path | None, out: Path) -> None:
 @click.option("--home", type=click.Path(path_type=Path), required=True, help="The new folder of the server's state.")
 @click.option("--from", "source", type=click.Path(path_type=Path), required=True, help="What `fedserver backup` wrote.")
 def restore(home: Path, source: Path) -> None:
-    """Makes a home of a backup, after every byte of it was verified; exit code 4 if it is damaged."""
+    """Make a home of a backup, after every byte of it was verified; exit code 4 if it is damaged."""
     from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import restore_to
 
@@ -68,15 +68,15 @@ def restore(home: Path, source: Path) -> None:
 @click.command()
 @HOME
 def verify(home: Path | None) -> None:
-    """Holds every file of the home against its digest; a line for each that is damaged, and exit code 4."""
+    """Compare every file of the home with its digest; print a line for each that is damaged, with exit code 4."""
     from attune.fedserver.view.backup import damages
 
     place = place_of(home)
     place.require()
-    found = list(damages(place))
-    for line in found:
+    damage = list(damages(place))
+    for line in damage:
         click.echo(line)
-    if found:
+    if damage:
         sys.exit(HomeMismatch.exit_code)
     click.echo(f"{place.path} is whole")
 
@@ -84,8 +84,9 @@ def verify(home: Path | None) -> None:
 LONGEST = 600  # characters of a line
 
 
-def lines_of(found: Iterable[tuple[AuditEntry, str]], as_json: bool) -> Iterator[str]:
-    for entry, digest in found:
+def lines_of(entries: Iterable[tuple[AuditEntry, str]], as_json: bool) -> Iterator[str]:
+    """Yield each entry of the audit log as a line, for people or as JSON."""
+    for entry, digest in entries:
         if as_json:
             yield msgspec.json.encode(msgspec.structs.asdict(entry) | {"digest": digest}).decode()
         else:

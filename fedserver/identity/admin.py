@@ -1,7 +1,7 @@
-"""What the operator decides about who may take part: join tokens are made, listed and withdrawn, devices are revoked.
+"""The operator's decisions about who may take part: join tokens are made, listed and withdrawn, devices are revoked.
 
 The commands of a home and the running server decide by the same code. Each decision is in the audit log before it counts. A
-running server must be woken after it, to let new tokens in and to cut off who was revoked.
+running server must be woken after it, to let new tokens in and to cut off revoked devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY_OPERATOR, AT_START, FOR_LOCAL = "operator", "start", "local"  # origins of to
 
 
 class TokenView(msgspec.Struct, frozen=True):
-    """What may be known of a join token; the token itself is nowhere. Times are unix times."""
+    """A join token as an operator sees it, without its secret, which is not stored. Times are unix times."""
 
     id: str
     state: str  # live, used up, expired or withdrawn
@@ -38,7 +38,7 @@ class TokenView(msgspec.Struct, frozen=True):
 
 
 def user() -> str:
-    """Who runs this process; a number where the system has no name for it, as in a container."""
+    """Return the user who runs this process; a number where the system has no name for it, as in a container."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -46,14 +46,15 @@ def user() -> str:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"round": {"clients": 5}} as {"round.clients": 5}."""
-    found: dict[str, Any] = {}
+    """Return {"round": {"clients": 5}} as {"round.clients": 5}."""
+    flattened: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flattened
 
 
 def state_of(token: Token, now: float) -> str:
+    """Return whether a token is live, used up, expired or withdrawn."""
     if token.withdrawn_at is not None:
         return "withdrawn"
     if token.expires_at < now:
@@ -62,7 +63,7 @@ def state_of(token: Token, now: float) -> str:
 
 
 class FederationAdmin:
-    """by: who decides, for the audit log."""
+    """The operator's decisions in one ledger; `by` says in the audit log who decides."""
 
     def __init__(self, ledger: Ledger, by: str) -> None:
         self._ledger, self._by = ledger, by
@@ -80,9 +81,18 @@ class FederationAdmin:
         origin: str = BY_OPERATOR,
         keep: int | None = None,
     ) -> str:
-        """A join token, admitted in the ledger; of its origin only the newest `keep` stay.
+        """Make a join token, admit it in the ledger, and return it.
 
-        only_for: the enrolled device that may use it, and no other. Errors: SettingError if there is no such device.
+        Args:
+            authority_public_key: The key that the token pins.
+            uses: How many devices it admits.
+            ttl_s: Seconds for which it is valid.
+            only_for: The enrolled device that may use it, and no other.
+            origin: Where it was asked for.
+            keep: How many tokens of this origin stay, the newest.
+
+        Raises:
+            SettingError: There is no device `only_for`.
         """
         if only_for:
             await self._known(only_for)
@@ -96,7 +106,7 @@ class FederationAdmin:
         return token.encode()
 
     async def tokens(self) -> list[TokenView]:
-        """The newest last."""
+        """Return the tokens that are kept, the newest last."""
         now, devices = time.time(), await self._ledger.devices()
         return [
             TokenView(
@@ -114,9 +124,12 @@ class FederationAdmin:
         ]
 
     async def revoke_token(self, id: str, devices: bool = False) -> list[str]:
-        """Withdraws a token, and with `devices` revokes the devices that have enrolled with it, whose names it returns.
+        """Withdraw a token, and with `devices` revoke the devices that have enrolled with it; return their names.
 
-        A token that is not kept any more may still be named for its devices. Errors: SettingError if nothing has this id.
+        A token that is not kept any more may still be named for its devices.
+
+        Raises:
+            SettingError: No token and no device has this id.
         """
         enrolled = [device for device in await self._ledger.devices() if device.token == id]
         known = [token.id for token in await self._ledger.tokens()]
@@ -130,13 +143,17 @@ class FederationAdmin:
         return names
 
     async def revoke(self, name: str) -> None:
-        """Refuses a device and its certificates from now on. Errors: SettingError if there is no such device."""
+        """Refuse a device and its certificates from now on.
+
+        Raises:
+            SettingError: There is no such device.
+        """
         await self._known(name)
         await self._note("device revoked", name=name)
         await self._ledger.update_device(name, revoked=True)
 
     async def set_settings(self, overrides: Mapping[str, Any]) -> None:
-        """Binds the federation to these settings; those that are new or others than before are noted, by their dotted names."""
+        """Bind the federation to these settings, and note those that have changed, by their dotted names."""
         before, after = flat((await self._ledger.snapshot()).overrides or {}), flat(overrides)
         if changed := {
             key: [before.get(key), after.get(key)]
@@ -147,11 +164,11 @@ class FederationAdmin:
         await self._ledger.set_overrides(overrides)
 
     async def note_pause(self, on: bool) -> None:
-        """Whoever pauses the federation, or lets it go on, says so here first."""
+        """Note that the federation is paused, or goes on. Call it before that is done."""
         await self._note("paused" if on else "resumed")
 
     async def pause_record(self, on: bool) -> None:
-        """Of a federation that no server runs: from its next start on."""
+        """Pause a federation that no server runs, from its next start on, or let it go on."""
         await self.note_pause(on)
         record = (await self._ledger.snapshot()).record
         await self._ledger.put_record(msgspec.structs.replace(record, paused=on))

@@ -59,7 +59,12 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path) -> Authority:
-        """A new authority, stored in `folder`. Raises HomeMismatch if there is one already, DiskFull."""
+        """Make a new authority, and store it in `folder`.
+
+        Raises:
+            HomeMismatch: There is one already.
+            DiskFull: There is no space for it.
+        """
         if (folder / CERTIFICATE_FILE).exists():
             raise HomeMismatch(f"{folder} already holds a federation's authority. Use another folder, or load this one.")
         key = load_key(new_key())
@@ -71,7 +76,11 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> Authority:
-        """The authority that `create` made. Raises HomeMismatch if it is missing, damaged, or two that were mixed up."""
+        """Load the authority that `create` made.
+
+        Raises:
+            HomeMismatch: It is missing, damaged, or two that were mixed up.
+        """
         try:
             credential = Credential((folder / KEY_FILE).read_bytes(), (folder / CERTIFICATE_FILE).read_bytes())
         except FileNotFoundError as error:
@@ -99,19 +108,28 @@ class Authority:
         return public_key_of(self.certificate_pem)
 
     def issue_device(self, csr_der: bytes, name: str, days: float, now: datetime | None = None) -> bytes:
-        """A certificate (PEM) for the key in a device's PKCS#10 request, good for acting as a client only.
+        """Issue a certificate (PEM) for the key in a device's PKCS#10 request, good for acting as a client only.
 
-        Of the request only the key is used: names, and extensions it may ask for, are ignored. `name` is for people.
-        `now` defaults to the present. Raises RequestRefused, SettingError for an impossible name.
+        Only the key of the request is used: names, and extensions that it may ask for, are ignored.
+
+        Args:
+            csr_der: The request.
+            name: The device's name, for people.
+            days: How long the certificate is valid.
+            now: The time from which it counts; None: the present.
+
+        Raises:
+            RequestRefused: The request is none.
+            SettingError: The name cannot be.
         """
         return self._issue(request_key(csr_der), check_name(name), CLIENT, days, now)
 
     def issue_operator(self, days: float = 3650) -> Credential:
-        """A client credential for admin calls. That it is an operator's is known by its fingerprint alone."""
+        """Issue a client credential for admin calls. Its fingerprint alone says that it is an operator's."""
         return self._issue_credential("operator", CLIENT, days)
 
     def issue_server(self, days: float = 90) -> Credential:
-        """A credential for acting as the server only, under the federation's own name."""
+        """Issue a credential for acting as the server only, under the federation's own name."""
         return self._issue_credential(server_name(self.certificate_pem), SERVER, days)
 
     def _issue_credential(self, name: str, purpose: x509.ObjectIdentifier, days: float) -> Credential:
@@ -135,7 +153,11 @@ class Authority:
 
 
 def request_key(csr_der: bytes) -> ec.EllipticCurvePublicKey:
-    """The P-256 key that a PKCS#10 request proves to hold. Raises RequestRefused."""
+    """Return the P-256 key that a PKCS#10 request proves to hold.
+
+    Raises:
+        RequestRefused: It proves no such key.
+    """
     if len(csr_der) > MAX_REQUEST_BYTES:
         raise RequestRefused(f"A certificate request of {len(csr_der)} bytes is over the limit of {MAX_REQUEST_BYTES}.")
     try:

@@ -1,4 +1,4 @@
-"""Who may come in: join tokens, certificates for devices, and the trust roots of the next handshake."""
+"""Join tokens, certificates of devices, and the trust roots of the next handshake."""
 
 from __future__ import annotations
 
@@ -32,16 +32,28 @@ RETRY_S = 3600.0  # for this time a device that has not heard the answer may ask
 
 @dataclass(frozen=True)
 class Caller:
-    """Who called. name: empty for the holder of a token. retired: which certificates end before their date, and when."""
+    """The caller of a request.
+
+    Attributes:
+        role: operator, device or bootstrap.
+        name: The device or operator; empty for the holder of a token.
+        fingerprint: Fingerprint of its certificate.
+        not_after: Unix time at which that expires.
+        retired: Certificates that end before their date, and when (unix times).
+    """
 
     role: str  # operator, device or bootstrap
     name: str
-    fingerprint: str  # of its certificate
-    not_after: float = float("inf")  # unix time at which it expires
+    fingerprint: str
+    not_after: float = float("inf")
     retired: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def check_time(self) -> None:
-        """Errors: CertificateRefused once the certificate has expired, or a newer one stands for it."""
+        """Check that the certificate is still valid.
+
+        Raises:
+            CertificateRefused: It has expired, or a newer one stands for it.
+        """
         now = time.time()
         if self.not_after < now:
             raise CertificateRefused(
@@ -65,43 +77,55 @@ class Registrar:
         self.tls = LiveServerCredentials([authority.certificate_pem], self._server)  # until `refresh` lets tokens in
 
     async def refresh(self) -> None:
-        """New tokens in, old ones out, and a fresh server certificate when two thirds of the old one's life are gone."""
+        """Admit new tokens, drop old ones, and renew the server's certificate when two thirds of its life are gone."""
         if needs_renewal(self._server.certificate_pem, datetime.now(timezone.utc)):
             self._server = self.authority.issue_server()
         roots = await self._ledger.bootstrap_roots(time.time(), KEEP_SPENT_S)
         self.tls.update([self.authority.certificate_pem, *roots], self._server)
 
     async def caller(self, fingerprint: str) -> Caller:
-        """Whose certificate this is. Errors: CertificateRefused, Forbidden."""
-        found = await self._ledger.certificate(fingerprint)
-        if found is None:
+        """Return the caller that has this certificate.
+
+        Raises:
+            CertificateRefused: The certificate has expired, is retired, or its device is revoked.
+            Forbidden: The certificate was not issued here.
+        """
+        certificate = await self._ledger.certificate(fingerprint)
+        if certificate is None:
             if await self._ledger.token(fingerprint) is not None:
                 return Caller("bootstrap", "", fingerprint)
             raise Forbidden("this certificate was not issued to a device of this federation: enrol with a join token")
-        if found.revoked:
-            raise CertificateRefused(f"the certificate of {found.name} was revoked by the operator of this federation")
-        if found.retires_at is not None:
-            self._retired.setdefault(fingerprint, found.retires_at)
-        caller = Caller(found.role, found.name, fingerprint, found.not_after, self._retired)
+        if certificate.revoked:
+            raise CertificateRefused(f"the certificate of {certificate.name} was revoked by the operator of this federation")
+        if certificate.retires_at is not None:
+            self._retired.setdefault(fingerprint, certificate.retires_at)
+        caller = Caller(certificate.role, certificate.name, fingerprint, certificate.not_after, self._retired)
         caller.check_time()
-        if found.role == "device" and found.used_at is None:
+        if certificate.role == "device" and certificate.used_at is None:
             await self._first_use(fingerprint)
         return caller
 
     async def _first_use(self, fingerprint: str) -> None:
-        """From now on this is the device's certificate; the one before ends after a grace, for what is still under way."""
+        """Make this the device's certificate. The one before ends after a grace, for calls under way."""
         now = time.time()
         until = now + min(LONGEST_GRACE_S, self._days * DAY_S / 6)
         for retired in await self._ledger.first_use(fingerprint, now, until):
             self._retired[retired] = until
-        for forgotten in [each for each, end in self._retired.items() if end < now - FORGET_S]:
+        for forgotten in [old for old, end in self._retired.items() if end < now - FORGET_S]:
             del self._retired[forgotten]
 
     async def enrol(self, bootstrap_fingerprint: str, name: str, csr_der: bytes) -> bytes:
-        """A device's first certificate (PEM), or a fresh one where it ran out: each costs a use of the token.
+        """Issue a device's first certificate (PEM), or a fresh one where it ran out; each costs a use of the token.
 
         A device that was enrolled with this token and has never called since has not heard the answer: it costs no further use.
-        Errors: TokenRefused, NameTaken, SettingError for an impossible name, RequestRefused, TooMany.
+
+        Raises:
+            TokenRefused: The token is unknown, over, or for another device.
+            NameTaken: Another device has the name.
+            CertificateRefused: The operator has revoked the device.
+            SettingError: The name cannot be.
+            RequestRefused: The request is none.
+            TooMany: The device was issued too many certificates.
         """
         check_name(name)
         if await self._ledger.device(name) is None:  # nothing is signed for a token that is over
@@ -130,9 +154,11 @@ class Registrar:
         return pem
 
     async def renew(self, name: str, csr_der: bytes) -> bytes:
-        """A fresh certificate (PEM) for a device that called with its present one. It counts from the first call with it on.
+        """Issue a fresh certificate (PEM) to a device that called with its present one. It counts from its first call on.
 
-        Errors: RequestRefused, TooMany.
+        Raises:
+            RequestRefused: The request is none.
+            TooMany: The device was issued too many certificates.
         """
         pem = self.authority.issue_device(csr_der, name, self._days)
         async with self._turn:
@@ -142,7 +168,7 @@ class Registrar:
         return pem
 
     async def _unanswered(self, known: DeviceRecord, token: Token) -> bool:
-        """Whether this device was enrolled with this token a moment ago, and has shown no certificate since."""
+        """Return whether this device was enrolled with this token a moment ago, and has shown no certificate since."""
         if (
             not token.id
             or known.token != token.id
@@ -150,17 +176,25 @@ class Registrar:
             or known.enrolled_at < time.time() - RETRY_S
         ):
             return False
-        return all(each.used_at is None for each in await self._ledger.certificates(known.name))
+        return all(certificate.used_at is None for certificate in await self._ledger.certificates(known.name))
 
     async def _check_often(self, name: str) -> None:
-        """Errors: TooMany."""
+        """Check that the device was not issued too many certificates.
+
+        Raises:
+            TooMany: It was.
+        """
         span_s = min(ISSUED_WITHIN_S, self._days * DAY_S / 5)
         since = time.time() - span_s
-        if sum(each.issued_at > since for each in await self._ledger.certificates(name)) >= ISSUED:
+        if sum(one.issued_at > since for one in await self._ledger.certificates(name)) >= ISSUED:
             raise TooMany(f"{name} was issued {ISSUED} certificates within {span_s:.0f} s: go on with the newest, or wait")
 
     async def _token(self, bootstrap_fingerprint: str, name: str) -> Token:
-        """Errors: TokenRefused for one that is unknown, or for another device."""
+        """Return the token with this fingerprint.
+
+        Raises:
+            TokenRefused: It is unknown, or for another device.
+        """
         token = await self._ledger.token(bootstrap_fingerprint)
         if token is None:
             raise TokenRefused("the server does not know this join token: ask its operator for one (`fedserver token`)")
@@ -176,7 +210,11 @@ class Registrar:
 
 
 def _check_live(token: Token) -> None:
-    """Errors: TokenRefused."""
+    """Check that a token admits a device.
+
+    Raises:
+        TokenRefused: It is expired, used up or withdrawn.
+    """
     again = "ask the server's operator for a new one (`fedserver token`)"
     match state_of(token, time.time()):
         case "expired":
@@ -188,7 +226,7 @@ def _check_live(token: Token) -> None:
 
 
 async def install_operator(authority: Authority, ledger: MemberLedger, folder: Path) -> None:
-    """A fresh credential in `folder`, with which the commands of this home may call the server; older ones end."""
+    """Write a fresh credential into `folder`, with which the commands of this home call the server; older ones end."""
     credential = authority.issue_operator()
     credential.save(folder, OPERATOR)
     pem = credential.certificate_pem

@@ -30,15 +30,16 @@ class LiveServerCredentials:
         )
 
     def update(self, roots_pem: Sequence[bytes], server: Credential) -> None:
-        """From the next handshake on: accept peers under one of `roots_pem`, and show `server`. Any thread may call it.
+        """Accept peers under one of `roots_pem`, and show `server`, from the next handshake on. Any thread may call it.
 
-        Raises ValueError for an empty list, which gRPC would take for "trust the system's public authorities".
+        Raises:
+            ValueError: The list is empty, which gRPC would take for "trust the system's public authorities".
         """
         _check(roots_pem)
         self._wanted = (tuple(roots_pem), server)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """What gRPC asks at every handshake, in a thread of its own and under a lock of its own; None: nothing has changed.
+        """Answer gRPC at a handshake: the configuration, or None if it has not changed. gRPC asks in a thread, under a lock.
 
         The core frees the old configuration as soon as this returns a new one, while a handshake that has asked just before
         may still be about to use it: the process would crash (grpc issue 36693). Those get time to get past that point; the
@@ -71,7 +72,15 @@ def server_options(
     handshake_s: float = 10.0,
     connections: int = 0,
 ) -> list[tuple[str, int]]:
-    """Options for `grpc.aio.server` that fit the clients' `channel_options`. connections: at most; 0: unbounded."""
+    """Return options for `grpc.aio.server` that fit the clients' `channel_options`.
+
+    Args:
+        max_message_bytes: Bytes of a message at most.
+        keepalive_s: Seconds of silence after which the peer is pinged.
+        keepalive_timeout_s: Seconds in which it must answer.
+        handshake_s: Seconds that a handshake may take.
+        connections: Connections at most; 0: no limit.
+    """
     bound = [("grpc.max_allowed_incoming_connections", connections)] if connections else []
     return [
         *bound,
@@ -93,7 +102,11 @@ def server_options(
 
 
 def peer_fingerprint(auth_context: Mapping[str, Iterable[bytes]]) -> str:
-    """Lower hex SHA-256 of the peer's leaf certificate (DER), from `context.auth_context()`. Raises Forbidden without one."""
+    """Return the lower hex SHA-256 of the peer's leaf certificate (DER), from `context.auth_context()`.
+
+    Raises:
+        Forbidden: The peer has none.
+    """
     for pem in auth_context.get("x509_pem_cert", ()):
         return fingerprint_of(pem)
     raise Forbidden("This call came without a client certificate. Connect over mutual TLS, as fedclient does.")

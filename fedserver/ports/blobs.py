@@ -130,7 +130,7 @@ class Growing(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         ...
 
     @property

@@ -1,7 +1,7 @@
-"""What works on tensors, as jobs whose arguments and results are values that can be sent to another process.
+"""The lab: all work on tensors, as jobs whose arguments and results are values that can be sent to another process.
 
-A job names tensors by blobs of the federation's store; it is given no open file and hands none out. One job runs at a time,
-in the order asked.
+A job names tensors by blobs of the federation's storage; no open file goes in or out. One job runs at a time, in the order
+asked.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
 @dataclass(frozen=True)
 class Started:
-    """The lab holds the state of a federation."""
+    """The lab's state of a federation that it has taken up.
 
-    max_bytes: dict[str, int]  # part that devices hand in -> the largest blob that can be an answer
-    slots: list[Slot]  # of a new federation the state before round 1, not committed yet
-    remade: list[str]  # names of state blobs that were damaged and were made again, with the same bits
-    body_digest: str = ""  # of the model's frozen body, which is no part of the state; empty: it has none
+    Attributes:
+        max_bytes: Part that devices hand in -> size in bytes of the largest blob that can be an answer.
+        slots: Of a new federation the state before round 1, not committed yet.
+        remade: Names of state blobs that were damaged and were made again, with the same bits.
+        body_digest: Digest of the model's frozen body, which is no part of the state; empty: it has none.
+    """
+
+    max_bytes: dict[str, int]
+    slots: list[Slot]
+    remade: list[str]
+    body_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,14 @@ class Arrived:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """A round's next state, written beside the present one: true once its slots are committed.
+    """A round's next state, written beside the present one. It becomes the state once its slots are committed.
 
-    bounded: whose change was above the bound, and how many times the cohort's median norm it was. without_vote: whose did not
-    count at all for it, in some part. refused: why the updates make no state that may be; then there is no slot, and the
-    present state stays.
+    Attributes:
+        metrics: Numbers of the aggregators, by name.
+        slots: The slots that change.
+        bounded: Devices whose change was above the bound, each with its norm in medians of the cohort's norms.
+        without_vote: Those of them that did not count at all in some part.
+        refused: Why the updates make no valid state; then there is no slot, and the present state stays.
     """
 
     metrics: dict[str, float]
@@ -58,31 +68,41 @@ class RoundOutcome:
 
 
 class Lab(Protocol):
-    """Errors of all jobs: AttuneError, among them Damaged, which names the file."""
+    """The work on tensors of one federation. Every job may raise AttuneError, among them Damaged, which names the blob."""
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
-        """Takes up the state after `closed` rounds, or makes that of a new federation (no slots).
+        """Take up the state after `closed` rounds, or make the state of a new federation (no slots).
 
-        Blobs of the state that belong to no slot go. Damaged ones are made again where that gives the same bits.
-        Errors: SettingError for a model or method that cannot be built, Damaged with what to restore.
+        Blobs of the state that belong to no slot are removed. Damaged ones are made again where that gives the same bits.
+
+        Raises:
+            SettingError: The model or method cannot be built.
+            Damaged: A blob cannot be made again; it must be restored.
         """
         ...
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
-        """For each client and part what it is served now. founders: who of them enrolled before the first round was closed."""
+        """Return what each client is served now, by client and part.
+
+        Args:
+            clients: The clients that are served.
+            founders: Those of them that enrolled before the first round was closed.
+        """
         ...
 
     async def cold_start(self) -> dict[str, Blob]:
-        """For each part what a device is served of which nothing is known."""
+        """Return for each part what an unknown device is served."""
         ...
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
-        """By the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""
+        """Return, by the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""
         ...
 
     async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
-        """By the digest of what these clients are served of these parts, its change from what they were served before the last
-        commit: where that is still there, was another value, and makes fewer bytes. From the first such call on it is kept.
+        """Return, by the digest of what these clients are served of these parts, its change from what the last commit replaced.
+
+        A change is left out where the older value is gone or is the same, or where it makes no fewer bytes. Older values are
+        kept from the first such call on.
         """
         ...
 
@@ -104,19 +124,24 @@ class Lab(Protocol):
         ...
 
     async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
-        """A cohort's accepted updates, by client, into the next state; founders as above."""
+        """Make the next state of a cohort's accepted updates.
+
+        Args:
+            entries: The updates, by client.
+            founders: As for `serve`.
+        """
         ...
 
     async def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
     ) -> RoundOutcome:
-        """As `aggregate`, of newcomers to a finished federation."""
+        """Make the next state of updates of newcomers to a finished federation. Otherwise as `aggregate`."""
         ...
 
     async def go_back(self) -> RoundOutcome:
-        """The state before the last round as the next one; without a slot if that is not known any more."""
+        """Make the state before the last round the next one; the outcome has no slot if that state is not known any more."""
         ...
 
     async def settle(self) -> None:
-        """After the commit: the outcome is the state, and what is two states old goes."""
+        """Make the outcome the present state, after its commit, and remove what is two states old."""
         ...

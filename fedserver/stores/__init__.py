@@ -1,1 +1,1 @@
-"""Where the server's state lies: the database, and folders of blobs."""
+"""Stores of the server's state: SQLite and folders of blobs, or memory."""

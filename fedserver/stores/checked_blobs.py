@@ -1,4 +1,4 @@
-"""What the stores of blobs have in common: they check each blob once a process, and name uploads alike."""
+"""The common part of the stores of blobs: each blob is checked once a process, and uploads are named alike."""
 
 from __future__ import annotations
 

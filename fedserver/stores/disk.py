@@ -38,7 +38,7 @@ class DiskStorage:
 
     @cached_property
     def ledger(self) -> SqliteLedger:
-        """The ledger; a new one where there is none. Its log of changes is lost if the file is damaged: call `check` first."""
+        """The ledger; a new one where there is none. Call `check_ledger` first: opening a damaged file would lose its log."""
         return SqliteLedger(self._database)
 
     @cached_property
@@ -65,8 +65,9 @@ class DiskStorage:
         return self._database.exists()
 
     def check(self, authority: Path) -> None:
-        """Look for a storage of which something is missing. The ledger is made first and the authority last, so an authority or
-        state without a ledger was not left by a crash.
+        """Check that nothing of the storage is missing.
+
+        The ledger is made first and the authority last. So an authority or state without a ledger was not left by a crash.
 
         Args:
             authority: The certificate of the federation's authority.
@@ -135,8 +136,8 @@ class DiskStorage:
         Files of the state are never changed, only replaced by others, so a link is as good as a copy.
 
         Args:
-            aside: Where to. It is on the same file system.
-            named: Of a snapshot, the names of the blobs of its state.
+            aside: The folder, on the same file system.
+            named: Function that returns the names of the blobs of a snapshot's state.
 
         Raises:
             FileNotFoundError: A round was committed meanwhile, so a blob is gone: try again with another folder.
@@ -144,15 +145,15 @@ class DiskStorage:
         aside.mkdir(mode=0o700)
         _copy_database(self._database, aside / DATABASE_FILE)
         with contextlib.closing(SqliteReader(aside / DATABASE_FILE)) as reader:
-            found = reader.snapshot()
-        for name in named(found):
+            snapshot = reader.snapshot()
+        for name in named(snapshot):
             link(self._folder / name, aside / name)
-        self._link_inbox(aside, found.record.round)
+        self._link_inbox(aside, snapshot.record.round)
         log = self._folder / AUDIT_FILE
         if log.exists():  # it grows while it is read: whole lines only
             data = log.read_bytes()
             write_file(aside / log.name, data[: data.rfind(b"\n") + 1], durable=False)
-        return found
+        return snapshot
 
     def _link_inbox(self, aside: Path, closed: int) -> None:
         """Link whole updates only. One that goes away meanwhile need not be there: its device hands it in again.

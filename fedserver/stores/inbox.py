@@ -1,7 +1,7 @@
-"""Accepted updates: a blob for each part, and last the entry that makes them count, so that an update is there whole or not.
+"""Accepted updates: a blob for each part, and last an entry that makes the update count, so that it is there whole or not.
 
-The updates of the last closed round are kept until the next is closed: should a file of the state that was made of them be
-damaged, it can be made again.
+The updates of the last closed round are kept until the next is closed. If a file of the state that was made of them is damaged,
+it can be made again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ ENTRY = "update.json"
 
 
 class Inbox:
+    """The accepted updates of one federation."""
+
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._closed = 0  # the last round of training whose updates are in the state
@@ -55,11 +57,11 @@ class Inbox:
         return _entry_name(order) in self._blobs.names(_entry_name(order))
 
     def entries(self, work: str, round_: int) -> dict[str, AcceptedUpdate]:
-        """Accepted updates of one round by device name, in name order.
+        """Return the accepted updates of one round, by device, in the order of names.
 
-        One that is damaged is thrown away, with a word in the log: its device still has it and is asked for it again.
+        A damaged one is removed, with a line in the log: its device still has it and is asked for it again.
         """
-        found: dict[str, AcceptedUpdate] = {}
+        accepted: dict[str, AcceptedUpdate] = {}
         for name in self._names(f"{work}-{round_}-"):
             try:
                 entry = self._entry(name)
@@ -69,16 +71,16 @@ class Inbox:
                 LOG.warning("%s; that update is thrown away, its device is asked to send it again", damaged)
                 self._discard([name])
             else:
-                found[entry.row.client] = entry
-        return dict(sorted(found.items()))
+                accepted[entry.row.client] = entry
+        return dict(sorted(accepted.items()))
 
     def names(self, work: str, round_: int) -> set[str]:
-        """Devices with an update of this round, damaged or not."""
+        """Return the devices with an update of this round, damaged or not."""
         prefix = f"{INBOX}{work}-{round_}-"
         return {name.removeprefix(prefix).removesuffix(f"/{ENTRY}") for name in self._names(f"{work}-{round_}-")}
 
     def damaged(self) -> list[str]:
-        """A line for each file of an accepted update that is not what was sent."""
+        """Return a line for each file of an accepted update whose bytes are not those that were sent."""
         lines = []
         for name in self._names(""):
             try:
@@ -89,23 +91,30 @@ class Inbox:
         return lines
 
     def discard(self, order: OrderId) -> None:
-        """One update that turned out to be late. What the state was made of stays."""
+        """Remove an update that turned out to be late. Updates that are in the state stay."""
         if order.work != "train" or order.round > self._closed:
             self._discard([_entry_name(order)])
 
     def clear(self, round_: int) -> None:
-        """After the commit that consumed a round of training: what the rounds before it left goes. Devices may have answered
-        the next orders already, and others do so meanwhile.
+        """Remove the updates of the rounds before this one, after the commit that consumed this round of training.
+
+        Devices may have answered the next orders already, and others do so meanwhile.
         """
         self._closed = round_
         self._keep_only(f"train-{round_}-", f"evaluate-{round_}-", f"train-{round_ + 1}-")
 
     def clear_evaluation(self, round_: int, clients: Iterable[str]) -> None:
-        """After the commit of what these devices found. What another one has handed in since then stays."""
+        """Remove the evaluations of these devices, after their commit. Those that came since then stay."""
         self._discard([_entry_name(OrderId("evaluate", round_, client)) for client in clients])
 
     def clear_except(self, work: str, round_: int, closed: int) -> None:
-        """At start: what a killed process left unfinished, or had no time to clear. closed: the last closed round."""
+        """Remove what a killed process left unfinished, or had no time to clear, at start.
+
+        Args:
+            work: Of the open orders: train or evaluate.
+            round_: Round of the open orders.
+            closed: The last closed round.
+        """
         self._closed = closed
         entries = set(self._names(""))
         loose = [name for name in self._blobs.names(INBOX) if f"{name.rpartition('/')[0]}/{ENTRY}" not in entries]
@@ -113,7 +122,7 @@ class Inbox:
         self._keep_only(f"{work}-{round_}-", f"train-{closed}-")
 
     def _keep_only(self, *prefixes: str) -> None:
-        """In one listing: what is accepted after it is not among what goes."""
+        """Remove all other updates. They are listed once: an update that is accepted after that stays."""
         kept = tuple(f"{INBOX}{prefix}" for prefix in prefixes)
         self._discard([name for name in self._names("") if not name.startswith(kept)])
 
@@ -127,7 +136,7 @@ class Inbox:
         return [name for name in self._blobs.names(f"{INBOX}{prefix}") if name.endswith(f"/{ENTRY}")]
 
     def _discard(self, names: list[str]) -> None:
-        """The entry goes first: without it the rest does not count."""
+        """Remove updates, the entry first: without it the rest does not count."""
         for name in names:
             folder = name.removesuffix(ENTRY)
             self._blobs.remove([name, *(other for other in self._blobs.names(folder) if other != name)])
@@ -141,7 +150,7 @@ def check_age(blobs: Blobs, closed: int) -> None:
     """Check that ledger and blobs are of one time: under an older ledger, newer state would go as the remains of a crash.
 
     Args:
-        blobs: Of which a killed server leaves those of one more round at most.
+        blobs: The blobs. A killed server leaves those of one more round at most.
         closed: Rounds that the ledger counts.
 
     Raises:

@@ -241,37 +241,37 @@ class Tables:
             )
             self._add_certificate(certificate)
 
-    def _add_certificate(self, each: Certificate) -> None:
-        values = asdict(each)
+    def _add_certificate(self, certificate: Certificate) -> None:
+        values = asdict(certificate)
         del values["revoked"]  # is known of the device
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
         self._db.execute(f"INSERT OR REPLACE INTO certificates ({columns}) VALUES ({marks})", values)  # noqa: S608
 
     def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name = certificate.name
-        own = "role = 'device' AND name = ?"
+        of_device = "role = 'device' AND name = ?"
         with self._transaction():
             self._add_certificate(certificate)
             self._db.execute(
-                f"DELETE FROM certificates WHERE {own} AND (not_after < ? OR COALESCE(retires_at, ?) < ?)",  # noqa: S608
+                f"DELETE FROM certificates WHERE {of_device} AND (not_after < ? OR COALESCE(retires_at, ?) < ?)",  # noqa: S608
                 (name, now, now, now - forget_s),
             )
             self._db.execute(
-                f"DELETE FROM certificates WHERE {own} AND used_at IS NULL AND fingerprint NOT IN "  # noqa: S608
-                f"(SELECT fingerprint FROM certificates WHERE {own} AND used_at IS NULL ORDER BY issued_at DESC LIMIT ?)",
+                f"DELETE FROM certificates WHERE {of_device} AND used_at IS NULL AND fingerprint NOT IN "  # noqa: S608
+                f"(SELECT fingerprint FROM certificates WHERE {of_device} AND used_at IS NULL ORDER BY issued_at DESC LIMIT ?)",
                 (name, name, unused),
             )
 
     def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
         older = "name = ? AND role = 'device' AND fingerprint != ? AND issued_at <= ? AND retires_at IS NULL"
         with self._transaction():
-            found = self._db.execute(
+            used = self._db.execute(
                 "UPDATE certificates SET used_at = ? WHERE fingerprint = ? RETURNING name, issued_at, public_key",
                 (now, fingerprint),
             ).fetchall()
-            if not found:
+            if not used:
                 return []
-            name, issued_at, public_key = found[0]
+            name, issued_at, public_key = used[0]
             if public_key:
                 self._db.execute("UPDATE devices SET public_key = ? WHERE name = ?", (public_key, name))
             retired = self._db.execute(
@@ -325,11 +325,13 @@ class Tables:
 
 
 def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
+    """Return a JSON value of the table `meta`, or None."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return from_json(row[0], kind) if row else None
 
 
 def devices_in(db: sqlite3.Connection, names: Collection[str] | None = None) -> list[DeviceRecord]:
+    """Return the devices of these names, or all; by name."""
     if names is None:
         rows = db.execute("SELECT * FROM devices ORDER BY name")
     else:  # as one value: the number of a statement's variables is bounded
@@ -339,14 +341,14 @@ def devices_in(db: sqlite3.Connection, names: Collection[str] | None = None) -> 
 
 
 def certificates_in(db: sqlite3.Connection, name: str | None = None) -> list[Certificate]:
-    """Of devices, or of one."""
+    """Return the certificates of devices, or of one device."""
     of_devices = "c.role = 'device' AND c.name = COALESCE(?, c.name)"
     rows = db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))
     return [_certificate(row) for row in rows]
 
 
 def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
-    """Within a transaction. Rows: those of rounds from `since` on."""
+    """Return what the ledger holds, with the rows of rounds from `since` on. Call it within a transaction."""
     slots = db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
     rows = db.execute("SELECT row FROM metrics WHERE round >= ? ORDER BY round, work DESC, client", (since,))
     return Snapshot(
@@ -364,7 +366,7 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
 
 
 def certificate_in(db: sqlite3.Connection, fingerprint: str) -> Certificate | None:
-    """As the file has it at this moment."""
+    """Return the certificate with this fingerprint as the file has it at this moment."""
     row = db.execute(f"{CERTIFICATES} WHERE c.fingerprint = ?", (fingerprint,)).fetchone()
     return _certificate(row) if row else None
 

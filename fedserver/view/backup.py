@@ -66,16 +66,16 @@ def back_up(home: ServerHome, out: Path) -> Iterator[str]:
         raise HomeMismatch(f"{out} is there already: name a new folder for each backup")
     aside = home.path / f"{LEFT_ASIDE}{secrets.token_hex(6)}"
     try:
-        found = _taken_aside(home, aside)
+        snapshot = _taken_aside(home, aside)
         with disk_errors(out):
             files = _copied(aside, out)
-            whole = Manifest(VERSION, time.time(), found.record.round, files)
+            whole = Manifest(VERSION, time.time(), snapshot.record.round, files)
             write_file(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             sync(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     size = sum(file.size for file in files.values())
-    yield f"{len(files)} files, {size} bytes, after {found.record.round} closed rounds, in {out}"
+    yield f"{len(files)} files, {size} bytes, after {snapshot.record.round} closed rounds, in {out}"
     yield "it holds the key of the federation's authority: keep it like a password"
 
 
@@ -89,21 +89,21 @@ def _taken_aside(home: ServerHome, aside: Path) -> Snapshot:
     for _ in range(TRIES):
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            found = storage.set_aside(aside, lambda found: _state_of(storage.blobs, found))
+            snapshot = storage.set_aside(aside, lambda taken: _state_of(storage.blobs, taken))
         except FileNotFoundError:  # a round was committed meanwhile
             time.sleep(PAUSE_S)
             continue
         for path in (home.authority / KEY_FILE, home.authority / CERTIFICATE_FILE, home.path / "server.json"):
             if path.exists():
                 link(path, aside / path.relative_to(home.path))
-        return found
+        return snapshot
     raise LedgerBusy("rounds close faster than their state can be set aside: pause the federation (`fedserver pause`) for this")
 
 
-def _state_of(blobs: Blobs, found: Snapshot) -> list[str]:
+def _state_of(blobs: Blobs, snapshot: Snapshot) -> list[str]:
     """Return the names of the blobs of the state, and of what is kept to make them again."""
-    recipe = StateRecipe.load(blobs, found.record.round)
-    slots = (*found.slots, *(recipe.replaced if recipe else ()))
+    recipe = StateRecipe.load(blobs, snapshot.record.round)
+    slots = (*snapshot.slots, *(recipe.replaced if recipe else ()))
     return sorted({*(blob_of(slot).name for slot in slots), *([recipe.name] if recipe else [])})
 
 
@@ -112,8 +112,7 @@ def _copied(source: Path, out: Path) -> dict[str, CopiedFile]:
     files = {}
     for path in with_estimate(sorted(path for path in source.rglob("*") if path.is_file()), "files copied"):
         name = path.relative_to(source).as_posix()
-        if not path.name.endswith(("-wal", "-shm")):
-            files[name] = _copy(path, out / name)
+        files[name] = _copy(path, out / name)
     return files
 
 
@@ -157,8 +156,8 @@ def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
             sync(home.path.parent)
     finally:
         shutil.rmtree(filling, ignore_errors=True)
-    if found := list(damages(home)):
-        raise HomeMismatch(f"the backup was made of a damaged home: {'; '.join(found)}")
+    if damage := list(damages(home)):
+        raise HomeMismatch(f"the backup was made of a damaged home: {'; '.join(damage)}")
     yield f"{home.path} is whole, after {manifest.round} closed rounds"
     yield "start it with `fedserver --home` and that folder; let no other server run on the old home, for devices take either"
 
@@ -200,11 +199,11 @@ def damages(home: ServerHome) -> Iterator[str]:
         yield from _fault(home.address)
         try:
             reader.check()
-            found = reader.snapshot()
+            snapshot = reader.snapshot()
         except AttuneError as error:
             yield str(error)
         else:
-            yield from _state(home, storage.blobs, found)
+            yield from _state(home, storage.blobs, snapshot)
     yield from Inbox(storage.blobs).damaged()
     yield from Uploads(storage).damaged()
 
@@ -222,13 +221,13 @@ def _authority(home: ServerHome, reader: LedgerReader) -> None:
         Authority.load(home.authority)
 
 
-def _state(home: ServerHome, blobs: Blobs, found: Snapshot) -> Iterator[str]:
+def _state(home: ServerHome, blobs: Blobs, snapshot: Snapshot) -> Iterator[str]:
     """Check the slots, and what is kept to make them again."""
-    closed = found.record.round
+    closed = snapshot.record.round
     recipe = StateRecipe.load(blobs, closed)
     if recipe is None and blobs.names(name_of(closed)):
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
-    for slot in with_estimate((*found.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
+    for slot in with_estimate((*snapshot.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
         try:
             blobs.check(blob_of(slot))
         except Damaged as damaged:

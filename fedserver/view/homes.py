@@ -27,10 +27,10 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
         HomeMismatch: There is no federation, or its ledger is damaged.
         LedgerBusy: The ledger cannot be read now.
     """
-    found = home.snapshot()
+    snapshot = home.snapshot()
     address = home.address() if home.is_served() else None
-    reported = Inbox(home.open().blobs).names(*found.record.open_orders)
-    return status(found, reported, f"{address.host}:{address.port}" if address else None, troubles, time.time())
+    reported = Inbox(home.open().blobs).names(*snapshot.record.open_orders)
+    return status(snapshot, reported, f"{address.host}:{address.port}" if address else None, troubles, time.time())
 
 
 class ListedRun(msgspec.Struct, frozen=True):
@@ -49,7 +49,11 @@ class ListedRun(msgspec.Struct, frozen=True):
 
 
 def listed(home: ServerHome) -> Iterator[ListedRun]:
-    """The earlier ones by name, then the present one. Errors: HomeMismatch if there is no home."""
+    """Yield the earlier runs by name, then the present one.
+
+    Raises:
+        HomeMismatch: There is no home.
+    """
     home.require()
     for path in sorted(home.runs.glob("[!.]*")):
         earlier = ServerHome(path)
@@ -59,19 +63,19 @@ def listed(home: ServerHome) -> Iterator[ListedRun]:
 
 
 def _listed(home: ServerHome, name: str | None) -> ListedRun:
-    found = home.snapshot()
-    settings = found.settings
-    average = over_all(accuracies(found.rows, settings.method.evaluate))
+    snapshot = home.snapshot()
+    settings = snapshot.settings
+    average = over_all(accuracies(snapshot.rows, settings.method.evaluate))
     return ListedRun(
-        name=name or run_name(found.run),
+        name=name or run_name(snapshot.run),
         present=name is None,
         path=str(home.path),
         method=settings.method.name,
-        model=found.plan.model.name if found.plan else None,
-        round=found.record.round,
+        model=snapshot.plan.model.name if snapshot.plan else None,
+        round=snapshot.record.round,
         rounds=settings.round.rounds,
-        phase=str(found.record.phase),
-        devices=sum(device.contributed > 0 for device in found.devices),
+        phase=str(snapshot.record.phase),
+        devices=sum(device.contributed > 0 for device in snapshot.devices),
         accuracy=average["mean_over_clients"] if average else None,
     )
 
