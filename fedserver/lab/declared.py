@@ -1,4 +1,4 @@
-"""The model that settings name, tried at the first start: an error comes before devices do."""
+"""Checks of the model: settings are tried at the first start, before devices come; what devices declare is limited."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ CLASSES, VOCABULARY = 2, 100  # where the operator leaves them to the devices
 
 
 def check_declared(settings: ResolvedSettings) -> None:
-    """As far as the section [data] says what samples look like; else whether the model's code can be imported at all.
+    """Check the model as far as the section [data] says what samples look like; else whether its code can be imported.
 
-    Errors: SettingError.
+    Raises:
+        SettingError: The model cannot be.
     """
     if settings.data.task is not None:
         check_task(settings.configured, settings.data.task)
@@ -39,7 +40,7 @@ def check_declared(settings: ResolvedSettings) -> None:
 
 
 def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
-    """What the model may have to be: tokens may have a label each or one a sample, which nobody declares."""
+    """Yield what the model may have to be: tokens have a label each or one for each sample, which is not declared."""
     data = settings.data
     if data.kind is None or not data.shape:
         return
@@ -48,4 +49,20 @@ def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
     for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (False,):
         yield registry.default_spec(
             data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position
+        )
+
+
+def check_size(spec: ModelSpec, most_bytes: int) -> None:
+    """Check the size of the model that devices' data ask for.
+
+    Raises:
+        SettingError: It has more than `most_bytes`, or cannot be built.
+    """
+    from attune.common.models.size import size_bytes
+
+    size = size_bytes(spec)
+    if size > most_bytes:
+        raise SettingError(
+            f"a {spec.name} for {spec.kind} of shape {spec.shape} with {spec.classes} classes has {size:,} bytes; at most "
+            f"{most_bytes:,} are allowed (server.max_model_bytes)"
         )

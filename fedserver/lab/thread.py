@@ -76,7 +76,7 @@ class ThreadLab:
         torch.set_num_threads(self._threads)
         accelerator.use(self._device)
         if self._max_model_bytes and not slots:
-            from attune.fedserver.lab.size import check_size
+            from attune.fedserver.lab.declared import check_size
 
             check_size(plan.model, self._max_model_bytes)
         if not slots:
