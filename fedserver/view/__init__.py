@@ -1,1 +1,1 @@
-"""What people see of a federation: status, exports and pictures."""
+"""Views of a federation for people: status, exports, comparisons and pictures."""

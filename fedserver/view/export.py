@@ -1,4 +1,4 @@
-"""Writes what a federation has learned as safetensors, CSV and JSON files. Works beside a running server."""
+"""`fedserver export`: write the state and the reports of a federation as safetensors, CSV and JSON files."""
 
 from __future__ import annotations
 
@@ -23,34 +23,42 @@ from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
 from attune.fedserver.view.status import status
 
-ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
-
+ATTEMPTS = 5  # a running server may remove files of the old state while they are read
 ORDER_COLUMNS = ("round", "work", "client", "samples")
 
 
 def export_home(home: ServerHome, out: Path) -> list[str]:
-    """Writes everything below `out` and returns a line for each thing written. Errors: NoModel before round 1."""
-    found = home.snapshot()
-    if found.plan is None:
+    """Write everything into the folder `out`, also beside a running server; return a line for each thing written.
+
+    Raises:
+        NoModel: Round 1 has not started.
+    """
+    snapshot = home.snapshot()
+    if snapshot.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
     out.mkdir(parents=True, exist_ok=True)
-    return [*_consistent_tensors(home, out), *write_tables(found, found.plan, out)]
+    return [*_consistent_tensors(home, out), *write_tables(snapshot, snapshot.plan, out)]
 
 
 def write_tables(
-    found: Snapshot, plan: Plan, out: Path, reported: Collection[str] = (), troubles: Sequence[str] = ()
+    snapshot: Snapshot, plan: Plan, out: Path, reported: Collection[str] = (), troubles: Sequence[str] = ()
 ) -> list[str]:
-    """What was measured and what was fixed, as files in the folder `out`; a line for each.
+    """Write plan, metrics, summary and status into the folder `out`; return a line for each file.
 
-    reported: who has answered the open orders. troubles: what keeps the federation from going on.
+    Args:
+        snapshot: The ledger's contents.
+        plan: The plan of the run.
+        out: An existing folder.
+        reported: Devices that have answered the open orders.
+        troubles: Problems that keep the federation from going on.
     """
     (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, (*ORDER_COLUMNS, *METRICS))
         writer.writeheader()
-        writer.writerows(msgspec.structs.asdict(row) for row in found.rows)
-    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised(found, plan))))
-    (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(found, set(reported), None, troubles))))
+        writer.writerows(msgspec.structs.asdict(row) for row in snapshot.rows)
+    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised(snapshot, plan))))
+    (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(snapshot, set(reported), None, troubles))))
     return [
         f"{out / 'metrics.csv'}: one row per round and client",
         f"{out / 'summary.json'}: accuracies by the protocols of both papers",
@@ -59,10 +67,10 @@ def write_tables(
     ]
 
 
-def summarised(found: Snapshot, plan: Plan) -> summary.Summary:
-    """What summary.json holds."""
-    settings = found.settings
-    return summary.summarise(found.rows, settings, plan.model.name, found.record.round, plan.task)
+def summarised(snapshot: Snapshot, plan: Plan) -> summary.Summary:
+    """Return the contents of summary.json."""
+    settings = snapshot.settings
+    return summary.summarise(snapshot.rows, settings, plan.model.name, snapshot.record.round, plan.task)
 
 
 def _consistent_tensors(home: ServerHome, out: Path) -> list[str]:
@@ -75,26 +83,30 @@ def _consistent_tensors(home: ServerHome, out: Path) -> list[str]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def write_state(found: Snapshot, blobs: Blobs, out: Path) -> list[str]:
-    """The tensors of the state, as files in the folder `out`; a line for each. Errors: Damaged."""
+def write_state(snapshot: Snapshot, blobs: Blobs, out: Path) -> list[str]:
+    """Write the tensors of the state into the folder `out`; return a line for each file.
+
+    Raises:
+        Damaged: A file is damaged, or was removed by a running server.
+    """
     with scratch_blobs(out) as scratch:
-        return list(_tensors(_Exported(found, blobs, scratch), out))
+        return list(_tensors(_Exported(snapshot, blobs, scratch), out))
 
 
 class _Exported:
-    """The state as it is, read beside the server that may be running; what is generated goes to `scratch`."""
+    """State of a federation that is exported. Generated weights go to `scratch`."""
 
-    def __init__(self, found: Snapshot, blobs: Blobs, scratch: Blobs) -> None:
-        assert found.plan is not None  # noqa: S101 (who calls has looked)
+    def __init__(self, snapshot: Snapshot, blobs: Blobs, scratch: Blobs) -> None:
+        assert snapshot.plan is not None  # noqa: S101 (callers have checked)
         self._blobs, self._scratch = blobs, scratch
-        self._slots = {(slot.part, slot.key): blob_of(slot) for slot in found.slots}
-        self._engine = Engine(found.plan, found.slots, blobs, found.record.round, served=scratch)
-        present = [device for device in found.devices if device.samples is not None and not device.revoked]
+        self._slots = {(slot.part, slot.key): blob_of(slot) for slot in snapshot.slots}
+        self._engine = Engine(snapshot.plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
+        present = [device for device in snapshot.devices if device.samples is not None and not device.revoked]
         self._clients = [device.name for device in present]
         self._founders = [device.name for device in present if device.founder]
 
     def copy(self, part: str, key: str, to: Path) -> bool:
-        """A slot as a file of its own. False if there is none."""
+        """Copy a slot to a file; return False if there is no such slot."""
         blob = self._slots.get((part, key))
         if blob is not None:
             self._blobs.check(blob)
@@ -102,14 +114,14 @@ class _Exported:
                 file.writelines(read_frames(self._blobs.open(blob), 0))
         return blob is not None
 
-    def own(self) -> Iterator[tuple[str, Tensors]]:
-        """Each client and its own weights, all parts together; empty where all is shared."""
+    def client_weights(self) -> Iterator[tuple[str, Tensors]]:
+        """Yield each client with its own weights, all parts together; empty if all parts are shared."""
         for client, parts in self._engine.serve(self._clients, self._founders).items():
-            found: Tensors = {}
+            weights: Tensors = {}
             for part, blob in sorted(parts.items()):
                 if part != "shared":
-                    found |= read_tensors((self._scratch if blob.name.startswith(SERVED) else self._blobs).open(blob))
-            yield client, found
+                    weights |= read_tensors((self._scratch if blob.name.startswith(SERVED) else self._blobs).open(blob))
+            yield client, weights
 
 
 def _tensors(state: _Exported, out: Path) -> Iterator[str]:
@@ -118,9 +130,9 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
     folder = out / "clients"
     folder.mkdir(exist_ok=True)
     written = 0
-    for client, own in state.own():
-        if own:
-            write_tensors(folder / f"{client}.safetensors", own)
+    for client, weights in state.client_weights():
+        if weights:
+            write_tensors(folder / f"{client}.safetensors", weights)
             written += 1
     if written:
         yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"

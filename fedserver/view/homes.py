@@ -1,4 +1,4 @@
-"""The status of a server's home, and the list of its runs: the present one, and those before it."""
+"""Status of a server's home, and the list of its runs: the present one and the earlier ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
 
 
 class ListedRun(msgspec.Struct, frozen=True):
-    """One run. accuracy: mean over devices; None: nobody has reported one."""
+    """Figures of one run in the list. accuracy: mean over devices; None: none was reported."""
 
     name: str
     present: bool
@@ -81,6 +81,7 @@ def _listed(home: ServerHome, name: str | None) -> ListedRun:
 
 
 def render(runs: Iterable[ListedRun]) -> str:
+    """Render the list of runs: plain text, or colours on a terminal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     table = Table(box=None, pad_edge=False)
     for head in ("run", "", "method", "model", "rounds", "state", "devices", "accuracy"):

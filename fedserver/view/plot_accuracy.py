@@ -105,14 +105,14 @@ def _xy(points: Sequence[CurvePoint], average: str) -> tuple[list[int], list[flo
 
 
 def _curve_table(summary: Summary) -> PageTable:
-    found = {key: {point.round: point for point in summary.curves[key]} for key in SERIES if summary.curves[key]}
+    curves = {key: {point.round: point for point in summary.curves[key]} for key in SERIES if summary.curves[key]}
     heads = ["closed rounds"]
-    for key in found:
+    for key in curves:
         heads += [f"{key}: clients", "mean over clients", "over samples"]
     rows: list[list[Cell]] = []
-    for state in sorted(set().union(*found.values())):
+    for state in sorted(set().union(*curves.values())):
         row: list[Cell] = [state]
-        for points in found.values():
+        for points in curves.values():
             point = points.get(state)
             row += [point.clients, point.mean_over_clients, point.over_samples] if point else [None] * 3
         rows.append(row)
@@ -202,9 +202,9 @@ def sweep(runs: Sequence[SweepRun], label: str) -> Section:
         colour = figures.COLOURS[number % len(figures.COLOURS)]
         x, means, deviations, over_clients = sorted(places), [], [], []
         for place in x:
-            found = [run.summary.fedtp for run in places[place] if run.summary.fedtp is not None]
-            values = [(each.mean, each.deviation) for each in found]
-            over_clients.append(fmean(each.mean_over_clients for each in found))
+            papers = [run.summary.fedtp for run in places[place] if run.summary.fedtp is not None]
+            values = [(paper.mean, paper.deviation) for paper in papers]
+            over_clients.append(fmean(paper.mean_over_clients for paper in papers))
             means.append(fmean(value for value, _ in values))
             deviations.append(pstdev([value for value, _ in values]) if len(values) > 1 else values[0][1])
             spread = [client.accuracy for run in places[place] for client in run.summary.clients if client.accuracy is not None]
@@ -228,13 +228,13 @@ def sweep(runs: Sequence[SweepRun], label: str) -> Section:
 
 def metrics(rows: Sequence[Report]) -> Section:
     """Means over clients as lines; the table has the smallest and largest value, too."""
-    found = by_round(rows)
-    across = min(COLUMNS, len(found))
-    down = math.ceil(len(found) / across)
-    figure, panels = figures.panels(down, across, len(found))
+    metrics_by_round = by_round(rows)
+    across = min(COLUMNS, len(metrics_by_round))
+    down = math.ceil(len(metrics_by_round) / across)
+    figure, panels = figures.panels(down, across, len(metrics_by_round))
     table: list[list[Cell]] = []
     lines: dict[str, Any] = {}
-    for axes, (name, works) in zip(panels, found.items(), strict=True):
+    for axes, (name, works) in zip(panels, metrics_by_round.items(), strict=True):
         for work, rounds in sorted(works.items(), reverse=True):
             label, colour = WORKS[work]
             at = sorted(rounds)

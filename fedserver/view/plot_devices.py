@@ -52,10 +52,10 @@ def helped(summary: Summary) -> Section:
 def _counted(summary: Summary) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for verdict, words in WORDS.items():
-        found = [client for client in summary.clients if client.verdict == verdict]
-        gains = [client.gain for client in found if client.gain is not None]
-        if found:
-            rows.append([words, len(found), fmean(gains) if gains else None])
+        devices = [client for client in summary.clients if client.verdict == verdict]
+        gains = [client.gain for client in devices if client.gain is not None]
+        if devices:
+            rows.append([words, len(devices), fmean(gains) if gains else None])
     return rows
 
 
@@ -100,9 +100,9 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
         if client.own is not None and (between := interval_of(client.own, client.test_samples, task)):
             axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
     for key, label, colour, mark in MODELS:
-        found = [(at, value) for at, client in enumerate(listed) if (value := getattr(client, key)) is not None]
-        if found:
-            at, values = zip(*found, strict=True)
+        placed = [(at, value) for at, client in enumerate(listed) if (value := getattr(client, key)) is not None]
+        if placed:
+            at, values = zip(*placed, strict=True)
             axes.plot(
                 at, values, mark, color=colour, markersize=7 if few else 3.5, label=label, markeredgecolor="white", zorder=3
             )
@@ -115,9 +115,9 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
 def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
     named: dict[Finding, str] = {"better": "helped", "unclear": "unclear", "worse": "not helped"}
     for verdict, label in named.items():
-        found = [(at, client) for at, client in enumerate(listed) if client.verdict == verdict]
-        if found:
-            axes.bar([at for at, _ in found], [c.gain for _, c in found], width=0.7, color=SHADES[verdict], label=label)
+        placed = [(at, client) for at, client in enumerate(listed) if client.verdict == verdict]
+        if placed:
+            axes.bar([at for at, _ in placed], [c.gain for _, c in placed], width=0.7, color=SHADES[verdict], label=label)
     for at, client in enumerate(listed):
         if client.gain_interval is not None:
             axes.plot([at] * 2, client.gain_interval, color="0.25", linewidth=0.8)
@@ -132,7 +132,7 @@ def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
 
     def row(c: ClientSummary) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
-        own = figures.interval_text(c.own, c.test_samples, task)
-        return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, own, c.common, c.local, c.constant, c.kept]
+        interval = figures.interval_text(c.own, c.test_samples, task)
+        return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, interval, c.common, c.local, c.constant, c.kept]
 
     return PageTable(heads, [row(client) for client in listed])

@@ -29,18 +29,18 @@ class PictureSource:
 
     def __init__(self, look: Callable[[], Snapshot], blobs: Blobs, labels: Path | None, where: str) -> None:
         """look: what the ledger holds now. where: what errors call it."""
-        found = look()
-        if found.plan is None or not found.rows:
+        snapshot = look()
+        if snapshot.plan is None or not snapshot.rows:
             raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
-        self._look, self._blobs, self._where, self.rows = look, blobs, where, found.rows
-        self.closed = found.record.round
-        settings, plan = found.settings, found.plan
-        self.summary = summarise(found.rows, settings, plan.model.name, self.closed, plan.task)
+        self._look, self._blobs, self._where, self.rows = look, blobs, where, snapshot.rows
+        self.closed = snapshot.record.round
+        settings, plan = snapshot.settings, snapshot.plan
+        self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.task)
         if labels is None:
-            self.groups = by_classes({device.name: device.labels for device in found.devices if device.labels})
+            self.groups = by_classes({device.name: device.labels for device in snapshot.devices if device.labels})
             self.coloured_by = "classes"
         else:
-            self.groups, self.coloured_by = read_labels(labels, [device.name for device in found.devices])
+            self.groups, self.coloured_by = read_labels(labels, [device.name for device in snapshot.devices])
 
     @classmethod
     def of_home(cls, home: ServerHome, labels: Path | None) -> Self:
@@ -53,11 +53,11 @@ class PictureSource:
     def tensors(self, key: str, read: Callable[[ArrayFile], T]) -> T | None:
         """`read` of the slot `key`, of whichever part has one; None if none has."""
         for attempt in range(ATTEMPTS):
-            found = next((slot for slot in self._look().slots if slot.key == key), None)
-            if found is None:
+            slot = next((slot for slot in self._look().slots if slot.key == key), None)
+            if slot is None:
                 return None
             try:
-                with ArrayFile(self._blobs.open(blob_of(found))) as file:
+                with ArrayFile(self._blobs.open(blob_of(slot))) as file:
                     return read(file)
             except Damaged:
                 if attempt == ATTEMPTS - 1:
@@ -88,10 +88,10 @@ def attention(source: PictureSource) -> page.Section:
             f"{source.summary.method} stores no matrices of which client learns from which; "
             "fedmcsa, fedamp and their relatives do, from the first round on that this version closes"
         )
-    names, found = kept
-    if not found:
+    names, matrices = kept
+    if not matrices:
         raise SettingError(f"the matrices of {len(names)} clients were too large to be stored")
-    return plot_clients.attention(found, names, source.groups, f"round {source.closed} of {source.summary.method}")
+    return plot_clients.attention(matrices, names, source.groups, f"round {source.closed} of {source.summary.method}")
 
 
 def embeddings(source: PictureSource) -> page.Section:
@@ -148,10 +148,10 @@ def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:
     before, equals, rest = text.partition("=")
     place = _number(before) if equals else None
     folder = Path(text if place is None else rest)
-    found = read_summary(folder)
-    if found.fedtp is None:
+    summary = read_summary(folder)
+    if summary.fedtp is None:
         raise SettingError(f"{folder}: none of the last states was evaluated by all devices; set round.evaluate_every")
-    return plot_accuracy.SweepRun(str(folder), setting(found, x, folder) if place is None else place, found)
+    return plot_accuracy.SweepRun(str(folder), setting(summary, x, folder) if place is None else place, summary)
 
 
 def setting(summary: Summary, x: str | None, folder: Path) -> float:
@@ -193,9 +193,9 @@ def read_labels(path: Path, known: Sequence[str]) -> tuple[dict[str, str], str]:
             heads = [head for head in reader.fieldnames or () if head != "client"]
             if len(heads) != 1 or len(reader.fieldnames or ()) != 2:
                 raise SettingError(f"{path} needs a head with two columns, such as `client,label`, not {reader.fieldnames}")
-            found = {row["client"]: row[heads[0]] for row in reader if row[heads[0]]}
+            groups = {row["client"]: row[heads[0]] for row in reader if row[heads[0]]}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SettingError(f"cannot read {path}: {error}") from None
-    if not found.keys() & set(known):
+    if not groups.keys() & set(known):
         raise SettingError(f"{path} names no client of this federation; its clients are {', '.join(list(known)[:5])}, ...")
-    return found, heads[0]
+    return groups, heads[0]

@@ -32,24 +32,24 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
 
 
 def status(
-    found: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = (), now: float = 0.0
+    snapshot: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = (), now: float = 0.0
 ) -> dict[str, Any]:
     """The object of `fedserver status --json`; see docs/operations/monitoring.md for its fields.
 
     reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
     troubles: what keeps that server from carrying a step out; it tries again by itself. now: unix time.
     """
-    settings = found.settings
-    record, devices = found.record, found.devices
+    settings = snapshot.settings
+    record, devices = snapshot.record, snapshot.devices
     revoked = {device.name for device in devices if device.revoked}
-    rows = [row for row in found.rows if row.client not in revoked]
+    rows = [row for row in snapshot.rows if row.client not in revoked]
     served = address is not None
     connected = {device.name for device in devices if device.connected and served}
     ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
     final = ended if record.phase is Phase.DONE else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
-    constant, task = constants(rows), found.plan.task if found.plan else "classes"
-    ends = {each.name: each for each in sorted(found.certificates, key=lambda each: each.not_after)}
+    constant, task = constants(rows), snapshot.plan.task if snapshot.plan else "classes"
+    ends = {entry.name: entry for entry in sorted(snapshot.certificates, key=lambda entry: entry.not_after)}
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
     awaited = set(record.devices) - reported - set(record.excused) if asking else set()
     return {
@@ -57,9 +57,9 @@ def status(
         "phase": str(record.phase),
         "running": served,
         "address": address,
-        "run": found.run or None,
+        "run": snapshot.run or None,
         "method": settings.method.name,
-        "model": found.plan.model.name if found.plan else None,
+        "model": snapshot.plan.model.name if snapshot.plan else None,
         "round": record.round,
         "rounds": settings.round.rounds,
         "adapting": sorted(record.adapting),
@@ -84,14 +84,14 @@ def status(
         "expiring": [
             {
                 "name": name,
-                "ends": each.not_after,
-                "expired": each.not_after < now,
-                "todo": _renewing(name, each.not_after < now),
+                "ends": entry.not_after,
+                "expired": entry.not_after < now,
+                "todo": _renewing(name, entry.not_after < now),
             }
-            for name, each in sorted(ends.items())
-            if name not in revoked and expires_soon(each, now)
+            for name, entry in sorted(ends.items())
+            if name not in revoked and expires_soon(entry, now)
         ],
-        "refused": [asdict(each) | {"todo": advice(each.kind)} for each in found.refusals],
+        "refused": [asdict(entry) | {"todo": advice(entry.kind)} for entry in snapshot.refusals],
     }
 
 

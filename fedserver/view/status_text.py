@@ -66,8 +66,8 @@ def render_status(status: dict[str, Any]) -> str:
     return capture.get().rstrip("\n")
 
 
-def _averages(found: dict[str, float]) -> str:
-    return f"{found['mean_over_clients']:.4f} mean over clients, {found['over_samples']:.4f} over samples"
+def _averages(averages: dict[str, float]) -> str:
+    return f"{averages['mean_over_clients']:.4f} mean over clients, {averages['over_samples']:.4f} over samples"
 
 
 def _no_better(status: dict[str, Any]) -> Iterator[str]:

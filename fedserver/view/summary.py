@@ -127,7 +127,7 @@ def summarise(
 ) -> Summary:
     """The whole of summary.json. Rows must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
-    found = curves(rows, evaluate, policy)
+    by_name = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
     listed = clients(rows, evaluate)
     return Summary(
@@ -137,9 +137,9 @@ def summarise(
         rounds=policy.rounds,
         closed=closed,
         judged=judged,
-        curves=found,
-        fedtp=fedtp(found[judged], policy),
-        fedmcsa=fedmcsa(found[judged]),
+        curves=by_name,
+        fedtp=fedtp(by_name[judged], policy),
+        fedmcsa=fedmcsa(by_name[judged]),
         latest=averages(listed),
         kept=dict(sorted(Counter(client.kept for client in listed if client.kept).items())),
         clients=listed,
@@ -161,7 +161,7 @@ def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) ->
     """
     rows = [row for row in rows if row.round <= policy.rounds]
     evaluations = [row for row in rows if row.work == "evaluate"]
-    own = evaluations if evaluate == "served" else []
+    served = evaluations if evaluate == "served" else []
     trained = evaluations if evaluate == "trained" else []
     training = [row for row in rows if row.work == "train"]
     everyone_trains = not policy.clients or (policy.train == "all" and evaluate == "trained")
@@ -173,7 +173,7 @@ def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) ->
         return row.round, row.accuracy_after if row.work == "train" else row.accuracy_before
 
     return {
-        "before": curve([*training, *own], before, everyone_trains),
+        "before": curve([*training, *served], before, everyone_trains),
         "after": curve([*training, *trained], after, everyone_trains),
         "common": curve(evaluations, lambda row: (row.round, row.accuracy_common), everyone_trains),
         "local": curve(evaluations, lambda row: (row.round, row.accuracy_local), everyone_trains),
@@ -195,9 +195,9 @@ def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[Cur
         for client in states[state]:
             seen[client].append(state)
     points = []
-    for state, found in sorted(states.items()):
-        missing = any(client not in found and at[0] < state < at[-1] for client, at in seen.items())
-        points.append(CurvePoint(**_averages(found), round=state, whole=state in asked and not missing))
+    for state, scores in sorted(states.items()):
+        missing = any(client not in scores and at[0] < state < at[-1] for client, at in seen.items())
+        points.append(CurvePoint(**_averages(scores), round=state, whole=state in asked and not missing))
     return points
 
 
@@ -265,24 +265,24 @@ def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[ClientSummary]:
 
 def _compared(row: Report) -> dict[str, Any]:
     """The fields of a `ClientSummary` that come of a comparison."""
-    found = msgspec.structs.asdict(row)
-    gain, verdict = gain_of(found), verdict_of(found)
-    return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(found), "verdict": verdict}
+    metrics = msgspec.structs.asdict(row)
+    gain, verdict = gain_of(metrics), verdict_of(metrics)
+    return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(metrics), "verdict": verdict}
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[str, Average]:
     """Of each figure over the clients that have it."""
-    found = {}
+    by_figure = {}
     for key in ("accuracy", "before", "after", "common", "local", "constant"):
         values = {client.name: (getattr(client, key), client.test_samples) for client in listed}
         known = {name: (value, samples) for name, (value, samples) in values.items() if value is not None and samples}
         if known:
-            found[key] = Average(**_averages(known))
-    return found
+            by_figure[key] = Average(**_averages(known))
+    return by_figure
 
 
-def _averages(found: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
-    return {"clients": len(found), **(of_rows.over_all(found) or {})}
+def _averages(scores: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
+    return {"clients": len(scores), **(of_rows.over_all(scores) or {})}
 
 
 NOT_ONE = "{} is not a folder that `fedserver export` or Result.save wrote: {}"
