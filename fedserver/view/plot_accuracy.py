@@ -1,4 +1,4 @@
-"""Pictures of accuracies out of summaries: by round, by client, and over several runs."""
+"""Pictures of accuracies (by round, by client, over several runs) and of all metrics by round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AVERAGES = {"mean_over_clients": "mean over clients", "over_samples": "over all 
 
 
 def figures_of(summary: Summary) -> Section:
-    """The protocols' figures in words and numbers; no picture."""
+    """Return the papers' figures as a table, without a picture."""
     rows: list[list[Cell]] = []
     tp, mcsa = summary.fedtp, summary.fedmcsa
     if tp is not None:
@@ -62,7 +62,7 @@ def figures_of(summary: Summary) -> Section:
 
 
 def curves(summary: Summary) -> Section:
-    """Accuracy by state, over clients and over samples. Hollow marks: not all devices were asked."""
+    """Draw accuracy by state, over clients and over samples. Hollow marks: not all devices were asked."""
     figure = figures.new(12.0, 4.8)
     figure.suptitle(f"{summary.method} with {summary.model}")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -72,7 +72,7 @@ def curves(summary: Summary) -> Section:
         figures.score_axis(axes, summary.task, f", {label}")
     left.legend(frameon=False, loc="lower right")
     some = any(not point.whole for points in summary.curves.values() for point in points)
-    hint = " Hollow marks and thin lines are of those clients only that took part in a round." if some else ""
+    hint = " Hollow marks and thin lines are of only those clients that took part in a round." if some else ""
     caption = (
         f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over "
         f"all test samples, in which each sample counts the same.{hint}{figures.direction(summary.task)}"
@@ -83,7 +83,7 @@ def curves(summary: Summary) -> Section:
 
 
 def _curves_on(axes: Any, summary: Summary, average: str) -> None:
-    """One kind of average: a line for each model, and where a constant answer lies."""
+    """Draw one kind of average: a line for each model, and a line for a constant answer."""
     for key, (label, colour, mark) in SERIES.items():
         points = summary.curves[key]
         if not points:
@@ -120,7 +120,7 @@ def _curve_table(summary: Summary) -> PageTable:
 
 
 def bars(summary: Summary) -> Section:
-    """Each client before and after its latest local training, with 95 % intervals."""
+    """Draw each client before and after its latest local training, with 95 % intervals."""
     by_name = {client.name: client for client in summary.clients if client.after is not None}
     listed = [by_name[name] for name in figures.natural(by_name)]
     many = len(listed) > BARS
@@ -158,7 +158,7 @@ def bars(summary: Summary) -> Section:
 def _with_intervals(
     summary: Summary, listed: Sequence[ClientSummary], key: str, shift: float
 ) -> tuple[list[float], list[float], list[list[float]]]:
-    """Positions, values, and how far each interval reaches below and above its value; R2 has none."""
+    """Return positions, values, and how far each interval reaches below and above its value; 0 for R2."""
     at, values, below, above = [], [], [], []
     for position, client in enumerate(listed):
         value = getattr(client, key)
@@ -182,7 +182,7 @@ def _training_table(listed: Sequence[ClientSummary], task: TaskName) -> PageTabl
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One federation of a sweep: where it lies on the x axis, and what came of it."""
+    """One federation of a sweep: its place on the x axis, and its summary."""
 
     name: str
     x: float
@@ -190,7 +190,7 @@ class SweepRun:
 
 
 def sweep(runs: Sequence[SweepRun], label: str) -> Section:
-    """Accuracy against a setting, a line a method; several runs at one place (seeds) are averaged. A faint point a client."""
+    """Draw accuracy against a setting: a line for each method (averaged over runs at one place), a faint point for a client."""
     figure = figures.new(7.5, 4.8)
     axes = figure.add_subplot()
     methods: dict[str, dict[float, list[SweepRun]]] = defaultdict(lambda: defaultdict(list))
@@ -218,16 +218,16 @@ def sweep(runs: Sequence[SweepRun], label: str) -> Section:
     axes.legend(frameon=False, loc="best")
     figures.plain(axes)
     caption = (
-        "By FedTP's protocol: all correct over all test samples, the mean over the last evaluations. Bars: the deviation over "
-        "runs where there are several at one place, else over the evaluations of the one. Dotted, with hollow marks: the mean "
-        "over clients of the same evaluations. Faint points: the clients."
+        "By FedTP's protocol: the accuracy over all test samples, averaged over the last evaluations. Bars: the deviation over "
+        "the runs at one place, or, for a single run, over its evaluations. Dotted, with hollow marks: the mean over clients "
+        "of the same evaluations. Faint points: the clients."
     )
     table = PageTable(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
     return Section(f"Accuracy against {label}", caption, Picture("sweep", figures.png(figure)), table)
 
 
 def metrics(rows: Sequence[Report]) -> Section:
-    """Means over clients as lines; the table has the smallest and largest value, too."""
+    """Draw the mean over clients of each metric by round; the table also has the smallest and largest value."""
     metrics_by_round = by_round(rows)
     across = min(COLUMNS, len(metrics_by_round))
     down = math.ceil(len(metrics_by_round) / across)

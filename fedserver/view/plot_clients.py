@@ -1,4 +1,4 @@
-"""Pictures of how clients relate: which client learned from which, and which embeddings are close.
+"""Pictures of the relations between clients: which client learned from which, and which embeddings are close.
 
 Shapes: S clients of a cohort, N clients with an embedding, E numbers of an embedding.
 """
@@ -24,11 +24,11 @@ COLUMNS = 4
 TICKS = 24  # clients whose names fit beside a panel
 NAMED = 40  # clients whose names fit into the map
 KEYED = 20  # groups that fit into the key
-PERPLEXITY, FEWEST = 30.0, 20  # of fewer clients t-SNE draws groups where there are none
+PERPLEXITY, FEWEST = 30.0, 20  # with fewer clients t-SNE shows groups that do not exist
 
 
 def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Mapping[str, str], when: str) -> Section:
-    """A panel for each component: row i has the weights with which client i's value is mixed. Groups are side by side."""
+    """Draw a panel for each component: row i has the weights with which client i's value is mixed. Groups are side by side."""
     order = sorted(range(len(clients)), key=_place(clients, groups))
     names = figures.short([clients[i] for i in order])
     kinds = [groups.get(clients[i], "") for i in order]
@@ -65,14 +65,14 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
 
 
 def _root() -> Any:
-    """Colours by the square root of a weight: the same scale for any number of clients, on which small shares differ, too."""
+    """Return a colour scale by the square root of a weight: the same for any number of clients, and small weights differ."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, vmin=0.0, vmax=1.0)
 
 
 def _bar(figure: Any, grid: Any, image: Any, equal: float) -> None:
-    """The colour bar, with the colour of an equal share marked in it."""
+    """Draw the colour bar with a mark at an equal share."""
     bar = figure.colorbar(image, ax=grid, label="weight", shrink=0.9, aspect=30)
     bar.set_ticks([0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0], labels=["0", "0.01", "0.05", "0.1", "0.25", "0.5", "1"])
     bar.ax.axhline(equal, color=figures.COLOURS[8], linewidth=2)
@@ -83,16 +83,21 @@ def _bar(figure: Any, grid: Any, image: Any, equal: float) -> None:
 
 
 def _place(clients: Sequence[str], groups: Mapping[str, str]) -> Any:
-    """Sorting key of positions in `clients`: by group, then by name."""
+    """Return a sorting key for positions in `clients`: by group, then by name."""
     rank = {name: position for position, name in enumerate(figures.natural(clients))}
     kinds = {group: position for position, group in enumerate(figures.natural(set(groups.values())))}
     return lambda i: (kinds.get(groups.get(clients[i], ""), len(kinds)), rank[clients[i]])
 
 
 def _ticks(axes: Any, names: Sequence[str], kinds: Sequence[str], *, below: bool, left: bool) -> None:
-    """Names where they fit, else groups at their middles where there are any; kinds: of each client its group, or nothing.
+    """Label the axes with the clients' names if they fit, else with their groups.
 
-    below, left: whether this panel has ticks there. Each costs time, and inner ones say nothing more.
+    Args:
+        axes: The panel.
+        names: The clients' names.
+        kinds: Each client's group; empty if it has none.
+        below: Whether this panel has labels below it. Inner panels have none, since every label costs time.
+        left: Whether this panel has labels on its left.
     """
     if len(names) <= TICKS:
         at, words = list(range(len(names))), list(names)
@@ -116,9 +121,10 @@ def _spread(unit: str, A_SS: Matrix) -> list[Cell]:
 
 
 def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], coloured_by: str) -> Section:
-    """A map of the clients' embeddings (t-SNE of van der Maaten & Hinton, 2008), coloured by group where there are groups.
+    """Draw a map of the clients' embeddings (t-SNE of van der Maaten & Hinton, 2008), coloured by group.
 
-    Errors: SettingError for fewer clients than make a map, and without scikit-learn.
+    Raises:
+        SettingError: There are too few clients for a map, or scikit-learn is not installed.
     """
     if len(clients) < FEWEST:
         raise SettingError(
@@ -133,7 +139,7 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
             "a map of embeddings needs scikit-learn, which is not installed: pip install 'attune-fl[data]'"
         ) from None
     perplexity = min(PERPLEXITY, (len(clients) - 1) / 3)
-    with threadpool_limits(limits=1):  # threads that wait for each other take ten times as long on a machine that is busy
+    with threadpool_limits(limits=1):  # on a busy machine, several threads take ten times as long
         at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))
     figure = figures.new(8.0, 6.0)
     axes = figure.add_subplot()
@@ -163,9 +169,9 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
 
 
 def neighbours(z_NE: Matrix, groups: Sequence[str | None]) -> tuple[float, float] | None:
-    """How often the nearest other client (Euclidean) is of the same group, and how often any other is; both as shares.
+    """Return how often the nearest other client (Euclidean) is of the same group, and how often any other is; both as shares.
 
-    Of the clients with a group only. None where there are not two groups.
+    Clients without a group are left out. None if there are fewer than two groups.
     """
     known = [i for i, group in enumerate(groups) if group is not None]
     if len({groups[i] for i in known}) < 2:

@@ -1,4 +1,4 @@
-"""Whom federation helps: the page's first lines, and a picture of every device's models sorted by what federation gives it."""
+"""Verdicts on federation for each device: the page's first lines, and a picture of the models sorted by the gain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODELS = (
 
 
 def helped(summary: Summary) -> Section:
-    """How many devices federation helps, and by how much: a sentence and a table, no picture."""
+    """Return how many devices federation helps, and by how much, as a sentence and a table."""
     compared = [client for client in summary.clients if client.verdict is not None]
     if not compared:
         caption = (
@@ -40,9 +40,9 @@ def helped(summary: Summary) -> Section:
     count = sum(client.verdict == "better" for client in compared)
     caption = (
         f"Federation helps {count} of {len(compared)} devices for certain. "
-        f"What it gives is how much better a device's own model is ({summary.metric}) than one that the device trains alone "
-        "(or, where it trained none, than the common model), on the same test samples. A verdict is for certain where a paired "
-        "test says so at 95 %."
+        f"What it gives is how much better a device's own model is ({summary.metric}) than a model that the device trains alone "
+        "(or, if it has trained none, than the common model), on the same test samples. A verdict is certain if a paired test "
+        "says so at 95 %."
     )
     return Section(
         "Who is helped?", caption, None, PageTable(("verdict", "devices", "what federation gives, mean"), _counted(summary))
@@ -60,7 +60,11 @@ def _counted(summary: Summary) -> list[list[Cell]]:
 
 
 def clients(summary: Summary) -> Section:
-    """Above each device's models, below what federation gives it, with intervals. Errors: SettingError if none compared."""
+    """Draw each device's models (above) and its gain by federation (below), with intervals.
+
+    Raises:
+        SettingError: No device has compared its models.
+    """
     listed = sorted_by_gain(summary.clients)
     if not listed:
         raise SettingError(
@@ -78,15 +82,15 @@ def clients(summary: Summary) -> Section:
     below.set_xlim(-0.7, len(listed) - 0.3)
     below.set_xlabel(f"{len(listed)} devices, by what federation gives")
     caption = (
-        "Every device on its own test part, those first to which federation gives most. Thin lines are 95 % intervals: above "
-        "Wilson's of the device's own model, below Tango's of the difference on the same samples. Where one below crosses "
-        f"zero, the device's test part cannot tell.{figures.direction(summary.task)}"
+        "Every device on its own test part, the largest gain first. Thin lines are 95 % intervals: above, Wilson's for the "
+        "device's own model; below, Tango's for the difference on the same samples. If an interval below crosses zero, the "
+        f"device's test part is too small to tell.{figures.direction(summary.task)}"
     )
     return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed, summary.task))
 
 
 def sorted_by_gain(given: Sequence[ClientSummary]) -> list[ClientSummary]:
-    """Those that compared their models, the largest gain first; equal ones by name."""
+    """Return the clients that have compared their models, the largest gain first; equal ones by name."""
     by_name = {client.name: client for client in given if client.gain is not None}
     return sorted((by_name[name] for name in figures.natural(by_name)), key=lambda client: -(client.gain or 0.0))
 

@@ -1,4 +1,4 @@
-"""`fedserver plot`: from a home, or several exported runs, to pictures. Works beside a running server and on a stopped home."""
+"""`fedserver plot`: pictures of a home, also beside its running server, or of several exported runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,24 @@ from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices
 from attune.fedserver.view.summary import Summary, read_summary, summarise
 
 T = TypeVar("T")
-ATTEMPTS = 5  # a running server removes the files of a closed round's old state while we read them
+ATTEMPTS = 5  # a running server may remove files of the old state while they are read
 
 
 class PictureSource:
-    """What pictures of one federation are made of. Errors: NoModel before the first round is closed."""
+    """Data from which the pictures of one federation are drawn."""
 
     def __init__(self, look: Callable[[], Snapshot], blobs: Blobs, labels: Path | None, where: str) -> None:
-        """look: what the ledger holds now. where: what errors call it."""
+        """Read the ledger's snapshot and summarise it.
+
+        Args:
+            look: Returns the present snapshot.
+            blobs: The blobs of the state.
+            labels: A CSV file with the clients' groups; None: they are grouped by their classes.
+            where: The name of the federation in errors.
+
+        Raises:
+            NoModel: No round is closed yet.
+        """
         snapshot = look()
         if snapshot.plan is None or not snapshot.rows:
             raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
@@ -44,14 +54,14 @@ class PictureSource:
 
     @classmethod
     def of_home(cls, home: ServerHome, labels: Path | None) -> Self:
-        """Errors: as the constructor."""
+        """Return the data of a home; errors as for the constructor."""
         return cls(home.snapshot, home.open().blobs, labels, str(home.path))
 
     def __repr__(self) -> str:
-        return f"Drawn({self._where}, {self.closed} rounds)"
+        return f"PictureSource({self._where}, {self.closed} rounds)"
 
     def tensors(self, key: str, read: Callable[[ArrayFile], T]) -> T | None:
-        """`read` of the slot `key`, of whichever part has one; None if none has."""
+        """Return what `read` makes of the slot `key` of whichever part has one; None if no part has."""
         for attempt in range(ATTEMPTS):
             slot = next((slot for slot in self._look().slots if slot.key == key), None)
             if slot is None:
@@ -66,22 +76,26 @@ class PictureSource:
 
 
 def accuracy(source: PictureSource) -> page.Section:
+    """Draw the accuracy by round."""
     if not any(source.summary.curves.values()):
         raise SettingError("no device has reported an accuracy: none has a test part")
     return plot_accuracy.curves(source.summary)
 
 
 def clients(source: PictureSource) -> page.Section:
+    """Draw the models of every device, sorted by the gain by federation."""
     return plot_devices.clients(source.summary)
 
 
 def training(source: PictureSource) -> page.Section:
+    """Draw each client's accuracy before and after local training."""
     if not any(client.after is not None for client in source.summary.clients):
         raise SettingError("no device has reported an accuracy after local training")
     return plot_accuracy.bars(source.summary)
 
 
 def attention(source: PictureSource) -> page.Section:
+    """Draw which client learns from which."""
     kept = source.tensors(stored.MATRICES, stored.read_matrices)
     if kept is None:
         raise SettingError(
@@ -95,6 +109,7 @@ def attention(source: PictureSource) -> page.Section:
 
 
 def embeddings(source: PictureSource) -> page.Section:
+    """Draw a map of the clients' embeddings."""
     kept = source.tensors(stored.NETWORK, stored.read_embeddings)
     if kept is None:
         raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
@@ -103,6 +118,7 @@ def embeddings(source: PictureSource) -> page.Section:
 
 
 def metrics(source: PictureSource) -> page.Section:
+    """Draw every metric by round."""
     if not by_round(source.rows):
         raise SettingError("no device has reported a number")
     return plot_accuracy.metrics(source.rows)
@@ -119,17 +135,20 @@ PICTURES: dict[str, Callable[[PictureSource], page.Section]] = {
 
 
 def plot_home(home: ServerHome, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
-    """Pictures and a page into `out`; a line for each.
+    """Write pictures and a page into `out`; return a line for each file, and for each picture that is left out.
 
-    Without `wanted`: all pictures that there can be, and why there cannot be the others.
-    Errors: NoModel before the first round is closed; SettingError for a wanted picture that it cannot have.
+    Without `wanted`, all pictures are drawn that are possible.
+
+    Raises:
+        NoModel: No round is closed yet.
+        SettingError: A wanted picture is not possible.
     """
     title, sections, left_out = pages(PictureSource.of_home(home, labels), wanted)
     return [*map(str, page.write(out, title, sections)), *left_out]
 
 
 def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
-    """(title, sections, why pictures are left out). Arguments and errors: as `plot_home`."""
+    """Return the title, the sections of the page, and a line for each picture that is left out; errors as for `plot_home`."""
     sections, left_out = page.drawn(PICTURES, source, wanted)
     summary = source.summary
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
@@ -137,14 +156,23 @@ def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.
 
 
 def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
-    """Accuracy over exported folders, `DIR` or `X=DIR`; a line for each file written. Errors: SettingError."""
+    """Draw the accuracy of exported runs against a setting; return a line for each file.
+
+    Args:
+        given: Folders as `DIR`, or as `X=DIR` with the place on the x axis.
+        x: The setting on the x axis, or its label.
+        out: The folder to write to.
+
+    Raises:
+        SettingError: A folder is no exported run, or its place on the x axis is not known.
+    """
     runs = [read_run(text, x) for text in given]
     label = x or "setting"
     return [str(path) for path in page.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)])]
 
 
 def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:
-    """One folder of `fedserver export`; its place on the x axis is the number before "=", or its value of the setting `x`."""
+    """Read an exported run. Its place on the x axis is the number before "=", or its value of the setting `x`."""
     before, equals, rest = text.partition("=")
     place = _number(before) if equals else None
     folder = Path(text if place is None else rest)
@@ -155,7 +183,7 @@ def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:
 
 
 def setting(summary: Summary, x: str | None, folder: Path) -> float:
-    """The value of a setting by its name, or of `participation`: the share of the clients that are drawn."""
+    """Return the value of a setting by its name, or of `participation`, the share of the clients that are sampled."""
     if x is None:
         raise SettingError("set the x axis: --x SETTING, or a number before each folder (--runs 0.1=DIR)")
     if x == "participation":
@@ -180,13 +208,17 @@ def _number(text: str) -> float | None:
 
 
 def by_classes(labels: Mapping[str, str]) -> dict[str, str]:
-    """Clients grouped by the classes that each declared; empty if all have the same classes, or each has its own."""
+    """Group clients by the classes that they declared; empty if all have the same, or each has different ones."""
     kinds = set(labels.values())
     return dict(labels) if 1 < len(kinds) < len(labels) else {}
 
 
 def read_labels(path: Path, known: Sequence[str]) -> tuple[dict[str, str], str]:
-    """client -> label from a CSV file with a column `client` and one other, and the name of the other. Errors: SettingError."""
+    """Read the labels of clients from a CSV file with a column `client` and one other; return them and the other's name.
+
+    Raises:
+        SettingError: The file has another form, or names no client of this federation.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

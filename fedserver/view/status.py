@@ -1,4 +1,4 @@
-"""What the operator sees: the state of a federation as one JSON-able object. Pure, and without torch."""
+"""Status of a federation as one object for JSON. Pure code, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
 
 
 def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
-    """One of waiting, training, aggregating, done, failed: training that cannot reach its quorum for want of devices waits."""
+    """Return waiting, training, aggregating, done or failed. Training that lacks devices for its quorum counts as waiting."""
     if record.phase is Phase.TRAINING:
         reachable = reported | (set(record.devices) & connected)
         waits = served and len(reachable & set(record.cohort)) < quorum_of(policy, record)
@@ -34,10 +34,14 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
 def status(
     snapshot: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = (), now: float = 0.0
 ) -> dict[str, Any]:
-    """The object of `fedserver status --json`; see docs/operations/monitoring.md for its fields.
+    """Return the object of `fedserver status --json`; docs/operations/monitoring.md lists its fields.
 
-    reported: devices whose answer to the open orders has arrived. address: where a server serves this federation, if one does.
-    troubles: what keeps that server from carrying a step out; it tries again by itself. now: unix time.
+    Args:
+        snapshot: The ledger's contents.
+        reported: Devices that have answered the open orders.
+        address: Address of the running server; None if none runs.
+        troubles: Problems that keep the server from carrying out a step, which it retries by itself.
+        now: Unix time.
     """
     settings = snapshot.settings
     record, devices = snapshot.record, snapshot.devices
@@ -96,7 +100,7 @@ def status(
 
 
 def expires_soon(certificate: Certificate, now: float) -> bool:
-    """It should have been renewed: a device that is there renews after two thirds of the life."""
+    """Return whether a certificate is overdue for renewal. A connected device renews it after two thirds of its life."""
     life_s = certificate.not_after - certificate.issued_at if certificate.issued_at else LONG_LIFE_S
     return now > certificate.not_after - min(life_s / 4, SOON_S)
 
@@ -113,13 +117,13 @@ def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _since(name: str, devices: Iterable[DeviceRecord], record: Record) -> float:
-    """Unix time since when a device is awaited: since it left, if it left after the order went out."""
+    """Return the unix time since when a device is awaited: when the order went out, or when it left after that."""
     left = next((device.since for device in devices if device.name == name and not device.connected), 0.0)
     return max(left, record.opened_at)
 
 
 def _accuracy(latest: tuple[float, int] | None, task: TaskName) -> dict[str, Any]:
-    """Of the model by which the method is judged, a fraction of the client's test part, with its 95 % interval."""
+    """Return the accuracy of the model by which the method is judged, with its 95 % interval."""
     return {"accuracy": latest[0] if latest else None, "interval": interval_of(*latest, task) if latest else None}
 
 

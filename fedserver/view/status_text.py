@@ -26,7 +26,7 @@ def share(value: float | None) -> str:
 
 
 def render_status(status: dict[str, Any]) -> str:
-    """Plain text off a terminal, colours on one."""
+    """Render the status: plain text, or colours on a terminal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as capture:
         running = f"serving {status['address']}" if status["running"] else "not running"
@@ -71,7 +71,7 @@ def _averages(averages: dict[str, float]) -> str:
 
 
 def _no_better(status: dict[str, Any]) -> Iterator[str]:
-    """Where the models are not worth having: as a whole, and on how many devices."""
+    """Yield warnings that the models are no better than a constant answer, on average or on some devices."""
     names = {"mean_over_clients": "over clients", "over_samples": "over samples"}
     beaten = [name for key, name in names.items() if status["accuracy"][key] <= status["constant"][key]]
     if beaten:
@@ -96,7 +96,7 @@ def _table(clients: list[dict[str, Any]], metric: str) -> Table:
 
 
 def render_tokens(tokens: Sequence[TokenView]) -> str:
-    """A line for each, the newest last."""
+    """Render the join tokens, a line for each, the newest last."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     table = Table(box=None, pad_edge=False)
     for column in ("token", "state", "uses left", "made by", "expires", "for", "devices"):

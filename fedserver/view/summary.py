@@ -1,7 +1,7 @@
-"""A federation's accuracies by the protocols of both papers, from its rows of metrics: pure, and without torch.
+"""Summary of a federation: its accuracies by the protocols of both papers. Pure code, without torch.
 
-A state is named by the rounds that were closed when it was made; state 0 is the untrained one. All accuracies are fractions.
-Rounds of newcomers after the last round are in the clients' own figures, and in no curve.
+State r is the state after r closed rounds; state 0 is untrained. All accuracies are fractions. Rounds of newcomers after the
+last round count in the clients' figures, but in no curve.
 """
 
 from __future__ import annotations
@@ -29,41 +29,46 @@ from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Report
 
 FEDTP_EVERY = 5  # rounds from one evaluation to the next
-FEDTP_LAST = Fraction(200, 1500)  # of the rounds: whose evaluations count
+FEDTP_LAST = Fraction(200, 1500)  # share of the rounds, at the end, whose evaluations count
 FEDMCSA_LAST = 20  # evaluations
 
-Found = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
-Pick = Callable[[Report], tuple[int, float | None]]  # a row's state, and which of its accuracies is meant
+Scores = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
+Pick = Callable[[Report], tuple[int, float | None]]  # report -> state, and one of its accuracies
 
 
 class Average(msgspec.Struct, frozen=True):
+    """Both averages of an accuracy."""
+
     clients: int
     mean_over_clients: float  # FedMCSA's: every client counts the same
     over_samples: float  # FedTP's: every test sample counts the same
 
 
 class CurvePoint(Average, frozen=True):
-    """whole: all devices were asked, and no device is missing that is present before and after."""
+    """Averages for one state. `whole`: all devices were asked, and none is missing that is present before and after."""
 
     round: int
     whole: bool
 
 
 class FedTP(msgspec.Struct, frozen=True):
-    """All correct over all test samples, in every `every`-th round (and the end) of the `last` ones; beside it over clients."""
+    """FedTP's figure: accuracy over all test samples, averaged over the evaluations of the last rounds.
+
+    They are those of every `every`-th of the `last` rounds and of the final round. `mean_over_clients` averages over clients.
+    """
 
     every: int
     last: int
     evaluations: int
     mean: float
-    deviation: float  # of these evaluations about their mean
+    deviation: float  # standard deviation of these evaluations
     mean_over_clients: float
 
 
 class FedMCSA(msgspec.Struct, frozen=True):
-    """The best mean over clients of all rounds, which is optimistic, and the mean of the `evaluations` last ones.
+    """FedMCSA's figures: the best mean over clients of all rounds (optimistic), and the mean of the last evaluations.
 
-    Over samples: the same of the pooled accuracy, which the paper's printed cells are (erratum E7); its best round is its own.
+    `..._over_samples`: the same for the pooled accuracy, which the paper's tables print (erratum E7), with its own best round.
     """
 
     bmta: float
@@ -76,10 +81,10 @@ class FedMCSA(msgspec.Struct, frozen=True):
 
 
 class ClientSummary(msgspec.Struct, frozen=True):
-    """One client's latest figures: before and after of its latest training; common, local and kept of its latest evaluation.
+    """One client's latest figures.
 
-    constant: what it would reach by always answering the most frequent label of its training part. The last four are of the
-    latest evaluation, in which its own model was compared: see `common.paired`.
+    `before` and `after` are of its latest training; `common`, `local`, `kept` and the last four of its latest evaluation, in
+    which it compared its own model with others (common.paired). `constant`: accuracy of a constant answer.
     """
 
     name: str
@@ -92,7 +97,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     kept: str | None
     constant: float | None = None
     own: float | None = None  # accuracy of its own model, which was compared
-    gain: float | None = None  # what federation gives it
+    gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     verdict: Finding | None = None
 
@@ -107,25 +112,25 @@ class Summary(msgspec.Struct, frozen=True):
     closed: int
     judged: str  # the curve by which the method is judged: "before" or "after" local training
     curves: dict[str, list[CurvePoint]]  # before, after, common, local
-    fedtp: FedTP | None  # None: no state of these rounds was evaluated by all devices
+    fedtp: FedTP | None  # None: all devices evaluated none of these states
     fedmcsa: FedMCSA | None
-    latest: dict[str, Average]  # accuracy, before, after, common, local, constant: of the clients' latest figures
-    kept: dict[str, int]  # personalized, common, local: how many clients chose it
+    latest: dict[str, Average]  # averages of the clients' latest figures: accuracy, before, after, common, local, constant
+    kept: dict[str, int]  # number of clients that keep the personalized, common or local model
     clients: list[ClientSummary]
     settings: dict[str, Any]
-    no_better_than_constant: list[str] = []  # clients whose model is not worth having
+    no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
     task: TaskName = "classes"
 
     @property
     def metric(self) -> str:
-        """What accuracies are called."""
+        """Name of the score."""
         return TASKS[self.task].metric
 
 
 def summarise(
     rows: Sequence[Report], settings: ResolvedSettings, model: str | None, closed: int, task: TaskName = "classes"
 ) -> Summary:
-    """The whole of summary.json. Rows must be in the order of time."""
+    """Return the contents of summary.json. `rows` must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
     by_name = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
@@ -150,14 +155,15 @@ def summarise(
 
 
 def judged_by(evaluate: Evaluate) -> str:
+    """Return the curve by which a method is judged."""
     return "before" if evaluate == "served" else "after"
 
 
 def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[CurvePoint]]:
-    """Accuracy by state: as served, after local training, of the common model, and of one trained on the device alone.
+    """Return the curves of accuracy by state: as served, after local training, of the common and of the local model.
 
-    Before round r + 1 a device reports its accuracy with state r, and so does an evaluation of state r; if both exist, the
-    evaluation counts. If a method is judged by its trained models, an evaluation measures these.
+    A device reports its accuracy with state r before it trains in round r + 1, and in an evaluation of state r. If both exist,
+    the evaluation counts. If the method is judged by its trained models, an evaluation measures these.
     """
     rows = [row for row in rows if row.round <= policy.rounds]
     evaluations = [row for row in rows if row.work == "evaluate"]
@@ -181,8 +187,8 @@ def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) ->
 
 
 def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[CurvePoint]:
-    """A point for each state of which an accuracy is known; of two rows of a client about one state the later one counts."""
-    states: dict[int, Found] = defaultdict(dict)
+    """Return a point for each state with a known accuracy. If a client has two rows for a state, the later one counts."""
+    states: dict[int, Scores] = defaultdict(dict)
     asked: set[int] = set()
     for row in rows:
         state, value = pick(row)
@@ -202,9 +208,9 @@ def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[Cur
 
 
 def fedtp(points: Iterable[CurvePoint], policy: RoundSettings) -> FedTP | None:
-    """FedTP's figure, over the states that all devices evaluated; None if there is none.
+    """Return FedTP's figure over the states that all devices evaluated; None if there is none.
 
-    Without `evaluate_every` and `evaluate_last` it takes the paper's: every fifth round, and the last 200 of 1500, as a share.
+    Defaults for `evaluate_every` and `evaluate_last` are the paper's: every fifth round, and the last 200 of 1500 as a share.
     """
     every = policy.evaluate_every or FEDTP_EVERY
     last = policy.evaluate_last or math.ceil(policy.rounds * FEDTP_LAST)
@@ -220,7 +226,7 @@ def fedtp(points: Iterable[CurvePoint], policy: RoundSettings) -> FedTP | None:
 
 
 def fedmcsa(points: Iterable[CurvePoint]) -> FedMCSA | None:
-    """FedMCSA's BMTA (the first of equal rounds) and the mean of the last evaluations; None without a whole point."""
+    """Return FedMCSA's BMTA (the first of equal rounds) and the mean of the last evaluations; None without a whole point."""
     due = [point for point in points if point.whole]
     if not due:
         return None
@@ -239,7 +245,7 @@ def fedmcsa(points: Iterable[CurvePoint]) -> FedMCSA | None:
 
 
 def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[ClientSummary]:
-    """Each client with an accuracy, by name."""
+    """Return each client with an accuracy, by name."""
     accuracy = of_rows.accuracies(rows, evaluate)
     trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
     compared, constants = of_rows.comparisons(rows), of_rows.constants(rows)
@@ -264,14 +270,14 @@ def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[ClientSummary]:
 
 
 def _compared(row: Report) -> dict[str, Any]:
-    """The fields of a `ClientSummary` that come of a comparison."""
+    """Return the fields of a `ClientSummary` that come from a comparison."""
     metrics = msgspec.structs.asdict(row)
     gain, verdict = gain_of(metrics), verdict_of(metrics)
     return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(metrics), "verdict": verdict}
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[str, Average]:
-    """Of each figure over the clients that have it."""
+    """Return the averages of each figure over the clients that have it."""
     by_figure = {}
     for key in ("accuracy", "before", "after", "common", "local", "constant"):
         values = {client.name: (getattr(client, key), client.test_samples) for client in listed}
@@ -289,7 +295,11 @@ NOT_ONE = "{} is not a folder that `fedserver export` or Result.save wrote: {}"
 
 
 def read_summary(folder: Path) -> Summary:
-    """Errors: SettingError for another folder."""
+    """Read summary.json of an exported or saved run.
+
+    Raises:
+        SettingError: The folder is no such run.
+    """
     try:
         return from_json((folder / "summary.json").read_bytes(), Summary)
     except (OSError, msgspec.DecodeError) as error:
@@ -297,7 +307,11 @@ def read_summary(folder: Path) -> Summary:
 
 
 def read_rows(folder: Path) -> list[Report]:
-    """In the order of time. Errors: SettingError for another folder."""
+    """Read metrics.csv of an exported or saved run, in the order of time.
+
+    Raises:
+        SettingError: The folder is no such run.
+    """
     try:
         with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
             rows = [row_of(line) for line in csv.DictReader(file)]
@@ -307,5 +321,5 @@ def read_rows(folder: Path) -> list[Report]:
 
 
 def row_of(line: Mapping[str, str]) -> Report:
-    """A line of metrics.csv; an empty cell is a number that there is not."""
+    """Return the report in a line of metrics.csv, in which an empty cell is None."""
     return msgspec.convert({name: value for name, value in line.items() if value != ""}, Report, strict=False)
