@@ -40,7 +40,7 @@ def helped(summary: Summary) -> Section:
     count = sum(client.verdict == "better" for client in compared)
     caption = (
         f"Federation helps {count} of {len(compared)} devices for certain. "
-        f"What it gives is how much better a device's own model is ({summary.metric}) than a model that the device trains alone "
+        f"What it gives is how much better a device's own model is ({summary.metric}) than one that the device trains alone "
         "(or, if it has trained none, than the common model), on the same test samples. A verdict is certain if a paired test "
         "says so at 95 %."
     )
