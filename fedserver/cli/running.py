@@ -53,13 +53,13 @@ def status(home: Path | None, as_json: bool) -> None:
     from attune.fedserver.view.homes import status_of
 
     place = place_of(home)
-    found = status_of(place, troubles_of(place))
+    report = status_of(place, troubles_of(place))
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(report))
     else:
         from attune.fedserver.view.status_text import render_status
 
-        click.echo(render_status(found))
+        click.echo(render_status(report))
 
 
 @click.command()
@@ -109,8 +109,8 @@ def list_runs(home: Path | None, as_json: bool) -> None:
 
     from attune.fedserver.view import homes
 
-    found = list(homes.listed(place_of(home)))
-    click.echo(msgspec.json.encode(found) if as_json else homes.render(found))
+    listed_runs = list(homes.listed(place_of(home)))
+    click.echo(msgspec.json.encode(listed_runs) if as_json else homes.render(listed_runs))
 
 
 @run.command("new")

@@ -41,13 +41,13 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
     import msgspec
 
     _, admin = admin_of(home or outer)
-    found = aio.run(admin.tokens())
+    tokens = aio.run(admin.tokens())
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(tokens))
     else:
         from attune.fedserver.view.status_text import render_tokens
 
-        click.echo(render_tokens(found))
+        click.echo(render_tokens(tokens))
 
 
 @token.command("revoke")

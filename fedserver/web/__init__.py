@@ -1,1 +1,1 @@
-"""What the server tells browsers and monitors, on a port of its own: the dashboard, /metrics, /healthz and /readyz."""
+"""HTTP interface for browsers and monitors, on a port of its own: the dashboard, /metrics, /healthz and /readyz."""

@@ -1,4 +1,4 @@
-"""What the buttons of the page do, for whoever has the means: a running server has, a finished run has not."""
+"""Actions behind the buttons of the page. Only the page of a running server has any."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ LONGEST_TTL_S = 3650 * 86400.0
 
 
 class NewToken(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments for a new join token."""
+
     uses: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     ttl_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_TTL_S)] = 86400.0
 
 
 class DeviceName(msgspec.Struct, forbid_unknown_fields=True):
+    """Name of the device that an action is about."""
+
     name: str
 
 
 class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """No arguments."""
+    """Arguments of an action without any."""
 
 
 ARGUMENTS: Mapping[str, type[msgspec.Struct]] = {
@@ -37,29 +41,33 @@ Action = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
 class Actions:
-    """Carried out on the federation's own event loop, whichever thread asks."""
+    """Actions by name. They run on the federation's event loop, whichever thread asks for them."""
 
-    def __init__(self, doing: Mapping[str, Action], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._doing, self._loop = doing, loop
+    def __init__(self, by_name: Mapping[str, Action], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._by_name, self._loop = by_name, loop
 
     def __repr__(self) -> str:
-        return f"Actions({sorted(self._doing)})"
+        return f"Actions({sorted(self._by_name)})"
 
     @property
     def names(self) -> list[str]:
-        return [name for name in ARGUMENTS if name in self._doing]
+        return [name for name in ARGUMENTS if name in self._by_name]
 
     async def do(self, name: str, body: bytes) -> dict[str, Any]:
-        """Errors: SettingError for an action that there is not, or arguments that cannot be; those of the action."""
-        if name not in self._doing or self._loop is None:
-            raise SettingError(f"this page cannot {name}: only that of a running server can")
+        """Run an action with its arguments as JSON, and return its result.
+
+        Raises:
+            SettingError: There is no such action, or its arguments are wrong; the action may raise other errors.
+        """
+        if name not in self._by_name or self._loop is None:
+            raise SettingError(f"this page cannot {name}: only the page of a running server can")
         try:
             arguments = from_json(body or b"{}", ARGUMENTS[name])
         except msgspec.DecodeError as error:
             raise SettingError(f"{name}: {error}") from None
 
         async def work() -> dict[str, Any]:
-            return await self._doing[name](arguments)
+            return await self._by_name[name](arguments)
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 

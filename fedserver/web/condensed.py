@@ -1,4 +1,4 @@
-"""All that devices have reported, in so little that it can be looked at again and again: lines of rounds, and latest rows."""
+"""Condensed reports of all devices: a line for each round and the latest reports, so that looking often is cheap."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from attune.common.metrics import METRICS, MetricDescriptor
 from attune.fedserver.core.records import Report
 
-KEPT = ("accuracy_before", "accuracy_after", "accuracy_constant")  # of these the latest that there is counts
+KEPT = ("accuracy_before", "accuracy_after", "accuracy_constant")  # metrics whose latest value counts, however old it is
 
-
-Totals = dict[str, float]  # sums over rounds, of the metrics of which each round has its own
+Totals = dict[str, float]  # sums over rounds of the metrics with per="round"
 
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One round: who answered, and what they reported, combined over devices."""
+    """One round: the devices that answered, and their metrics combined over devices."""
 
     round: int
     trained: tuple[str, ...]
     evaluated: tuple[str, ...]
     before: float | None
     after: float | None
-    accuracy: float | None  # of the evaluation of the state after this round
+    accuracy: float | None  # in the evaluation of the state after this round
     common: float | None
-    metrics: Mapping[str, float | None]  # those that each round has of its own, and those that the page draws as charts
+    metrics: Mapping[str, float | None]  # metrics with per="round" or with a chart
 
 
 def plus(totals: Totals, row: Report) -> Totals:
@@ -34,19 +33,20 @@ def plus(totals: Totals, row: Report) -> Totals:
 
 
 class CondensedReports:
-    """Rows are added in the order of time; those of the newest round may be added again."""
+    """Reports that are added in the order of time; those of the newest round may be added again."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[str, str, str], Report] = {}  # (client, work, what it is kept for)
-        self._open: dict[tuple[str, str], Report] = {}  # of the newest round
+        self._latest: dict[tuple[str, str, str], Report] = {}  # by (client, work, metric for which it is kept; "": any)
+        self._open: dict[tuple[str, str], Report] = {}  # reports of the newest round
         self._closed: list[RoundLine] = []
-        self._totals: dict[str, Totals] = {}  # by device, of closed rounds
+        self._totals: dict[str, Totals] = {}  # by device, over closed rounds
         self.newest = 0
 
     def __repr__(self) -> str:
-        return f"Condensed({self.newest} rounds, {len(self._latest)} rows)"
+        return f"CondensedReports({self.newest} rounds, {len(self._latest)} rows)"
 
     def add(self, rows: Iterable[Report]) -> None:
+        """Add reports."""
         for row in rows:
             if row.round > self.newest:
                 if self._open:
@@ -59,9 +59,9 @@ class CondensedReports:
 
     @property
     def rows(self) -> tuple[Report, ...]:
-        """In the order of time: of each device those that say what is latest, in whatever sense."""
-        found = {(row.round, row.work, row.client): row for row in self._latest.values()}
-        return tuple(found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "train", key[2])))
+        """Reports in the order of time that together contain the latest value of every metric of each device."""
+        rows_by_key = {(row.round, row.work, row.client): row for row in self._latest.values()}
+        return tuple(rows_by_key[key] for key in sorted(rows_by_key, key=lambda key: (key[0], key[1] != "train", key[2])))
 
     @property
     def totals(self) -> dict[str, Totals]:
@@ -73,11 +73,12 @@ class CondensedReports:
 
     @property
     def lines(self) -> list[RoundLine]:
-        """Of all rounds, the first first."""
+        """Lines of all rounds, in their order."""
         return [*self._closed, line_of(self.newest, self._open.values())] if self._open else list(self._closed)
 
 
 def line_of(number: int, rows: Iterable[Report]) -> RoundLine:
+    """Return the line of a round from its reports."""
     listed = sorted(rows, key=lambda row: row.client)
     trained = [row for row in listed if row.work == "train"]
     evaluated = [row for row in listed if row.work == "evaluate"]

@@ -1,4 +1,4 @@
-"""What there is to show of a federation at one moment, and where it comes from."""
+"""Facts of a federation that the page shows, and the interface of their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["server", "home", "folder", "simulation"]
 
 @dataclass(frozen=True)
 class LoggedFault:
-    """Something that a person may have to see to. at: unix time."""
+    """Warning or error of the server's log. at: unix time."""
 
     at: float
     level: str
@@ -23,25 +23,25 @@ class LoggedFault:
 
 @dataclass(frozen=True)
 class PageFacts:
-    """status: the object of `fedserver status --json`. expires: unix time at which a device's newest certificate ends.
-
-    spans: what devices did since this process began; none where nothing runs. round_s: how long a round takes.
-    """
+    """Facts of a federation at one moment."""
 
     kind: Kind
-    status: Mapping[str, Any]
+    status: Mapping[str, Any]  # the object of `fedserver status --json`
     lines: Sequence[RoundLine]
-    totals: Mapping[str, Totals] = field(default_factory=dict)
-    expires: Mapping[str, float] = field(default_factory=dict)
-    spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
-    faults: Sequence[LoggedFault] = ()  # the last ones
-    fault_totals: Mapping[str, int] = field(default_factory=dict)  # of all, by level
-    round_s: float | None = None
+    totals: Mapping[str, Totals] = field(default_factory=dict)  # by device
+    expires: Mapping[str, float] = field(default_factory=dict)  # unix time of the end of each device's newest certificate
+    spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)  # activity of devices in this process
+    faults: Sequence[LoggedFault] = ()  # the latest ones
+    fault_totals: Mapping[str, int] = field(default_factory=dict)  # number of all, by level
+    round_s: float | None = None  # mean time of a round
 
 
 @dataclass(frozen=True)
 class AttentionMatrix:
-    """Who learned from whom: row i has the weights with which device i's value was mixed. why: there is no matrix."""
+    """Matrix of which device learned from which: row i has the weights with which device i's value was mixed.
+
+    `why`: the reason why there is no matrix.
+    """
 
     names: Sequence[str]
     matrix: Sequence[Sequence[float]]
@@ -51,18 +51,22 @@ class AttentionMatrix:
 
 
 class PageSource(Protocol):
-    """Asked from one thread at a time, never the one on which the federation lives."""
+    """Source of a page's facts. It is used by one thread at a time, never by the federation's own thread."""
 
     def look(self) -> PageFacts:
-        """Errors: AttuneError if it cannot be read now."""
+        """Read the present facts.
+
+        Raises:
+            AttuneError: They cannot be read now.
+        """
 
     def attention(self, unit: str) -> AttentionMatrix:
-        """unit: a component of the model; empty: their mean."""
+        """Read the attention matrix of a component of the model; empty: the mean over components."""
 
     def stuck(self) -> str:
-        """What has made no headway for too long; empty: nothing."""
+        """Return which step has made no progress for too long; empty if none."""
 
     def trouble(self) -> str:
-        """Why devices are not served now; empty: they are. A finished run serves nobody, and nobody expects it to."""
+        """Return why devices are not served now; empty if they are."""
 
     def close(self) -> None: ...

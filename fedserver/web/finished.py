@@ -1,4 +1,4 @@
-"""A page's facts of what does not run in this process: a server's home, or a folder of results."""
+"""`fedserver dashboard`: pages of a server's home or of a folder of results, and the address of a running server's page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attune.fedserver.web.sources import LedgerSource, no_attention, read_attent
 
 
 class StoppedHome:
-    """Implements sources.Living, of a home that this process does not serve."""
+    """ProcessView of a home that this process does not serve."""
 
     journal: Journal | None = None
     faults: Sequence[LoggedFault] = ()
@@ -41,24 +41,28 @@ class StoppedHome:
         address = self._home.address() if self._home.is_served() else None
         return f"{address.host}:{address.port}" if address else None
 
-    def reported(self, found: Snapshot) -> Collection[str]:
-        return Inbox(self._home.open().blobs).names(*found.record.open_orders)
+    def reported(self, snapshot: Snapshot) -> Collection[str]:
+        return Inbox(self._home.open().blobs).names(*snapshot.record.open_orders)
 
     def stuck(self) -> str:
-        return ""  # nothing is under way in this process
+        return ""  # no step runs in this process
 
     def trouble(self) -> str:
         return "" if self.address else "no server runs on this home"
 
 
 def of_home(home: ServerHome) -> LedgerSource:
-    """Errors: HomeMismatch if there is none."""
+    """Return the source of a home's page.
+
+    Raises:
+        HomeMismatch: There is no home.
+    """
     home.require()
     return LedgerSource("home", home.open(), StoppedHome(home))
 
 
 class FolderSource:
-    """What `fedserver export` or `Result.save` wrote. Errors: SettingError for another folder."""
+    """Source of the page of an exported or saved run; its constructor raises SettingError for another folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,7 +74,7 @@ class FolderSource:
         self._condensed.add(read_rows(folder))
 
     def __repr__(self) -> str:
-        return f"OfFolder({self._folder})"
+        return f"FolderSource({self._folder})"
 
     def look(self) -> PageFacts:
         return PageFacts("folder", self._status, self._condensed.lines, self._condensed.totals)
@@ -83,17 +87,17 @@ class FolderSource:
             return read_attention(file, unit)
 
     def stuck(self) -> str:
-        return ""  # nothing is under way
+        return ""  # no step runs
 
     def trouble(self) -> str:
         return "this is a finished run: nobody is served"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: no file is open."""
 
 
 def running_page(home: ServerHome) -> str | None:
-    """The address of the page that the running server of this home serves; None if none runs, or it has no page."""
+    """Return the address of the running server's page; None if no server runs, or it has no page."""
     place = remembered(home) if home.exists() and home.is_served() else None
     if place is None or not place.answers():
         return None
@@ -101,7 +105,11 @@ def running_page(home: ServerHome) -> str | None:
 
 
 def source_of(folder: Path) -> PageSource:
-    """Of a home, or of a folder of results. Errors: SettingError for another folder."""
+    """Return the source for a home or for a folder of results.
+
+    Raises:
+        SettingError: The folder is neither.
+    """
     home = ServerHome(folder)
     if home.exists():
         return of_home(home)
@@ -111,7 +119,13 @@ def source_of(folder: Path) -> PageSource:
 
 
 def show(folder: Path, place: PageAddress, say: Callable[[str], None]) -> None:
-    """Serves a page of this folder until Ctrl-C. Errors: PortInUse, SettingError, HomeMismatch."""
+    """Serve the page of a folder until Ctrl-C.
+
+    Raises:
+        PortInUse: Another process listens on the port.
+        SettingError: The folder is neither a home nor a folder of results.
+        HomeMismatch: The home is damaged.
+    """
     source = source_of(folder)
     listener, token = serving.bind(place), serving.new_token()
     with serving.serving(listener, place.host, token, source):

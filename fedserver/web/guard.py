@@ -1,8 +1,9 @@
-"""Who may see and do what over HTTP, before a route sees the request: token, Host, Origin, and the headers of every answer.
+"""Access control of the page before any route: token, Host, Origin, and the security headers of every answer.
 
-The port is for this machine, but a browser on it also runs pages of strangers, and other users share its loopback. So:
-nothing but health without the token; no Host name that a stranger's DNS could have pointed here (rebinding); no change
-that another site's page asks for (Origin, a SameSite cookie); nothing loaded from elsewhere (Content-Security-Policy).
+The port is for this machine. But a browser on this machine also runs pages of strangers, and other users can reach its
+loopback address. So without the token only the health checks answer; a Host name that a stranger's DNS could have pointed here
+is refused (DNS rebinding); changes that another site's page asks for are refused (Origin, a SameSite cookie); and the page
+loads nothing from elsewhere (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ WRONG_ORIGIN = "Another site asked for this: refused.\n"
 
 
 class Guard:
-    """names: host names under which the page is served, besides addresses in figures, which no DNS can point elsewhere."""
+    """ASGI middleware that refuses requests.
+
+    `names`: host names under which the page is served. Numeric addresses are always allowed, since no DNS is involved.
+    """
 
     def __init__(self, app: ASGIApp, token: str, names: Collection[str], port: int) -> None:
         self._app, self._token, self._names, self._port = app, token, {name.lower() for name in names}, port
@@ -54,7 +58,7 @@ class Guard:
 
     @property
     def _cookie(self) -> str:
-        return f"attune-{self._port}"  # cookies of one host are shared by its ports
+        return f"attune-{self._port}"  # the ports of a host share its cookies
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
@@ -81,13 +85,13 @@ class Guard:
 
     def _from_cookie(self, headers: Headers) -> str:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return ""
-        return found.value if found else ""
+        return cookie.value if cookie else ""
 
     def _enter(self, given: str, scope: Scope) -> Response:
-        """The token goes from the address into a cookie that scripts cannot read and other sites cannot send."""
+        """Move the token from the address into a cookie that scripts cannot read and other sites cannot send."""
         if not self._is_token(given):
             return PlainTextResponse(UNKNOWN, 401)
         rest = {name: values for name, values in _asked(scope).items() if name != "token"}
@@ -96,7 +100,7 @@ class Guard:
         return answer
 
     def _is_same_site(self, headers: Headers) -> bool:
-        """Of what changes something: a browser says where the request comes from, a program has the token in a header."""
+        """Return whether a change comes from this page (a browser names the origin) or from a program with the token."""
         origin = headers.get("origin")
         if origin is None:
             return self._is_token(_bearer(headers))

@@ -1,4 +1,4 @@
-"""Looks at the source while somebody watches, and tells each watcher the parts that have changed for it."""
+"""Distribution of the page's parts: the source is read while browsers watch, and each gets the parts that have changed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from attune.fedserver.web.facts import PageSource
 from attune.fedserver.web.parts import parts
 
 EVERY_S = 0.5
-QUIET_S = 15.0  # after so long a word is sent in any case, so that both sides know whether the other is there
-WATCHERS = 50
+QUIET_S = 15.0  # longest silence: then an empty message shows both sides that the other one is there
+WATCHERS = 50  # browsers at a time
 
 
 class Hub:
+    """Parts of the page for all browsers that watch it."""
+
     def __init__(self, source: PageSource, actions: Actions) -> None:
         self._source, self._actions = source, actions
         self._alone = asyncio.Lock()
@@ -34,39 +36,37 @@ class Hub:
         return f"Hub({self._watchers} watchers)"
 
     async def parts(self) -> dict[str, bytes]:
-        """Each part as JSON, at most EVERY_S old: however many ask, the source is read once. A source that cannot be read
-        says why in the part `lost`.
-        """
+        """Return each part as JSON, at most EVERY_S old. The part `lost` says why the source cannot be read now."""
         async with self._alone:
             if time.monotonic() - self._seen_at >= EVERY_S:
                 try:
-                    found = await asyncio.to_thread(self._look)
+                    fresh = await asyncio.to_thread(self._look)
                 except AttuneError as error:
                     self._seen = self._seen | {"lost": msgspec.json.encode(str(error))}
                 else:
-                    self._seen = found | {"lost": b'""'}
+                    self._seen = fresh | {"lost": b'""'}
                 self._seen_at = time.monotonic()
             return self._seen
 
     def _look(self) -> dict[str, bytes]:
-        found: dict[str, Any] = parts(self._source.look(), self._actions.names)
-        return {name: msgspec.json.encode(part) for name, part in found.items()}
+        values: dict[str, Any] = parts(self._source.look(), self._actions.names)
+        return {name: msgspec.json.encode(part) for name, part in values.items()}
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Server-sent events: an event a part, at first all of them."""
+        """Yield server-sent events: first every part, then each part that has changed."""
         if self._watchers >= WATCHERS:
             yield b"event: busy\ndata: \n\n"
             return
         self._watchers += 1
         try:
-            told: dict[str, bytes] = {}
-            said_at = time.monotonic()
+            sent: dict[str, bytes] = {}
+            sent_at = time.monotonic()
             yield b"retry: 2000\nevent: clock\ndata: %d\n\n" % int(time.time() * 1000)
             while not self._closing.is_set():
-                fresh = {name: part for name, part in (await self.parts()).items() if told.get(name) != part}
-                told |= fresh
-                if fresh or time.monotonic() - said_at > QUIET_S:
-                    said_at = time.monotonic()
+                fresh = {name: part for name, part in (await self.parts()).items() if sent.get(name) != part}
+                sent |= fresh
+                if fresh or time.monotonic() - sent_at > QUIET_S:
+                    sent_at = time.monotonic()
                     yield (
                         b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), part) for name, part in fresh.items()) or b":\n\n"
                     )
@@ -77,5 +77,5 @@ class Hub:
             self._watchers -= 1
 
     def close(self) -> None:
-        """Every watcher's stream ends."""
+        """End the streams of all browsers."""
         self._closing.set()

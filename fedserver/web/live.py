@@ -1,4 +1,4 @@
-"""The page of the server that runs in this process: its facts, and what its buttons do."""
+"""Page of the server that runs in this process, and the actions of its buttons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACE_FILE, TOKEN_FILE = "dashboard.json", "dashboard-token"
 
 
 class Operator:
-    """What the operator may do, on the federation's own event loop. Every decision is in the audit log."""
+    """Actions of the operator, on the federation's event loop. The audit log records each of them."""
 
     def __init__(
         self,
@@ -41,53 +41,62 @@ class Operator:
         self._admin, self._address = admin, join_address
 
     def actions(self) -> Actions:
-        doing: dict[str, Action] = {"token": self.token, "revoke": self.revoke, "pause": self.pause, "resume": self.resume}
-        return Actions(doing, asyncio.get_running_loop())
+        """Return the actions by name."""
+        by_name: dict[str, Action] = {"token": self.token, "revoke": self.revoke, "pause": self.pause, "resume": self.resume}
+        return Actions(by_name, asyncio.get_running_loop())
 
     async def token(self, asked: NewToken) -> dict[str, Any]:
+        """Make a join token, and return the command that a device runs with it."""
         token = await self._admin.new_token(self._registrar.authority.public_key_compressed, asked.uses, asked.ttl_s)
         await self._registrar.refresh()
         line = f"fedclient join --server {self._address} --token {token}"
         return {"line": line, "uses": asked.uses, "expires": time.time() + asked.ttl_s}
 
     async def revoke(self, asked: DeviceName) -> dict[str, Any]:
+        """Revoke a device and end its stream."""
         await self._admin.revoke(asked.name)
         await self._members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
         return {"said": f"{asked.name} is revoked"}
 
     async def pause(self, asked: NoArguments) -> dict[str, Any]:
+        """Open no further round."""
         return await self._paused(True)
 
     async def resume(self, asked: NoArguments) -> dict[str, Any]:
+        """Let rounds open again."""
         return await self._paused(False)
 
     async def _paused(self, on: bool) -> dict[str, Any]:
         await self._admin.note_pause(on)
         await self._coordinator.pause(on)
-        return {"said": "What is under way goes on to its end; then no round opens before you resume." if on else ""}
+        return {"said": "The open round goes on to its end. No further round opens until you resume." if on else ""}
 
 
 class SavedAddress(msgspec.Struct, frozen=True):
-    """dashboard.json: where the page of this home is served, so that its address stays the same."""
+    """Contents of dashboard.json: the address of this home's page, so that it stays the same."""
 
     host: str
     port: int
 
 
 def remembered(home: ServerHome) -> PageAddress | None:
-    """Errors: HomeMismatch if that is damaged."""
+    """Return the saved address of this home's page; None if there is none.
+
+    Raises:
+        HomeMismatch: The file is damaged.
+    """
     path = home.path / PLACE_FILE
     try:
-        found = from_json(path.read_bytes(), SavedAddress)
+        address = from_json(path.read_bytes(), SavedAddress)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise HomeMismatch(f"{path} is damaged ({error}): remove it") from None
-    return PageAddress(found.host, found.port)
+    return PageAddress(address.host, address.port)
 
 
 def token_of(home: ServerHome) -> str:
-    """The token of this home's page; a new one for a new home."""
+    """Return the token of this home's page; a new home gets a new one."""
     path = home.path / TOKEN_FILE
     if not path.exists():
         write_file(path, serving.new_token().encode())
@@ -98,10 +107,19 @@ def token_of(home: ServerHome) -> str:
 def page(
     home: ServerHome, asked: str | None, address: tuple[str, int], coordinator: Coordinator, operator: Operator
 ) -> Iterator[str | None]:
-    """Serves the page during the block; its address with the token, or None if it was asked to be off.
+    """Serve the page during the block; yield its address with the token, or None if the page is off.
 
-    asked: a place, "off", or None: where it was before, else on this machine alone, beside the port of `address`. If a port
-    is in use that nobody has asked for, a free one is taken. Errors: PortInUse, SettingError.
+    Args:
+        home: The server's home.
+        asked: An address, or "off". None: the page's last address, else the port after that of `address`, on this machine
+            only. If that port is in use, a free one is taken.
+        address: Where the server serves devices.
+        coordinator: The federation.
+        operator: The actions of the buttons.
+
+    Raises:
+        PortInUse: The port that was asked for is in use.
+        SettingError: `asked` is no address.
     """
     if asked == "off":
         yield None

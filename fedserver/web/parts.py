@@ -1,4 +1,4 @@
-"""The parts of the page, as JSON values: pure. A part is sent to a browser when it has changed."""
+"""Parts of the page as values for JSON. Pure code. A part is sent to a browser when it has changed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ RUN = (
 DEVICE = (
     "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict",
 )  # fmt: skip
-LISTED_ROUNDS = 60  # of which the page shows who took part
+LISTED_ROUNDS = 60  # last rounds for which the page shows which devices took part
 SHOWN_SPANS = 60  # of each device
 AWAY, REVOKED = "disconnected", "revoked"
 
 
 def parts(facts: PageFacts, actions: Sequence[str]) -> dict[str, Any]:
-    """actions: what this page may do. `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them."""
+    """Return the parts `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them.
+
+    `actions`: names of the actions that this page offers.
+    """
     status = facts.status
     devices = [_device(client, facts) for client in status["clients"]]
     run = {name: status[name] for name in RUN} | {
         "kind": facts.kind,
-        "metric_told": described(status["metric"]),
+        "metric_described": described(status["metric"]),
         "actions": list(actions),
         "left_s": left_s(facts),
         "charts": [{"name": m.name, "title": m.title, "unit": m.unit, "chart": m.chart} for m in METRICS.values() if m.chart],
@@ -46,7 +49,7 @@ def parts(facts: PageFacts, actions: Sequence[str]) -> dict[str, Any]:
 
 
 def left_s(facts: PageFacts) -> float | None:
-    """About how many seconds the planned rounds will take; None: nobody can tell, or nothing is left."""
+    """Estimate the seconds that the remaining rounds take; None if that is not known, or none remain."""
     left = facts.status["rounds"] - facts.status["round"]
     running = facts.status["running"] and facts.status["state"] in ("training", "aggregating")
     return facts.round_s * left if facts.round_s is not None and left > 0 and running else None
@@ -70,7 +73,7 @@ def _device(client: Mapping[str, Any], facts: PageFacts) -> dict[str, Any]:
 
 
 def absence(client: Mapping[str, Any], facts: PageFacts) -> str:
-    """Why a device takes no part now."""
+    """Return why a device takes no part now."""
     if client["state"] == REVOKED:
         return "revoked by the operator"
     if client["note"]:
@@ -89,12 +92,12 @@ def _stage(state: str) -> Stage:
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:
-    """[stage, unix time, why] each."""
+    """Return [stage, unix time, why] for each of the last spans."""
     return [[span.stage, round(span.began_at, 2), span.why] for span in spans[-SHOWN_SPANS:]]
 
 
 def _rounds(facts: PageFacts) -> list[dict[str, Any]]:
-    """The names of who took part are said of the last rounds alone."""
+    """Return a line for each round; only those of the last rounds name the devices that took part."""
     listed = len(facts.lines) - LISTED_ROUNDS
     rounds = []
     for at, line in enumerate(facts.lines):

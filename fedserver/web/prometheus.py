@@ -1,4 +1,4 @@
-"""/metrics: the federation's state as Prometheus reads it, made anew at each scrape."""
+"""State of the federation in Prometheus's format, for /metrics; made anew at each scrape."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from attune.fedserver.web.parts import parts
 
 TYPE = CONTENT_TYPE_LATEST
 STATES = ("waiting", "training", "aggregating", "done", "failed")
-LISTED = 500  # devices with series of their own: more would cost the monitor too much
+LISTED = 500  # devices with series of their own; more series would be a burden for the monitor
 FOREVER = 2e11  # unix time of a certificate that does not expire
 
 
 def exposition(facts: PageFacts) -> bytes:
+    """Return the text of /metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FederationCollector(facts))
     ProcessCollector(registry=registry)
@@ -29,13 +30,13 @@ def exposition(facts: PageFacts) -> bytes:
 
 
 class FederationCollector:
-    """Implements prometheus_client's Collector."""
+    """Collector of prometheus_client for one federation."""
 
     def __init__(self, facts: PageFacts) -> None:
         self._facts = facts
-        found = parts(facts, ())
-        self._run: Mapping[str, Any] = found["run"]
-        self._devices: list[dict[str, Any]] = found["devices"]
+        values = parts(facts, ())
+        self._run: Mapping[str, Any] = values["run"]
+        self._devices: list[dict[str, Any]] = values["devices"]
 
     def collect(self) -> Iterable[Metric]:
         yield from self._federation()
@@ -48,21 +49,21 @@ class FederationCollector:
         info = GaugeMetricFamily("attune_info", "Method and model.", labels=("method", "model"))
         info.add_metric((run["method"], run["model"] or ""), 1)
         yield info
-        yield _by("attune_state", "The state that holds is 1.", "state", {state: state == run["state"] for state in STATES})
+        yield _by("attune_state", "The present state is 1.", "state", {state: state == run["state"] for state in STATES})
         yield _one("attune_running", "Whether a server serves devices.", run["running"])
-        yield _one("attune_paused", "Whether the operator has paused it.", run["paused"])
+        yield _one("attune_paused", "Whether the operator has paused the federation.", run["paused"])
         yield _one("attune_rounds_closed", "Rounds closed.", run["round"])
         yield _one("attune_rounds_planned", "Rounds planned.", run["rounds"])
         stages = {str(stage): sum(device["stage"] == stage for device in self._devices) for stage in Stage}
         yield _by("attune_devices", "Devices by what they do.", "stage", stages)
-        yield _one("attune_troubles", "What keeps the server from going on now.", len(run["troubles"]))
+        yield _one("attune_troubles", "Problems that keep the server from going on.", len(run["troubles"]))
         if run["left_s"] is not None:
             yield _one("attune_left_seconds", "Estimated time of the rounds that are left.", run["left_s"])
         if self._facts.round_s is not None:
             yield _one("attune_round_seconds", "Mean time of the last rounds.", self._facts.round_s)
         for key, name in (("accuracy", "attune_accuracy"), ("constant", "attune_accuracy_of_a_constant_answer")):
             if run[key]:
-                yield _by(name, "A fraction, by kind of average.", "average", run[key])
+                yield _by(name, "A fraction, by average.", "average", run[key])
         verdicts = {word: sum(device["verdict"] == word for device in self._devices) for word in ("better", "unclear", "worse")}
         yield _by("attune_verdicts", "Devices by whether federation helps them.", "verdict", verdicts)
 
@@ -94,8 +95,8 @@ class FederationCollector:
         yield _one("attune_devices_without_series", "Devices beyond those listed one by one.", len(self._devices) - len(listed))
         for key, name, what in (
             ("accuracy", "attune_device_accuracy", "A fraction of the device's own test part, or the score of its task."),
-            ("gain", "attune_device_gain", "Accuracy over that of a model trained alone, or of the common one."),
-            ("seconds", "attune_device_work_seconds", "Over all rounds."),
+            ("gain", "attune_device_gain", "Gain in accuracy over a model trained alone, or over the common one."),
+            ("seconds", "attune_device_work_seconds", "Work of the device over all rounds."),
         ):
             known = {device["name"]: value for device in listed if (value := (device | device["totals"])[key]) is not None}
             if known:

@@ -1,4 +1,4 @@
-"""The routes of the page."""
+"""Routes of the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".s
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """name -> (bytes, type) of what the page is made of."""
+    """Return the files of the page: name -> (bytes, type)."""
     folder = files("attune.fedserver.web") / "page"
     return {
         file.name: (file.read_bytes(), TYPES.get(f".{file.name.rpartition('.')[2]}") or str(mimetypes.guess_type(file.name)[0]))
@@ -35,6 +35,8 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 class Routes:
+    """Handlers of all routes."""
+
     def __init__(self, source: PageSource, hub: Hub, actions: Actions) -> None:
         self._source, self._hub, self._actions = source, hub, actions
         self._files = page_files()
@@ -67,19 +69,19 @@ class Routes:
         return Response(data, media_type=kind)
 
     async def view(self, request: Request) -> Response:
-        """All parts at once, for programs."""
-        found = await self._hub.parts()
-        return _json({name: msgspec.Raw(part) for name, part in found.items()})
+        """Answer with all parts at once, for programs."""
+        encoded = await self._hub.parts()
+        return _json({name: msgspec.Raw(part) for name, part in encoded.items()})
 
     async def events(self, request: Request) -> Response:
         return StreamingResponse(self._hub.watch(), media_type="text/event-stream")
 
     async def attention(self, request: Request) -> Response:
         try:
-            found = await asyncio.to_thread(self._source.attention, request.query_params.get("unit", ""))
+            matrix = await asyncio.to_thread(self._source.attention, request.query_params.get("unit", ""))
         except AttuneError as error:
             return _refused(error)
-        return _json(asdict(found))
+        return _json(asdict(matrix))
 
     async def metrics(self, request: Request) -> Response:
         try:
@@ -100,12 +102,12 @@ class Routes:
             return _refused(error)
 
     async def healthy(self, request: Request) -> Response:
-        """That this process answers, and that no step of the federation is stuck."""
+        """Answer 200 unless a step of the federation is stuck."""
         why = await asyncio.to_thread(self._source.stuck)
         return PlainTextResponse(f"{why}\n" if why else "ok\n", 503 if why else 200)
 
     async def ready(self, request: Request) -> Response:
-        """That devices are served."""
+        """Answer 200 if devices are served."""
         try:
             why = await asyncio.to_thread(self._source.trouble)
         except AttuneError as error:

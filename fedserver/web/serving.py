@@ -1,4 +1,4 @@
-"""The page's port: bound at once, and served on a thread of its own, so that nobody who watches holds the federation up."""
+"""HTTP server of the page. It runs on a thread of its own, so that browsers never delay the federation."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ BACKLOG = 64
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the page is served. port: 0 is a free one."""
+    """Address at which the page is served. Port 0 stands for a free port."""
 
     host: str = LOCAL
     port: int = 0
 
     @classmethod
     def parse(cls, text: str) -> PageAddress:
-        """`8080` or `HOST:8080`. Errors: SettingError."""
+        """Parse `8080` or `HOST:8080`.
+
+        Raises:
+            SettingError: The text is neither.
+        """
         host, _, port = text.rpartition(":")
         if not port.isascii() or not port.isdecimal() or int(port) > 65535:
-            raise SettingError(f"the dashboard's place is a port, HOST:PORT, or off; not {text!r}")
+            raise SettingError(f"--dashboard takes a port, HOST:PORT, or off; not {text!r}")
         return cls(host.strip("[]") or LOCAL, int(port))
 
     @property
@@ -50,12 +54,12 @@ class PageAddress:
             return self.host == "localhost"
 
     def url(self, token: str) -> str:
-        """Of the page that is served there, with its token."""
+        """Return the URL of the page with its token."""
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={token}"
 
     def answers(self) -> bool:
-        """Whether somebody listens there."""
+        """Return whether a process listens there."""
         try:
             socket.create_connection((ANYWHERE.get(self.host, self.host), self.port), timeout=CONNECT_S).close()
         except OSError:
@@ -75,6 +79,7 @@ def check_installed() -> None:
 
 
 def new_token() -> str:
+    """Return a new random token for the page."""
     return secrets.token_urlsafe(24)
 
 
@@ -97,24 +102,22 @@ def bind(place: PageAddress) -> socket.socket:
 
 
 def url_of(listener: socket.socket, token: str) -> str:
+    """Return the URL of the page that is served on `listener`, with its token."""
     host, port = listener.getsockname()[:2]
     return PageAddress(host, port).url(token)
 
 
 def names_of(host: str) -> set[str]:
-    """Under which the page may be asked for."""
-    own = set() if PageAddress(host).local else {host, socket.gethostname(), socket.getfqdn()}
-    return {"localhost", *own}
+    """Return the host names under which the page answers."""
+    others = set() if PageAddress(host).local else {host, socket.gethostname(), socket.getfqdn()}
+    return {"localhost", *others}
 
 
 @contextlib.contextmanager
 def serving(
     listener: socket.socket, host: str, token: str, source: PageSource, actions: Actions | None = None
 ) -> Iterator[None]:
-    """The page answers on `listener` until the end of the block; source and listener are closed then.
-
-    actions: None: there are no buttons.
-    """
+    """Serve the page on `listener` during the block; then close source and listener. Without `actions` it has no buttons."""
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     def body() -> None:
@@ -126,7 +129,7 @@ def serving(
     try:
         yield
     finally:
-        with contextlib.suppress(RuntimeError):  # it has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(stop.set)
         thread.join(STOP_S)
         listener.close()
@@ -146,7 +149,7 @@ async def _serve(
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """Signals are the federation's."""
+            """No-op: signals are the federation's."""
             yield
 
     can = actions or NO_ACTIONS

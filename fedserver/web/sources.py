@@ -1,4 +1,4 @@
-"""A page's facts out of a ledger: that of a running server, of a simulation, or of the home of a stopped one."""
+"""Facts of the page from a ledger: that of a running server, of a simulation, or of a home."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from attune.fedserver.web.facts import AttentionMatrix, Kind, LoggedFault, PageF
 
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."
-ATTEMPTS = 5  # a running server removes the files of a closed round while they are read
+ATTEMPTS = 5  # a running server may remove files of the old state while they are read
 
 
 class ProcessView(Protocol):
-    """What a process that runs a federation knows besides its ledger. Asked from another thread: plain reads only."""
+    """Knowledge of the process that runs a federation, besides its ledger. Another thread reads it, so only plain reads."""
 
     @property
     def address(self) -> str | None: ...
@@ -45,25 +45,25 @@ class ProcessView(Protocol):
     @property
     def fault_totals(self) -> Mapping[str, int]: ...
 
-    def reported(self, found: Snapshot) -> Collection[str]:
-        """Who has answered the open orders."""
+    def reported(self, snapshot: Snapshot) -> Collection[str]:
+        """Return the devices that have answered the open orders."""
 
     def stuck(self) -> str:
-        """What has made no headway for too long; empty: nothing."""
+        """Return which step has made no progress for too long; empty if none."""
 
     def trouble(self) -> str:
-        """Why devices are not served now; empty: they are."""
+        """Return why devices are not served now; empty if they are."""
 
 
 class LedgerSource:
-    """A federation that has a ledger: one that runs, or a home."""
+    """Source of a page for a federation with a ledger: a running one, or a home."""
 
     def __init__(self, kind: Kind, storage: Storage, life: ProcessView) -> None:
         self._kind, self._reader, self._blobs, self._life = kind, storage.reader(), storage.blobs, life
         self._condensed, self._alone = CondensedReports(), threading.Lock()
 
     def __repr__(self) -> str:
-        return f"OfLedger({self._kind}, {self._reader!r})"
+        return f"LedgerSource({self._kind}, {self._reader!r})"
 
     def _snapshot(self) -> Snapshot:
         with self._alone:
@@ -73,11 +73,11 @@ class LedgerSource:
 
     def look(self) -> PageFacts:
         snapshot, life = self._snapshot(), self._life
-        found = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
+        status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
         spans, round_s = (life.journal.spans, life.journal.round_s()) if life.journal is not None else ({}, None)
         return PageFacts(
             self._kind,
-            found,
+            status_object,
             self._condensed.lines,
             self._condensed.totals,
             snapshot.certificate_ends,
@@ -97,12 +97,12 @@ class LedgerSource:
         raise AssertionError("the last attempt returns or raises")
 
     def _attention(self, unit: str) -> AttentionMatrix:
-        found = self._snapshot()
-        slot = next((slot for slot in found.slots if slot.key == MATRICES), None)
+        snapshot = self._snapshot()
+        slot = next((slot for slot in snapshot.slots if slot.key == MATRICES), None)
         if slot is None:
             return (
-                no_attention(status(found, set())["method"])
-                if found.record.round
+                no_attention(status(snapshot, set())["method"])
+                if snapshot.record.round
                 else AttentionMatrix((), (), (), "", TOO_EARLY)
             )
         with ArrayFile(self._blobs.open(blob_of(slot))) as file:
@@ -120,24 +120,25 @@ class LedgerSource:
 
 
 def read_attention(saved: Arrays, unit: str) -> AttentionMatrix:
-    """One matrix of what an aggregator has stored; saved: name -> array."""
-    names, found = read_matrices(saved)
-    if not found:
+    """Return one of the matrices that an aggregator has stored."""
+    names, matrices = read_matrices(saved)
+    if not matrices:
         return AttentionMatrix(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
-    shown = unit if unit in found else next(iter(found))
-    rows = [[round(value, 4) for value in row] for row in found[shown].tolist()]
-    return AttentionMatrix(names, rows, list(found), shown)
+    shown = unit if unit in matrices else next(iter(matrices))
+    rows = [[round(value, 4) for value in row] for row in matrices[shown].tolist()]
+    return AttentionMatrix(names, rows, list(matrices), shown)
 
 
 def no_attention(method: str) -> AttentionMatrix:
+    """Return the answer for a method that stores no matrix."""
     return AttentionMatrix((), (), (), "", NO_ATTENTION.format(method))
 
 
-KEPT = 200
+KEPT = 200  # log entries for the page
 
 
 class FaultFeed(logging.Handler):
-    """Whatever the server says at WARNING or above; `totals` counts what is no longer kept too, by level."""
+    """Log handler that keeps the last warnings and errors; `totals` counts all of them, by level."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -156,6 +157,7 @@ class FaultFeed(logging.Handler):
 
 @contextmanager
 def listening(logger: str = "fedserver") -> Iterator[FaultFeed]:
+    """Collect the warnings and errors of a logger during the block."""
     feed = FaultFeed()
     logging.getLogger(logger).addHandler(feed)
     try:
@@ -165,7 +167,7 @@ def listening(logger: str = "fedserver") -> Iterator[FaultFeed]:
 
 
 class RunningServer:
-    """Implements sources.Living."""
+    """ProcessView of the coordinator in this process."""
 
     def __init__(self, coordinator: Coordinator, address: str, feed: FaultFeed) -> None:
         self._coordinator, self.address, self._feed = coordinator, address, feed
@@ -186,13 +188,13 @@ class RunningServer:
     def fault_totals(self) -> Mapping[str, int]:
         return self._feed.totals
 
-    def reported(self, found: Snapshot) -> Collection[str]:
+    def reported(self, snapshot: Snapshot) -> Collection[str]:
         return self._coordinator.round.reported
 
     def stuck(self) -> str:
         limit_s = self._coordinator.settings.server.watchdog_s
         stuck_s = self._coordinator.stuck_s
-        return f"a step has made no headway for {stuck_s:.0f} s" if limit_s and stuck_s >= limit_s else ""
+        return f"a step has made no progress for {stuck_s:.0f} s" if limit_s and stuck_s >= limit_s else ""
 
     def trouble(self) -> str:
         if self._coordinator.error is not None:

@@ -1,4 +1,4 @@
-// Buttons of the operator: each asks first, and says what came of it.
+// Buttons of the operator. Each asks before it acts, and then shows the result.
 
 import { $, h, show } from "./dom.js";
 import { date } from "./format.js";
@@ -13,9 +13,9 @@ export function controls(run) {
 
 async function act(name, body) {
   const answer = await fetch(`/api/actions/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-  const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw new Error(found.error);
-  return found;
+  const result = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(result.error);
+  return result;
 }
 
 const close = () => $("dialog").close();
@@ -30,8 +30,8 @@ function failed(error) {
   open("It did not work", h("p", { role: "alert" }, error.message), h("div", { class: "row" }, closing()));
 }
 
-function tell(found) {
-  if (found.said) open("Done", h("p", {}, found.said), h("div", { class: "row" }, closing()));
+function tell(result) {
+  if (result.said) open("Done", h("p", {}, result.said), h("div", { class: "row" }, closing()));
   else close();
 }
 
@@ -51,8 +51,8 @@ function askToken() {
   open("A join token for new devices", h("form", { onsubmit: submit }, h("label", {}, "How many devices may join with it", uses), h("label", {}, "Valid for so many hours", hours), h("div", { class: "row" }, closing("Cancel"), h("button", { class: "main" }, "Make the token"))));
 }
 
-function given(found) {
-  const line = h("code", { id: "join-line", tabindex: 0 }, found.line);
-  const copy = h("button", { type: "button", onclick: () => navigator.clipboard.writeText(found.line).then(() => { copy.textContent = "Copied"; }) }, "Copy");
-  open("Run this on the device", h("p", {}, `Whoever has this line can join, as ${found.uses} device${found.uses > 1 ? "s" : ""}, until ${date(found.expires)}. It is shown only now.`), line, h("div", { class: "row" }, copy, closing()));
+function given(result) {
+  const line = h("code", { id: "join-line", tabindex: 0 }, result.line);
+  const copy = h("button", { type: "button", onclick: () => navigator.clipboard.writeText(result.line).then(() => { copy.textContent = "Copied"; }) }, "Copy");
+  open("Run this on the device", h("p", {}, `Whoever has this line can join, as ${result.uses} device${result.uses > 1 ? "s" : ""}, until ${date(result.expires)}. It is shown only now.`), line, h("div", { class: "row" }, copy, closing()));
 }

@@ -1,4 +1,4 @@
-// Who learns from whom: a matrix on a scale from 0 to 1, on which an equal share is marked.
+// Matrix of which device learns from which, on a scale from 0 to 1 with a mark at an equal share.
 
 import { $, colour, h, s, show } from "./dom.js";
 import { natural, share, short } from "./format.js";
@@ -10,26 +10,26 @@ export async function attention() {
   const unit = $("unit").value;
   const answer = await fetch(`/api/attention?unit=${encodeURIComponent(unit)}`);
   if (!answer.ok) return;
-  const found = await answer.json();
-  found.names.length && units(found);
-  $("unit-label").hidden = found.units.length < 2;
-  show($("attention"), found, () => (found.names.length && found.matrix.length ? matrix(found) : h("p", { class: "quiet" }, found.why || "There is no matrix yet.")));
-  present = found;
+  const data = await answer.json();
+  data.names.length && units(data);
+  $("unit-label").hidden = data.units.length < 2;
+  show($("attention"), data, () => (data.names.length && data.matrix.length ? matrix(data) : h("p", { class: "quiet" }, data.why || "There is no matrix yet.")));
+  present = data;
   draw();
 }
 
-function units(found) {
-  show($("unit"), found.units, (names) => names.map((name) => h("option", { value: name, selected: name === found.unit }, name === "mean" ? "all (mean)" : name)));
+function units(data) {
+  show($("unit"), data.units, (names) => names.map((name) => h("option", { value: name, selected: name === data.unit }, name === "mean" ? "all (mean)" : name)));
 }
 
-function matrix(found) {
-  const count = found.names.length, equal = 1 / count, labels = short(found.names);
+function matrix(data) {
+  const count = data.names.length, equal = 1 / count, labels = short(data.names);
   const canvas = h("canvas", { class: "heat", id: "heat", role: "img", "aria-label": `Weights of ${count} devices; the table below has the largest` });
   canvas.addEventListener("mousemove", (event) => {
     const row = Math.min(count - 1, Math.floor((event.offsetY / canvas.clientHeight) * count)), column = Math.min(count - 1, Math.floor((event.offsetX / canvas.clientWidth) * count));
-    canvas.title = `${labels[found.names[row]]} takes ${share(found.matrix[row][column])} from ${labels[found.names[column]]}`;
+    canvas.title = `${labels[data.names[row]]} takes ${share(data.matrix[row][column])} from ${labels[data.names[column]]}`;
   });
-  return [h("p", { class: "quiet" }, `Row: the device that is served. Column: the device that it learns from. An equal share is ${share(equal)}.`), canvas, bar(equal), h("details", {}, h("summary", {}, "From whom each device takes most"), largest(found, labels))];
+  return [h("p", { class: "quiet" }, `Row: the device that is served. Column: the device that it learns from. An equal share is ${share(equal)}.`), canvas, bar(equal), h("details", {}, h("summary", {}, "From whom each device takes most"), largest(data, labels))];
 }
 
 function bar(equal) {
@@ -39,8 +39,8 @@ function bar(equal) {
     equal > 0.12 && s("text", { x: 2, y: 34 }, "0"), s("text", { x: 298, y: 34, "text-anchor": "end" }, "1")));
 }
 
-function largest(found, labels) {
-  const rows = found.names.map((name, row) => ({ name, others: found.matrix[row].map((weight, column) => [weight, found.names[column]]).filter(([, other]) => other !== name).sort((a, b) => b[0] - a[0]).slice(0, 3), self: found.matrix[row][row] }));
+function largest(data, labels) {
+  const rows = data.names.map((name, row) => ({ name, others: data.matrix[row].map((weight, column) => [weight, data.names[column]]).filter(([, other]) => other !== name).sort((a, b) => b[0] - a[0]).slice(0, 3), self: data.matrix[row][row] }));
   return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ...["Device", "itself", "then"].map((head) => h("th", { scope: "col" }, head)))),
     h("tbody", {}, ...rows.sort((a, b) => natural(a.name, b.name)).map(({ name, others, self }) => h("tr", {}, h("th", { scope: "row" }, labels[name]), h("td", {}, share(self)), h("td", {}, others.map(([weight, other]) => `${labels[other]} ${share(weight)}`).join(", ")))))));
 }

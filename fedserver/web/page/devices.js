@@ -1,4 +1,4 @@
-// A row for each device: its accuracies on one scale, the verdict, traffic, certificate, and the button that shuts it out.
+// Row for each device: its accuracies on one scale, verdict, traffic, certificate, and the button that revokes it.
 
 import { $, h, s, show } from "./dom.js";
 import { bytes, date, natural, share, span, title } from "./format.js";
@@ -6,7 +6,7 @@ import { askRevoke } from "./actions.js";
 
 const SOON_S = 14 * 86400;
 const VERDICTS = { better: "helps", worse: "does not help", unclear: "makes no clear difference" };
-// score, word, colour, shape; its own model is the common one under some methods, and under others a personalized one
+// [score, word, colour, shape]; the own model is a common or a personalized one, depending on the method
 const MODELS = [["accuracy_local", "local", "local", "square"], ["accuracy_common", "common", "common", "diamond"], ["accuracy", "own", "personalized", "circle"]];
 const rows = new Map();
 
@@ -17,11 +17,11 @@ const ORDERS = {
   expires: (a, b) => (a.expires ?? Infinity) - (b.expires ?? Infinity) || natural(a.name, b.name),
 };
 
-export function devices(found, run) {
-  key(run, found.some((device) => device.interval));
+export function devices(listed, run) {
+  key(run, listed.some((device) => device.interval));
   const body = $("devices").tBodies[0];
-  const order = [...found].sort(ORDERS[$("sort").value]);
-  for (const name of [...rows.keys()]) if (!found.some((device) => device.name === name)) { rows.get(name).remove(); rows.delete(name); }
+  const order = [...listed].sort(ORDERS[$("sort").value]);
+  for (const name of [...rows.keys()]) if (!listed.some((device) => device.name === name)) { rows.get(name).remove(); rows.delete(name); }
   order.forEach((device, index) => {
     if (!rows.has(device.name)) rows.set(device.name, row(device.name));
     const item = rows.get(device.name);
@@ -33,10 +33,10 @@ export function devices(found, run) {
 function key(run, intervals) {
   show($("score-head"), run.metric, (metric) => `${title(metric)} on its own test part`);
   show($("sort-score"), run.metric, (metric) => metric);
-  show($("key"), [run.metric_told, intervals], ([told]) => [
+  show($("key"), [run.metric_described, intervals], ([described]) => [
     "Of each device's own test part: ", mark("circle", "personalized"), ` its own model${intervals ? ", with the 95 % interval" : ""}; `,
     mark("diamond", "common"), " the common model; ", mark("square", "local"), " a model trained on it alone; the grey tick is a constant answer.",
-    told === run.metric ? "" : ` ${title(told)}.`, run.metric === "R2" ? " What is below 0 is drawn at 0." : "",
+    described === run.metric ? "" : ` ${title(described)}.`, run.metric === "R2" ? " What is below 0 is drawn at 0." : "",
   ]);
 }
 

@@ -1,4 +1,4 @@
-// Elements from values. Text is always set as text: what devices say is never read as HTML.
+// Elements from values. Text is always set as text, so that names and notes of devices are never read as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,7 +19,7 @@ export const s = (tag, attributes, ...children) => fill(document.createElementNS
 
 const shown = new WeakMap();
 
-// Makes the children of `node` anew, but only if `value`, of which they are made, is another one.
+// Replaces the children of `node` by those that `make` returns, but only if `value` has changed.
 export function show(node, value, make) {
   const key = JSON.stringify(value);
   if (shown.get(node) === key) return;

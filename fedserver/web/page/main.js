@@ -1,4 +1,4 @@
-// The page listens to the server's events, and shows each part again when it has changed.
+// Listens to the server's events, and renders each part again when it has changed.
 
 import { $, h, show } from "./dom.js";
 import { clock } from "./format.js";
@@ -28,8 +28,8 @@ function render() {
   }
 }
 
-function faults(found) {
-  show($("faults"), found, (list) => (list.length ? [...list].reverse().map((fault) => h("li", { class: fault.level }, h("time", { datetime: new Date(fault.at * 1000).toISOString() }, clock(fault.at)), fault.text)) : h("li", { class: "quiet" }, "None since this page's server began.")));
+function faults(entries) {
+  show($("faults"), entries, (list) => (list.length ? [...list].reverse().map((fault) => h("li", { class: fault.level }, h("time", { datetime: new Date(fault.at * 1000).toISOString() }, clock(fault.at)), fault.text)) : h("li", { class: "quiet" }, "None since this page's server began.")));
 }
 
 function lost(words) {

@@ -1,4 +1,4 @@
-// Rounds as curves, as a table, and who took part in which.
+// Rounds as curves, as a table, and with the devices that took part in each.
 
 import { $, h, s, show } from "./dom.js";
 import { bytes, natural, share, short, span, title } from "./format.js";
@@ -11,35 +11,35 @@ const LISTED = 20;
 const FORMATS = { bytes, s: (value) => span(value) };
 const COLOURS = ["--training", "--evaluating", "--sending", "--downloading"];
 
-export function rounds(found, devices, run) {
+export function rounds(history, devices, run) {
   const wide = $("charts").clientWidth >= WIDE[0] * 0.75; // on less, the words in a wide figure are too small to read
-  show($("charts"), [wide, run.charts, found.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (found.length ? charts(found, run, wide) : h("p", { class: "quiet" }, "No round is closed yet.")));
-  show($("round-table"), [found.slice(-LISTED), run.charts], ([lines, metrics]) => table(lines, metrics));
-  show($("part"), [found.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
+  show($("charts"), [wide, run.charts, history.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (history.length ? charts(history, run, wide) : h("p", { class: "quiet" }, "No round is closed yet.")));
+  show($("round-table"), [history.slice(-LISTED), run.charts], ([lines, metrics]) => table(lines, metrics));
+  show($("part"), [history.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
 }
 
-function charts(found, run, wide) {
-  const present = SERIES.filter(([name]) => found.some((line) => line[name] !== null));
+function charts(history, run, wide) {
+  const present = SERIES.filter(([name]) => history.some((line) => line[name] !== null));
   const metrics = run.charts.map((metric, index) => ({ ...metric, colour: COLOURS[index % COLOURS.length] }));
   return [
-    chart(`${title(run.metric)}, mean over devices`, found, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide }),
+    chart(`${title(run.metric)}, mean over devices`, history, present.map(([name, label, colour]) => ({ name, label, colour })), { top: 1, format: (v) => share(v, 2), wide }),
     ...[...new Set(metrics.map((metric) => metric.chart))].map((heading) => {
       const series = metrics.filter((metric) => metric.chart === heading);
       const labelled = series.map(({ name, title: label, colour }) => ({ name, label: series.length > 1 ? label : undefined, colour }));
-      return chart(heading, found, labelled, { format: FORMATS[series[0].unit] ?? ((v) => v.toPrecision(2)) });
+      return chart(heading, history, labelled, { format: FORMATS[series[0].unit] ?? ((v) => v.toPrecision(2)) });
     }),
   ];
 }
 
-function chart(heading, found, series, { top, format, wide }) {
+function chart(heading, history, series, { top, format, wide }) {
   const [W, H] = wide ? WIDE : NARROW;
-  const known = series.flatMap(({ name }) => found.map((line) => line[name]).filter((value) => value !== null));
+  const known = series.flatMap(({ name }) => history.map((line) => line[name]).filter((value) => value !== null));
   if (!known.length) return null;
-  const high = top ?? (Math.max(...known) || 1), last = Math.max(found.at(-1).round, found[0].round + 1), first = found[0].round;
+  const high = top ?? (Math.max(...known) || 1), last = Math.max(history.at(-1).round, history[0].round + 1), first = history[0].round;
   const x = (round) => LEFT + ((round - first) / (last - first)) * (W - LEFT - 8), y = (value) => TOP + (1 - Math.max(value, 0) / high) * (H - TOP - BOTTOM);
   const grid = [0, 0.5, 1].map((part) => [s("line", { x1: LEFT, x2: W - 8, y1: y(part * high), y2: y(part * high) }), s("text", { x: LEFT - 6, y: y(part * high) + 4, "text-anchor": "end" }, format(part * high))]);
-  const lines = series.map(({ name, colour }) => curve(found.filter((line) => line[name] !== null).map((line) => [x(line.round), y(line[name])]), colour));
-  const latest = series.map(({ name, label }) => [label, found.filter((line) => line[name] !== null).at(-1)?.[name]]).filter(([, value]) => value !== undefined);
+  const lines = series.map(({ name, colour }) => curve(history.filter((line) => line[name] !== null).map((line) => [x(line.round), y(line[name])]), colour));
+  const latest = series.map(({ name, label }) => [label, history.filter((line) => line[name] !== null).at(-1)?.[name]]).filter(([, value]) => value !== undefined);
   const words = `${heading}: ${latest.map(([label, value]) => `${label ? `${label} ` : ""}${format(value)}`).join(", ")} after round ${last}`;
   return h("figure", { class: wide ? "wide" : null },
     h("figcaption", {}, heading, ...series.filter(({ label }) => label).map(({ label, colour }) => { const box = h("span", { class: "swatch" }); box.style.background = `var(${colour})`; box.style.marginLeft = ".7rem"; return h("span", { class: "together" }, box, label); })),

@@ -1,4 +1,4 @@
-// The title, the tiles, and what keeps the federation from going on.
+// Title, tiles, and problems that keep the federation from going on.
 
 import { $, h, show } from "./dom.js";
 import { bytes, share, span, title } from "./format.js";
@@ -15,7 +15,7 @@ export function summary(run, devices) {
   const where = run.running && run.address ? `serving ${run.address}` : run.kind === "simulation" ? "" : "no server runs";
   $("subtitle").textContent = [KINDS[run.kind], where].filter(Boolean).join(" · ");
   speak(`${state}, round ${run.round} of ${run.rounds}`);
-  show($("summary"), tiles(run, devices, state), (each) => each.map(tile));
+  show($("summary"), tiles(run, devices, state), (list) => list.map(tile));
   const troubles = [...(run.reason ? [`failed: ${run.reason}`] : []), ...run.troubles];
   $("troubles").hidden = !troubles.length;
   show($("troubles"), troubles, (lines) => lines.map((line) => h("li", {}, line)));

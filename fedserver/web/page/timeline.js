@@ -1,4 +1,4 @@
-// What each device does: a bar of colours up to now, and in words.
+// Activity of each device: a coloured bar up to now, and words.
 
 import { $, colour, h, show } from "./dom.js";
 import { clock, natural, short } from "./format.js";
@@ -6,7 +6,7 @@ import { clock, natural, short } from "./format.js";
 export const STAGES = ["waiting", "downloading", "training", "evaluating", "sending", "absent"];
 const rows = new Map();
 let spans = {};
-let behind = 0; // seconds that this machine's clock is behind the server's
+let behind = 0; // seconds by which this machine's clock is behind the server's
 
 export const setClock = (unixMs) => { behind = unixMs / 1000 - Date.now() / 1000; };
 const now = () => Date.now() / 1000 + behind;
@@ -19,10 +19,10 @@ export function legend() {
   }));
 }
 
-export function timeline(found, devices) {
-  spans = found;
+export function timeline(history, devices) {
+  spans = history;
   const names = devices.map((device) => device.name).sort(natural);
-  $("timeline-panel").hidden = !Object.keys(found).length;
+  $("timeline-panel").hidden = !Object.keys(history).length;
   const list = $("timeline"), labels = short(names);
   for (const name of [...rows.keys()]) if (!names.includes(name)) { rows.get(name).item.remove(); rows.delete(name); }
   for (const name of names) if (!rows.has(name)) rows.set(name, row(name));
@@ -50,8 +50,8 @@ function axis() {
 
 function at(name, fraction) {
   const width = Number($("timeline-span").value), moment = now() - width * (1 - fraction);
-  const found = (spans[name] ?? []).filter((span) => span[1] <= moment).at(-1);
-  return found ? `${found[0]} since ${clock(found[1])}${found[2] ? `: ${found[2]}` : ""}` : "";
+  const entry = (spans[name] ?? []).filter((span) => span[1] <= moment).at(-1);
+  return entry ? `${entry[0]} since ${clock(entry[1])}${entry[2] ? `: ${entry[2]}` : ""}` : "";
 }
 
 export function draw() {
