@@ -1,4 +1,4 @@
-"""What the person at the device sees: plain lines, and on a terminal one line of progress below them."""
+"""Output of a device for its user: plain lines, and on a terminal a progress bar below them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from attune.fedclient.messages import OrderResult
 
-SAID: dict[Finding, str] = {
+WORDS: dict[Finding, str] = {
     "better": "helps here",
     "worse": "does not help here",
     "unclear": "makes no difference that so few test samples could show",
@@ -27,9 +27,10 @@ SAID: dict[Finding, str] = {
 
 
 class Console:
-    """Plain lines, never wrapped: for logs, pipes and tests."""
+    """Output as plain lines, never wrapped, for logs, pipes and tests."""
 
     def say(self, text: str) -> None:
+        """Write a line."""
         click.echo(text)
 
     @cached_property
@@ -37,11 +38,17 @@ class Console:
         return Estimate()
 
     def result(self, result: OrderResult) -> None:
-        """An order was carried out."""
+        """Write the result of an order."""
         self.say(line_of(result))
 
     def kept(self, message: str, result: OrderResult, path: Path | None) -> None:
-        """The federation is over: the server's `message`, and the finished model of `result` at `path`, if it is in files."""
+        """Write the end of the federation.
+
+        Args:
+            message: The server's message.
+            result: The result of the last order.
+            path: The folder of the finished model; None if it is in memory.
+        """
         self.say(f"done: {message}" if message else "done")
         for line in comparison_of(result):
             self.say(line)
@@ -49,16 +56,16 @@ class Console:
         self.say(f"model{accuracy}  {path or 'in memory'}")
 
     def progress(self, what: str, done: float) -> None:
-        """`done` is a share, 0 to 1. What takes long says now and then how long it still takes."""
+        """Note progress, `done` from 0 to 1. Long work gets a line with the time left now and then."""
         if line := self._estimate.at(what, done):
             self.say(line)
 
     def close(self) -> None:
-        """Draws nothing from now on."""
+        """Stop drawing."""
 
 
 class TerminalConsole(Console):
-    """Lines as above, and below them a progress bar for the current order."""
+    """Output as lines with a progress bar for the current order below them."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -80,12 +87,12 @@ class TerminalConsole(Console):
 
 
 def console() -> Console:
-    """A terminal console if stdout is a terminal, else a plain one."""
+    """Return a terminal console if stdout is a terminal, else a plain one."""
     return TerminalConsole() if sys.stdout.isatty() else Console()
 
 
 def line_of(result: OrderResult, *who: str) -> str:
-    """`round 3  loss 0.41  accuracy 0.93 -> 0.97`, with the numbers that exist; `who` comes after the round."""
+    """Return a line such as `round 3  loss 0.41  accuracy 0.93 -> 0.97`; `who` comes after the round."""
     words = [f"round {result.round}" if result.trained else f"evaluated after round {result.round}", *who]
     if result.loss is not None:
         words.append(f"loss {result.loss:.4g}")
@@ -96,7 +103,7 @@ def line_of(result: OrderResult, *who: str) -> str:
 
 
 def comparison_of(result: OrderResult) -> list[str]:
-    """A line for each compared model with its 95 % interval; then whether the own model is better here, and what is kept."""
+    """Return a line for each compared model with its 95 % interval, then the verdict on the own model and what is kept."""
     comparisons = comparisons_of(result)
     if not comparisons:
         return []
@@ -104,16 +111,16 @@ def comparison_of(result: OrderResult) -> list[str]:
     for name, value in result.accuracies.items():
         if value is not None:
             between = interval_of(value, result.test_samples or 0, result.task)
-            said = f" ({between[0]:.3f} to {between[1]:.3f})" if between else ""
-            lines.append(f"{name:<12}  {metric} {value:.3f}{said}")
-    for each in comparisons:
-        low, high = each.interval()
+            interval = f" ({between[0]:.3f} to {between[1]:.3f})" if between else ""
+            lines.append(f"{name:<12}  {metric} {value:.3f}{interval}")
+    for pair in comparisons:
+        low, high = pair.interval()
         lines.append(
-            f"against the {each.rival} model: better on {each.better} of {each.samples} test samples, worse on {each.worse}: "
-            f"{each.difference:+.3f} ({low:+.3f} to {high:+.3f})"
+            f"against the {pair.rival} model: better on {pair.better} of {pair.samples} test samples, worse on {pair.worse}: "
+            f"{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
     subject = "personalization" if result.own == "personalized" else "the federation"
-    lines.append(f"{subject} {SAID[finding_of(comparisons)]}")
+    lines.append(f"{subject} {WORDS[finding_of(comparisons)]}")
     if result.no_better_than_constant:
         lines.append(f"no better than a constant answer, which has {result.accuracy_constant:.3f}")
     return [*lines, _kept(result)]

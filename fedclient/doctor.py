@@ -1,4 +1,4 @@
-"""`fedclient doctor`: whether this device can take part, looked at in the order in which things go wrong."""
+"""`fedclient doctor`: checks whether this device can take part, in the order in which things usually go wrong."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ PROBE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Finding:
-    """verdict: FAIL is in the way of taking part, warn may become so."""
+class CheckResult:
+    """Result of one check. FAIL prevents the device from taking part; warn may do so later."""
 
     verdict: Literal["ok", "warn", "FAIL"]
     what: str
     text: str
 
 
-def examine(data: Path | None, server: str | None, home: Path | None, table: ReadOptions) -> Iterator[Finding]:
-    """Changes nothing: no home is made, nobody enrols. Errors: SettingError for a wrong address."""
+def examine(data: Path | None, server: str | None, home: Path | None, table: ReadOptions) -> Iterator[CheckResult]:
+    """Yield the results of all checks. Nothing is changed: no home is made, and the device does not enrol.
+
+    Raises:
+        SettingError: The address is wrong.
+    """
     address = ServerAddress.parse(server) if server else None
     yield from machine()
     if data is not None:
@@ -51,27 +55,30 @@ def examine(data: Path | None, server: str | None, home: Path | None, table: Rea
         yield reachable(address)
 
 
-def machine() -> Iterator[Finding]:
+def machine() -> Iterator[CheckResult]:
+    """Check Python, torch, processor and memory."""
     python = f"Python {platform.python_version()}, {platform.machine()}, attune {version(DISTRIBUTION)}"
-    yield Finding("ok", "software", python)
+    yield CheckResult("ok", "software", python)
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library of it is missing
-        yield Finding("FAIL", "torch", f"cannot be loaded ({error}): install attune anew")
+        yield CheckResult("FAIL", "torch", f"cannot be loaded ({error}): install attune anew")
         return
     processor = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} processors"
-    found = "an NVIDIA GPU" if torch.cuda.is_available() else "MPS" if torch.backends.mps.is_available() else "no accelerator"
-    yield Finding("ok", "torch", f"{torch.__version__}, {processor}, {found}")
+    accelerator = (
+        "an NVIDIA GPU" if torch.cuda.is_available() else "MPS" if torch.backends.mps.is_available() else "no accelerator"
+    )
+    yield CheckResult("ok", "torch", f"{torch.__version__}, {processor}, {accelerator}")
     free = available_memory()
     if free is not None:
         enough = free >= LITTLE_MEMORY_BYTES
-        yield Finding(
+        yield CheckResult(
             "ok" if enough else "warn", "memory", f"{_gib(free)} available{'' if enough else '; training may not fit'}"
         )
 
 
 def available_memory() -> int | None:
-    """Bytes that a new process could have; None where the system does not say."""
+    """Return the bytes of memory that a new process could have; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -82,72 +89,77 @@ def available_memory() -> int | None:
     return None
 
 
-def shard(path: Path, table: ReadOptions) -> Finding:
+def shard(path: Path, table: ReadOptions) -> CheckResult:
+    """Check that the data can be read and trained on."""
     from attune.fedclient.data.shard import load_shard
 
     try:
-        found = load_shard(path, options=table)
+        loaded = load_shard(path, options=table)
     except AttuneError as error:
-        return Finding("FAIL", "data", str(error))
-    if found.warnings:
-        return Finding("warn", "data", "; ".join(found.warnings))
-    if not len(found.test_x):
-        return Finding(
-            "warn", "data", f"{len(found.train_x)} samples and no test part: nobody can say whether the model helps here"
+        return CheckResult("FAIL", "data", str(error))
+    if loaded.warnings:
+        return CheckResult("warn", "data", "; ".join(loaded.warnings))
+    if not len(loaded.test_x):
+        return CheckResult(
+            "warn", "data", f"{len(loaded.train_x)} samples and no test part: it will not be known whether the model helps here"
         )
-    return Finding("ok", "data", f"{found.kind}, {len(found.train_x)} samples, {len(found.test_x)} to test on")
+    return CheckResult("ok", "data", f"{loaded.kind}, {len(loaded.train_x)} samples, {len(loaded.test_x)} to test on")
 
 
-def disk(place: Path) -> Finding:
+def disk(place: Path) -> CheckResult:
+    """Check that the home can be written and has space."""
     there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
     if not os.access(there, os.W_OK | os.X_OK):
-        return Finding("FAIL", "disk", f"{there} cannot be written by this user: choose another --home")
+        return CheckResult("FAIL", "disk", f"{there} cannot be written by this user: choose another --home")
     free = shutil.disk_usage(there).free
     if free < LITTLE_DISK_BYTES:
-        return Finding("warn", "disk", f"only {_gib(free)} free for {place}: a few models may fill it")
-    return Finding("ok", "disk", f"{_gib(free)} free for {place}")
+        return CheckResult("warn", "disk", f"only {_gib(free)} free for {place}: a few models may fill it")
+    return CheckResult("ok", "disk", f"{_gib(free)} free for {place}")
 
 
-def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[Finding]:
-    """The home's identity, and whether the server lets it in."""
+def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[CheckResult]:
+    """Check the home's identity, and whether the server accepts it."""
     try:
         identity = home.identity()
     except AttuneError as error:
-        yield Finding("FAIL", "identity", str(error))
+        yield CheckResult("FAIL", "identity", str(error))
         return
     if identity is None:
-        yield Finding(
+        yield CheckResult(
             "warn", "identity", f"{home.path} is not enrolled yet: a token of the server is needed at the first start"
         )
         if address is not None:
             yield reachable(address)
         return
     ends, now = not_after(identity.credential.certificate_pem), datetime.now(timezone.utc)
-    said = f"{identity.name}, certificate until {ends:%Y-%m-%d %H:%M} UTC"
+    words = f"{identity.name}, certificate until {ends:%Y-%m-%d %H:%M} UTC"
     if now >= ends:
-        yield Finding(
-            "FAIL", "identity", f"{said}: expired. `fedserver token --for {identity.name}` on the server, then --token-file"
+        yield CheckResult(
+            "FAIL", "identity", f"{words}: expired. `fedserver token --for {identity.name}` on the server, then --token-file"
         )
     else:
-        yield Finding("warn" if ends - now < SOON else "ok", "identity", said)
+        yield CheckResult("warn" if ends - now < SOON else "ok", "identity", words)
     if address is not None:
         from attune.fedclient.link.diagnose import LETS_IN, diagnose
 
         answer = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
         lets_in = isinstance(answer, Unreachable) and LETS_IN in str(answer)
         yield (
-            Finding("ok", "server", f"{address} lets {identity.name} in") if lets_in else Finding("FAIL", "server", str(answer))
+            CheckResult("ok", "server", f"{address} lets {identity.name} in")
+            if lets_in
+            else CheckResult("FAIL", "server", str(answer))
         )
 
 
-def reachable(address: ServerAddress) -> Finding:
+def reachable(address: ServerAddress) -> CheckResult:
+    """Check that a process listens at the address."""
     try:
         socket.create_connection((address.host, address.port), timeout=PROBE_S).close()
     except OSError as error:
-        return Finding(
+        return CheckResult(
             "FAIL", "server", f"{address} cannot be reached ({error.strerror or error}): check address, network, firewall"
         )
-    return Finding("ok", "server", f"somebody listens at {address}; who that is shows at the enrolment")
+    return CheckResult("ok", "server", f"a process listens at {address}; enrolment will show whether it is the right server")
 
 
 def _gib(size: int) -> str:
