@@ -30,9 +30,20 @@ from attune.fedserver.core.messages import (
     StepFailed,
     Tick,
 )
-from attune.fedserver.core.phases.base import PhaseKey, PhaseVerbs, Rules, Step, phase_of
-from attune.fedserver.core.phases.closed_phases import AggregatingPhase, DonePhase, FailedPhase, WaitingPhase
-from attune.fedserver.core.phases.open_phases import AdaptationPhase, EvaluationPhase, TrainingPhase
+from attune.fedserver.core.phases import (
+    AdaptationPhase,
+    AggregatingPhase,
+    DonePhase,
+    EvaluationPhase,
+    FailedPhase,
+    PhaseKey,
+    PhaseVerbs,
+    Rules,
+    Step,
+    TrainingPhase,
+    WaitingPhase,
+    phase_of,
+)
 from attune.fedserver.core.policy import passed_over
 from attune.fedserver.core.state import Round, without
 

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.phases.base import Rules
+from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.records import Report
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors

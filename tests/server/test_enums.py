@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from attune.fedserver.core.messages import Phase, StrEnum
-from attune.fedserver.core.phases.base import PhaseKey
+from attune.fedserver.core.phases import PhaseKey
 from attune.fedserver.federation.journal import Stage
 
 

@@ -1,0 +1,343 @@
+"""The phases of a round: what each of them does with every kind of event.
+
+Orders are out in training, in the adaptation of newcomers and in evaluation. In the other phases (waiting, aggregating, done,
+failed) the server waits, makes the next state, or serves latecomers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from attune.common.config import RoundSettings
+from attune.fedserver.core.messages import (
+    Acknowledge,
+    Aggregate,
+    Effect,
+    FinishDevices,
+    GoBack,
+    Open,
+    Phase,
+    Record,
+    Reported,
+    StrEnum,
+)
+from attune.fedserver.core.policy import Policy, median_loss, spoiled
+from attune.fedserver.core.state import NOBODY, Round
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules that stay the same while a process lives.
+
+    Attributes:
+        settings: `adapt_rounds` must be 0 for a method that has nothing to adapt.
+        common: Whether adapting newcomers changes what the other devices are served.
+    """
+
+    settings: RoundSettings
+    policy: Policy
+    common: bool = False
+
+
+class PhaseKey(StrEnum):
+    """The phases, with adaptation apart from training: the record calls both `training`."""
+
+    WAITING = "waiting"
+    TRAINING = "training"
+    ADAPTATION = "adaptation"
+    AGGREGATING = "aggregating"
+    EVALUATION = "evaluation"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def phase_of(record: Record) -> PhaseKey:
+    """Return the phase that a record is in."""
+    match record.phase:
+        case Phase.TRAINING if record.adapting:
+            return PhaseKey.ADAPTATION
+        case Phase.EVALUATING:
+            return PhaseKey.EVALUATION
+        case phase:
+            return PhaseKey(phase)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of one event: the next state, the effects to carry out, and the phase to enter next (None: no change)."""
+
+    state: Round
+    effects: tuple[Effect, ...] = ()
+    then: PhaseKey | None = None
+
+    def after(self, *effects: Effect) -> Step:
+        """Return this step with `effects` before its own."""
+        return Step(self.state, (*effects, *self.effects), self.then)
+
+
+class PhaseVerbs:
+    """One phase: a verb for each kind of event. By default a verb changes nothing. `now` is monotonic seconds."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        """Enter from another phase."""
+        return Step(state)
+
+    def resume(self, rules: Rules, state: Round, now: float) -> Step:
+        """Continue in a new process, after a restart or a failure."""
+        return Step(state)
+
+    def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
+        """Serve a device that has just connected; `state.connected` contains it already."""
+        return Step(state)
+
+    def report(self, rules: Rules, state: Round, event: Reported) -> Step:
+        """Take in an answer that is durable in the inbox. By default it is late, unless it was counted before."""
+        return Step(state, (Acknowledge(event.name, was_counted(state, event)),))
+
+    def progress(self, rules: Rules, state: Round, now: float) -> Step:
+        """Close what is open if its time has come: called when time has passed or the state has changed."""
+        return Step(state)
+
+    def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
+        """Open rounds again after a pause."""
+        return Step(state)
+
+    def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
+        """Go on from the new state of the model. setback: why it is not made from the cohort's updates; empty if it is."""
+        return Step(state)
+
+
+class OpenPhase(PhaseVerbs):
+    """A phase in which orders are out."""
+
+    def resume(self, rules: Rules, state: Round, now: float) -> Step:
+        orders = tuple(sorted(state.awaited & state.connected))
+        effects = (Open(*state.record.open_orders, orders),) if orders else ()
+        return self.progress(rules, state, now).after(*effects)
+
+    def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
+        if name in state.awaited:
+            return Step(state, (Open(*state.record.open_orders, (name,)),))
+        return self.progress(rules, state, now)
+
+    def report(self, rules: Rules, state: Round, event: Reported) -> Step:
+        if not rules.policy.worth(state, event.work, event.round, event.name) > 0:
+            return super().report(rules, state, event)
+        answered = state.answering(event.name, event.now, event.loss)
+        return self.progress(rules, answered, event.now).after(Acknowledge(event.name, accepted=True))
+
+
+def was_counted(state: Round, event: Reported) -> bool:
+    """Return whether this answer was taken in already, for the open orders or for the round that was closed last."""
+    order, record = (event.work, event.round), state.record
+    again = order == record.open_orders and event.name in state.reported
+    return again or (order == ("train", record.round) and event.name in record.last_cohort)
+
+
+class TrainingPhase(OpenPhase):
+    """A cohort trains. The round closes when the policy says so."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        asked = rules.policy.ask(state)
+        opened = state.ordering(Phase.TRAINING, asked.devices, asked.cohort, now, rules.settings.deadline_s)
+        return Step(opened, (Open("train", state.record.round + 1, asked.devices),))
+
+    def progress(self, rules: Rules, state: Round, now: float) -> Step:
+        complete = rules.policy.complete(state, now)
+        if why := spoiled(state, rules.settings.take_back, complete=complete):
+            return Step(state.noting(spoiled=why), then=PhaseKey.AGGREGATING)
+        if complete:
+            return Step(state.running_out(rules.policy.overdue(state, now)), then=PhaseKey.AGGREGATING)
+        if rules.policy.extends(state, now):
+            return self._extend(rules, state.running_out(rules.policy.overdue(state, now)), now)
+        return self._replace(rules, state, now)
+
+    def _extend(self, rules: Rules, state: Round, now: float) -> Step:
+        """Restart the deadline of a round that lacks its quorum, let newcomers join, and retry the devices in trouble."""
+        asked = rules.policy.ask_again(state)
+        joined = state.joining(asked - frozenset(state.record.devices), now)
+        extended = joined.extending(asked, now, rules.settings.deadline_s)
+        orders = (Open("train", state.record.round + 1, tuple(sorted(asked))),) if asked else ()
+        return Step(extended, orders)
+
+    def _replace(self, rules: Rules, state: Round, now: float) -> Step:
+        """Give the places of absent devices to idle ones."""
+        pairs = rules.policy.replacements(state, now)
+        if not pairs:
+            return Step(state)
+        gone, others = {gone for gone, _ in pairs}, tuple(sorted(other for _, other in pairs))
+        return Step(state.leaving(gone).joining(others, now), (Open("train", state.record.round + 1, others),))
+
+
+class AdaptationPhase(OpenPhase):
+    """Newcomers to a finished federation train in rounds of their own."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        """Open the newcomers' next round, or their evaluation once each has had its rounds.
+
+        Further newcomers may join until the first of them is through, so that an adaptation ends however many come.
+        """
+        counts, rounds = dict(state.record.adapting), rules.settings.adapt_rounds
+        if all(count < rounds for count in counts.values()):
+            counts |= dict.fromkeys(sorted(state.newcomers - counts.keys()), 0)
+            state = replace(state, finished=state.finished - counts.keys())
+        cohort = tuple(sorted(name for name, count in counts.items() if count < rounds))
+        state = state.noting(adapting=counts)
+        if not cohort:
+            return Step(state, then=PhaseKey.EVALUATION)
+        opened = state.ordering(Phase.TRAINING, cohort, cohort, now, rules.settings.deadline_s)
+        orders = tuple(sorted(state.connected.intersection(cohort)))
+        return self.progress(rules, opened, now).after(Open("train", state.record.round + 1, orders))
+
+    def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
+        if name not in state.awaited and name in state.finished - state.newcomers:
+            return Step(state, (FinishDevices((name,)),))
+        return super().connect(rules, state, name, now)
+
+    def progress(self, rules: Rules, state: Round, now: float) -> Step:
+        complete = rules.policy.complete(state, now)
+        # A newcomer that leaves does not delay the others: when it comes back, it is a newcomer again.
+        if not complete and not rules.policy.over(state, now):
+            return Step(state)
+        then = PhaseKey.AGGREGATING if complete else PhaseKey.EVALUATION
+        return Step(state.running_out(rules.policy.overdue(state, now)), then=then)
+
+
+class EvaluationPhase(OpenPhase):
+    """Devices evaluate the new state. There is a deadline and no quorum."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        """Order the evaluation.
+
+        After an adaptation only the newcomers evaluate, and the devices that have connected since to fetch the state.
+        """
+        adapting = frozenset(state.record.adapting)
+        come = state.connected - state.finished - state.newcomers
+        devices = adapting | come if adapting else rules.policy.ask_to_evaluate(state)
+        opened = state.ordering(Phase.EVALUATING, devices, (), now, rules.settings.deadline_s)
+        orders = tuple(sorted(devices & state.connected))
+        return self.progress(rules, opened, now).after(Open("evaluate", state.record.round, orders))
+
+    def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
+        if name not in state.awaited and state.record.adapting and name in state.finished - state.newcomers:
+            return Step(state, (FinishDevices((name,)),))
+        return super().connect(rules, state, name, now)
+
+    def progress(self, rules: Rules, state: Round, now: float) -> Step:
+        if not rules.policy.over(state, now):
+            return Step(state)
+        if why := spoiled(state, rules.settings.take_back, complete=False):
+            return Step(state.noting(spoiled=why), then=PhaseKey.AGGREGATING)
+        closed = state.running_out(rules.policy.overdue(state, now))
+        return Step(closed, then=PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE)
+
+
+class WaitingPhase(PhaseVerbs):
+    """No round can open: too few devices are connected, or the operator has paused the federation."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        waiting = state.noting(phase=Phase.WAITING)
+        opens = rules.policy.opens(waiting) and not waiting.record.paused
+        return Step(waiting, then=PhaseKey.TRAINING if opens else None)
+
+    def resume(self, rules: Rules, state: Round, now: float) -> Step:
+        return self.enter(rules, state, now)
+
+    def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
+        return self.enter(rules, state, now)
+
+    def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
+        return self.enter(rules, state, now)
+
+
+class AggregatingPhase(PhaseVerbs):
+    """The updates of the closed round become the next state."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        closed, number = state.noting(phase=Phase.AGGREGATING), state.record.round + 1
+        if state.record.spoiled:
+            return Step(closed, (GoBack(number, state.record.spoiled),))
+        return Step(closed, (Aggregate(number, tuple(sorted(state.updates))),))
+
+    def resume(self, rules: Rules, state: Round, now: float) -> Step:
+        return self.enter(rules, state, now)
+
+    def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
+        record = state.record
+        counted = NOBODY if setback else state.updates
+        loss = record.loss if setback else median_loss(state)
+        state = replace(
+            state.noting(
+                round=record.round + 1,
+                last_cohort=tuple(sorted(counted)),
+                loss=record.loss if loss is None else loss,
+                kept=not setback,
+                given_up=record.round if record.spoiled else record.given_up,
+                spoiled="",
+                setback=f"round {record.round + 1}: {setback}" if setback else record.setback,
+            ),
+            newcomers=state.newcomers - counted,
+        )
+        if record.adapting:
+            counts = {name: count + (name in record.devices) for name, count in record.adapting.items()}
+            # If the adaptation changed what the other devices are served, these evaluate it when they come back.
+            finished = NOBODY if rules.common else state.finished
+            return Step(replace(state.noting(adapting=counts), finished=finished), then=PhaseKey.ADAPTATION)
+        evaluated = rules.policy.evaluates(state.record.round)
+        return Step(state, then=PhaseKey.EVALUATION if evaluated else PhaseKey.WAITING)
+
+
+class DonePhase(PhaseVerbs):
+    """All rounds are closed. Devices that connect now are served; newcomers are adapted where that is set."""
+
+    def enter(self, rules: Rules, state: Round, now: float) -> Step:
+        # A device that had its rounds is no longer a newcomer, even if no update of it counted. Otherwise it would be
+        # adapted again and again.
+        newcomers = state.newcomers - state.record.adapting.keys()
+        through = state.reported - newcomers
+        state = replace(state.noting(phase=Phase.DONE, adapting={}), newcomers=newcomers, finished=state.finished | through)
+        served = self._serve_late(state, state.connected - state.finished)
+        return served.after(FinishDevices(tuple(sorted(through & state.connected))))
+
+    def resume(self, rules: Rules, state: Round, now: float) -> Step:
+        return self._serve_late(state, state.connected)
+
+    def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
+        return self._serve_late(state, (name,))
+
+    def unpaused(self, rules: Rules, state: Round, now: float) -> Step:
+        return self._serve_late(state, ())
+
+    def report(self, rules: Rules, state: Round, event: Reported) -> Step:
+        name = event.name
+        if not rules.policy.worth(state, event.work, event.round, name) > 0:
+            return super().report(rules, state, event)
+        state = replace(state.answering(name, event.now), finished=state.finished | {name})
+        return Step(state, (Acknowledge(name, accepted=True), FinishDevices((name,))))
+
+    def _serve_late(self, state: Round, names: Collection[str]) -> Step:
+        """Adapt newcomers first, unless the federation is paused; let every other device evaluate once, then dismiss it."""
+        if state.newcomers and not state.record.paused:
+            return Step(state, then=PhaseKey.ADAPTATION)
+        present = frozenset(names) - state.newcomers
+        through = tuple(sorted(state.finished & present))
+        late = tuple(sorted(present - state.finished))
+        effects: list[Effect] = [FinishDevices(through)] if through else []
+        if late:
+            state = state.noting(devices=tuple(sorted({*state.record.devices, *late})))
+            effects.append(Open("evaluate", state.record.round, late))
+        return Step(state, tuple(effects))
+
+
+class FailedPhase(PhaseVerbs):
+    """A step could not be carried out. It is tried again when the round is resumed."""
+
+    def report(self, rules: Rules, state: Round, event: Reported) -> Step:
+        """Keep an answer to the open orders: it is in the inbox, and counts when the step is tried again."""
+        is_open = state.record.failed_in in (Phase.TRAINING, Phase.EVALUATING)
+        if is_open and rules.policy.worth(state, event.work, event.round, event.name) > 0:
+            return Step(state.answering(event.name, event.now, event.loss), (Acknowledge(event.name, accepted=True),))
+        return super().report(rules, state, event)
